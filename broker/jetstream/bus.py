@@ -1,0 +1,105 @@
+"""What JetStream asks of the server around it: to hear subjects, to publish, and to know who listens.
+
+The in-process router provides it; JetStream never imports the server. Everything here is synchronous and runs on the
+event loop: a handler takes a whole run of messages and returns, it never awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+__all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "Source", "Subscription"]
+
+Msg = tuple[bytes, bytes, int, bytes]
+"""(subject, reply or b"", header length, headers + payload)."""
+
+
+class Source(Protocol):
+    """Whoever published a message: a client connection. Compared by identity; may be closed by the time it is used."""
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None:
+        """Answer as the server answers a request that nobody heard (503), by the rules of no_responders."""
+
+    def hold(self) -> None:
+        """Stop reading from this client until ``release``: back-pressure. Holds nest; never on leafs or routes."""
+
+    def release(self) -> None:
+        """Undo one ``hold``."""
+
+
+BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], None]
+"""handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns."""
+
+
+class Subscription(Protocol):
+    """An in-process subscription."""
+
+    subject: bytes
+
+
+class InterestWatch(Protocol):
+    """A standing question of whether anybody listens to a subject."""
+
+    interested: bool
+
+    def cancel(self) -> None: ...
+
+
+class Deliveries:
+    """A batch of JetStream messages for one subscriber, as columns, so that the router formats all in one call.
+
+    The reply subject of message i is ``reply_prefix`` followed by the five numbers of an ack subject,
+    ``<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>``; ``reply_prefix`` is b"" for deliveries without one.
+    """
+
+    __slots__ = ("bodies", "consumer_seqs", "delivered", "hlens", "pendings", "reply_prefix", "stream_seqs", "subjects",
+                 "times_ns")
+
+    def __init__(self, reply_prefix: bytes, subjects: Sequence[bytes], hlens: Sequence[int] | None,
+                 bodies: Sequence[bytes], delivered: Sequence[int], stream_seqs: Sequence[int],
+                 consumer_seqs: Sequence[int], times_ns: Sequence[int], pendings: Sequence[int]) -> None:
+        self.reply_prefix = reply_prefix
+        self.subjects = subjects
+        self.hlens = hlens
+        self.bodies = bodies
+        self.delivered = delivered
+        self.stream_seqs = stream_seqs
+        self.consumer_seqs = consumer_seqs
+        self.times_ns = times_ns
+        self.pendings = pendings
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+
+class Bus(Protocol):
+    """One account's subject space."""
+
+    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"") -> Subscription:
+        """Hear ``subject`` (wildcards allowed). In-process subscribers count as responders."""
+
+    def unsubscribe(self, subscription: Subscription) -> None: ...
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """Route one message to everybody who listens (clients and in-process); returns how many took it."""
+
+    def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
+        """Send each message to the subscribers of ``to``, shown to them under its own subject.
+
+        Returns how many of the batch had a receiver, counted from its front (fewer than ``len(batch)``: nobody listens
+        (any more), the caller takes the rest back). ``queue`` not empty: one member of that queue group takes each message.
+        """
+
+    def pub_acks(self, source: Source | None, replies: Sequence[bytes], prefix: bytes, first_seq: int,
+                 suffix: bytes) -> None:
+        """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
+
+    def interest(self, subject: bytes, queue: bytes = b"") -> bool:
+        """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
+
+    def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
+        """Call ``changed(now_interested)`` on each change from now on; the watch's ``interested`` is the present answer."""
+
+    def pending_bytes(self, subject: bytes) -> int:
+        """Unsent bytes queued towards the subscribers of ``subject``: a pump slows down before they are slow consumers."""
