@@ -1,0 +1,286 @@
+"""The load: raw sockets and bytes encoded beforehand, in a process of its own, so that the server under test is what is measured.
+
+    python bench/load.py CASE --port N [--messages N] [--in-flight N] …      prints one JSON line
+
+Every case counts what came back (PubAcks, messages), not what was sent, and fails on the first error reply.
+The same bytes go to every server, so that ratios between servers in one run mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+__all__ = ["Connection", "main"]
+
+BATCH = 250
+PAYLOAD = b"0123456789abcdef" * 8
+ACK_SUBJECT = re.compile(rb"\r\nMSG [^ ]+ \d+ (\$JS\.ACK\.[^ ]+) ")
+
+
+class Connection:
+    """One NATS connection without any client's cost; single-threaded, non-blocking once it is set up."""
+
+    def __init__(self, port: int, verbose: bool = False) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.rest = b""
+        while b"\r\n" not in self.rest:
+            self.rest += self.sock.recv(65536)
+        self.send(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"bench","version":"1",'
+                  b'"protocol":1}\r\nPING\r\n')
+        self.until(b"PONG\r\n")
+
+    def send(self, data: bytes) -> None:
+        self.sock.setblocking(True)
+        self.sock.sendall(data)
+
+    def until(self, mark: bytes, seconds: float = 60) -> bytes:
+        """Read until ``mark`` has come; returns everything read."""
+        self.sock.settimeout(seconds)
+        got = b""
+        while mark not in got:
+            data = self.sock.recv(1 << 20)
+            if not data:
+                raise ConnectionError(f"closed by the server, after {got[-300:]!r}")
+            got += data
+        return got
+
+    def request(self, subject: str, body: object = None, seconds: float = 60) -> dict:
+        """One JetStream API request, answered as JSON."""
+        payload = json.dumps(body).encode() if body is not None else b""
+        inbox = b"_INBOX.req.%d" % time.monotonic_ns()
+        self.send(b"SUB %b 9\r\nUNSUB 9 1\r\nPUB %b %b %d\r\n%b\r\n" % (inbox, subject.encode(), inbox, len(payload), payload))
+        got = self.until(b"}\r\n", seconds)
+        head, _, rest = got[got.index(b"MSG "):].partition(b"\r\n")
+        size = int(head.split()[-1])
+        while len(rest) < size + 2:
+            rest += self.sock.recv(1 << 20)
+        answer = json.loads(rest[:size])
+        if "error" in answer:
+            raise RuntimeError(f"{subject}: {answer['error']}")
+        return answer
+
+
+class Count:
+    """Counts a mark in a byte stream that comes in pieces."""
+
+    def __init__(self, mark: bytes) -> None:
+        self.mark, self.tail, self.n = mark, b"", 0
+
+    def feed(self, data: bytes) -> None:
+        data = self.tail + data
+        self.n += data.count(self.mark)
+        self.tail = data[-(len(self.mark) - 1):]
+        if self.tail.count(self.mark):  # cannot be: one byte shorter than the mark
+            raise AssertionError(self.mark)
+
+
+def publish(args: argparse.Namespace) -> dict:
+    """JetStream publish with a window of unanswered messages; the subjects go round over --streams or --subjects."""
+    con = Connection(args.port)
+    con.send(b"SUB _INBOX.b.* 1\r\n")
+    payload = PAYLOAD * (args.size // 128) if args.size > 128 else PAYLOAD[:args.size]
+    if args.streams > 1:
+        names = [b"bench%d.x" % (i % args.streams) for i in range(max(args.streams, BATCH))]
+    elif args.subjects > 1:
+        names = [b"bench.s%07d" % i for i in range(args.subjects)]
+    else:
+        names = [b"bench.x"] * BATCH
+    msgs = [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, len(payload), payload) for i, s in enumerate(names)]
+    step = min(BATCH, args.in_flight)
+    rounds = [b"".join(msgs[i:i + step]) for i in range(0, len(msgs) - step + 1, step)]
+    acks, errors, sent, k = Count(b'"seq":'), Count(b'"error"'), 0, 0
+    out = memoryview(b"")
+    con.sock.setblocking(False)
+    began, last = time.perf_counter(), time.perf_counter()
+    while acks.n < args.messages:
+        want_write = bool(out) or (sent < args.messages and sent + step - acks.n <= args.in_flight)
+        r, w, _ = select.select([con.sock], [con.sock] if want_write else [], [], 5)
+        if r:
+            data = con.sock.recv(1 << 20)
+            if not data:
+                raise ConnectionError("closed by the server")
+            acks.feed(data)
+            errors.feed(data)
+            if errors.n:
+                raise RuntimeError(f"the server answered {data[-400:]!r}")
+            last = time.perf_counter()
+        if w:
+            if not out:
+                out = memoryview(rounds[k % len(rounds)])
+                k += 1
+                sent += step
+            out = out[con.sock.send(out):]
+        if time.perf_counter() - last > args.patience:
+            return {"stalled": True, "acks": acks.n, "seconds": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
+    return {"rate": acks.n / seconds, "seconds": seconds, "messages": acks.n}
+
+
+def one_by_one(args: argparse.Namespace) -> dict:
+    """JetStream publish, each waiting for its PubAck."""
+    con = Connection(args.port)
+    con.send(b"SUB _INBOX.b.* 1\r\n")
+    times = []
+    began = time.perf_counter()
+    for i in range(args.messages):
+        at = time.perf_counter()
+        con.sock.sendall(b"PUB bench.x _INBOX.b.%d %d\r\n%b\r\n" % (i, len(PAYLOAD), PAYLOAD))
+        got = b""
+        while not got.endswith(b"}\r\n"):
+            got += con.sock.recv(65536)
+        times.append(time.perf_counter() - at)
+    seconds = time.perf_counter() - began
+    times.sort()
+    return {"rate": args.messages / seconds, "seconds": seconds, "p50_ms": times[len(times) // 2] * 1e3,
+            "p99_ms": times[len(times) * 99 // 100] * 1e3}
+
+
+def pull(args: argparse.Namespace) -> dict:
+    """Consume --messages by pulls of --batch, two outstanding, with or without explicit acks."""
+    con = Connection(args.port)
+    con.send(b"SUB _INBOX.p.* 1\r\n")
+    ask = b"PUB $JS.API.CONSUMER.MSG.NEXT.BENCH.%b _INBOX.p.%%d %%d\r\n%%b\r\n" % args.consumer.encode()
+    body = json.dumps({"batch": args.batch}).encode()
+    got, pulls, asked, tail = 0, 0, 0, b""
+    con.sock.setblocking(False)
+    out = bytearray()
+    began = last = time.perf_counter()
+    while got < args.messages:
+        while asked - got <= args.batch and asked < args.messages + args.batch:
+            pulls += 1
+            asked += args.batch
+            out += ask % (pulls, len(body), body)
+        r, w, _ = select.select([con.sock], [con.sock] if out else [], [], 5)
+        if r:
+            data = con.sock.recv(1 << 20)
+            if not data:
+                raise ConnectionError("closed by the server")
+            data = tail + data
+            cut = data.rfind(b"\r\n")
+            # The last line may be the head of a message still to come; what is kept begins with its CRLF.
+            found = ACK_SUBJECT.findall(b"\r\n" + data[:cut] if not tail else data[:cut])
+            tail = data[cut:]
+            got += len(found)
+            if args.ack and found:
+                out += b"PUB " + b" 0\r\n\r\nPUB ".join(found) + b" 0\r\n\r\n"
+            last = time.perf_counter()
+        if w and out:
+            n = con.sock.send(out)
+            del out[:n]
+        if time.perf_counter() - last > args.patience:
+            return {"stalled": True, "got": got, "tail": repr(tail[-300:]), "seconds": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
+    con.sock.setblocking(True)
+    con.send(bytes(out) + b"PING\r\n")
+    con.until(b"PONG\r\n")
+    return {"rate": got / seconds, "seconds": seconds, "messages": got}
+
+
+def core(args: argparse.Namespace) -> dict:
+    """Core publish to --subscribers subscriptions, each on a connection of its own, all read here."""
+    subs = [Connection(args.port) for _ in range(args.subscribers)]
+    for c in subs:
+        c.send(b"SUB core.x 1\r\nPING\r\n")
+        c.until(b"PONG\r\n")
+        c.sock.setblocking(False)
+    con = Connection(args.port)
+    con.sock.setblocking(False)
+    block = b"PUB core.x %d\r\n%b\r\n" % (len(PAYLOAD), PAYLOAD) * BATCH
+    per_message = len(b"MSG core.x 1 128\r\n") + 130
+    expected = args.messages * per_message
+    counts = {c.sock: 0 for c in subs}
+    sent, out = 0, memoryview(b"")
+    # A publisher faster than its subscribers would make slow consumers of them: at most 4 MB between the two.
+    window = (4 << 20) // per_message if args.subscribers else args.messages
+    buffer = bytearray(1 << 20)
+    began = last = time.perf_counter()
+    socks = [c.sock for c in subs]
+    done = 0
+    while done < len(subs) or sent < args.messages or out:
+        slowest = min(counts.values()) // per_message if counts else sent
+        want = bool(out) or (sent < args.messages and sent - slowest < window)
+        r, w, _ = select.select(socks, [con.sock] if want else [], [], 5)
+        for s in r:
+            n = s.recv_into(buffer)
+            if not n:
+                raise ConnectionError("a subscriber was closed by the server")
+            counts[s] += n
+            if counts[s] >= expected:
+                done += 1
+                socks.remove(s)
+            last = time.perf_counter()
+        if w:
+            if not out:
+                out = memoryview(block)
+                sent += BATCH
+            out = out[con.sock.send(out):]
+            if not subs:
+                last = time.perf_counter()
+        if time.perf_counter() - last > args.patience:
+            return {"stalled": True, "counts": list(counts.values()), "seconds": time.perf_counter() - began}
+    if not subs:
+        con.sock.setblocking(True)
+        con.send(b"PING\r\n")
+        con.until(b"PONG\r\n")
+    seconds = time.perf_counter() - began
+    return {"rate": args.messages / seconds, "seconds": seconds, "messages": args.messages}
+
+
+def setup(args: argparse.Namespace) -> dict:
+    """Make the streams (and a consumer of BENCH) that the other cases use."""
+    con = Connection(args.port)
+    extra = json.loads(args.config)
+    for i in range(args.streams):
+        name, subjects = ("BENCH", ["bench.>"]) if args.streams == 1 else (f"BENCH{i}", [f"bench{i}.>"])
+        con.request(f"$JS.API.STREAM.CREATE.{name}", {"name": name, "subjects": subjects, "storage": "file", **extra})
+    return {}
+
+
+def consumer(args: argparse.Namespace) -> dict:
+    """Make the consumer that ``pull`` pulls from."""
+    con = Connection(args.port)
+    config = {"durable_name": args.consumer, "ack_policy": "explicit" if args.ack else "none", "deliver_policy": "all",
+              "max_ack_pending": 100_000 if args.ack else 0}
+    con.request(f"$JS.API.CONSUMER.CREATE.BENCH.{args.consumer}", {"stream_name": "BENCH", "config": config})
+    return {}
+
+
+def info(args: argparse.Namespace) -> dict:
+    """STREAM.INFO of BENCH."""
+    return Connection(args.port).request("$JS.API.STREAM.INFO.BENCH")["state"]
+
+
+CASES: dict[str, Callable[[argparse.Namespace], dict]] = {
+    "setup": setup, "consumer": consumer, "publish": publish, "one": one_by_one, "pull": pull, "core": core, "info": info,
+}
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("case", choices=CASES)
+    p.add_argument("--port", type=int, required=True)
+    p.add_argument("--messages", type=int, default=1_000_000)
+    p.add_argument("--in-flight", type=int, default=10_000)
+    p.add_argument("--size", type=int, default=128)
+    p.add_argument("--streams", type=int, default=1)
+    p.add_argument("--subjects", type=int, default=1)
+    p.add_argument("--subscribers", type=int, default=1)
+    p.add_argument("--batch", type=int, default=500)
+    p.add_argument("--consumer", default="C")
+    p.add_argument("--ack", action="store_true")
+    p.add_argument("--config", default="{}")
+    p.add_argument("--patience", type=float, default=20, help="seconds without an answer that end a case")
+    print(json.dumps(CASES[(args := p.parse_args()).case](args)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Every mark of the project in one run: the same load on the real nats-server and on jetblock, as ratios.
+
+    python -m bench.run [--quick] [--only WORD …] [--repeat N]
+
+Servers run one at a time on this machine, on fresh directories; nats-server as it comes (no sync before its PubAck) and with
+``sync_interval: always``; jetblock on a directory (fsync before its PubAck) and on MinIO. Prints a table and writes
+``bench/results/<time>.json``. Nothing here is a test: rates differ from run to run, ratios less so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.servers import Minio, Server, jetblock, nats_server
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+__all__ = ["main"]
+
+
+@dataclass
+class Table:
+    """What was measured, case by case."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, work: str, mark: str, ours: float | None, theirs: float | None, unit: str = "/s", **more: Any) -> None:
+        ratio = ours / theirs if ours and theirs else None
+        self.rows.append({"work": work, "mark": mark, "ours": ours, "theirs": theirs, "unit": unit, "ratio": ratio, **more})
+        print(self.line(self.rows[-1]), flush=True)
+
+    @staticmethod
+    def line(row: dict[str, Any]) -> str:
+        def number(value: float | None) -> str:
+            return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+        ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
+        return f"{row['work']:<58} {number(row['ours']):>12} {number(row['theirs']):>12} {row['unit']:<5} {ratio:>6}  {row['mark']}"
+
+
+def load(case: str, server: Server, **options: Any) -> dict[str, Any]:
+    """Run one case of bench/load.py against a server; its JSON."""
+    words = [sys.executable, str(HERE / "load.py"), case, "--port", str(server.port)]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        words += [flag] if value is True else [] if value is False else [flag, str(value)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{case} on {server.name}: {done.stderr.strip().splitlines()[-1:]}\n{server.log_tail()}")
+    return dict(json.loads(done.stdout))
+
+
+class Bench:
+    """The cases; each starts the servers it needs."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.table = args, Table()
+        self.scale = 0.2 if args.quick else 1.0
+
+    def n(self, messages: int) -> int:
+        return max(int(messages * self.scale), 2000)
+
+    def best(self, case: str, server: Server, **options: Any) -> dict[str, Any]:
+        """The best of --repeat runs, by rate."""
+        return max((load(case, server, **options) for _ in range(self.args.repeat)), key=lambda r: r.get("rate", 0.0))
+
+    @contextlib.contextmanager
+    def on(self, *servers: Server) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for server in servers:
+                stack.enter_context(server)
+            yield
+
+    def publish_directory(self) -> None:
+        rates: dict[str, dict[str, Any]] = {}
+        for name, server in (("nats", nats_server()), ("ours", jetblock()), ("async", jetblock())):
+            with server:
+                load("setup", server, config=json.dumps({"persist_mode": "async"} if name == "async" else {}))
+                for window in (5000, 10_000):
+                    rates[f"{name}{window}"] = self.best("publish", server, messages=self.n(1_000_000), in_flight=window)
+        for window in (5000, 10_000):
+            self.table.add(f"JetStream publish, {window} in flight, directory", ">= 1.0", rates[f"ours{window}"].get("rate"),
+                           rates[f"nats{window}"]["rate"])
+            self.table.add(f"  the same, persist_mode async", "", rates[f"async{window}"].get("rate"), rates[f"nats{window}"]["rate"])
+        self.rates = rates
+
+    def publish_synced(self) -> None:
+        with nats_server(sync=True) as theirs:
+            load("setup", theirs)
+            one = self.best("one", theirs, messages=self.n(3000))
+        with jetblock() as ours:
+            load("setup", ours)
+            mine = self.best("one", ours, messages=self.n(3000))
+            many = self.best("publish", ours, messages=self.n(1_000_000), in_flight=10_000)
+        self.table.add("one publish at a time, directory / sync_interval: always", ">= 0.35", mine["rate"], one["rate"],
+                       p50_ms=mine["p50_ms"], theirs_p50_ms=one["p50_ms"])
+        self.table.add("publish, 10 000 in flight / one at a time, sync always", ">= 50", many.get("rate"), one["rate"])
+
+    def publish_minio(self) -> None:
+        with nats_server() as theirs:
+            load("setup", theirs)
+            base = self.best("publish", theirs, messages=self.n(1_000_000), in_flight=10_000)["rate"]
+        for interval, mark in (("0", ">= 0.8"), ("20ms", ">= 0.6")):
+            with Minio() as minio, jetblock(store=minio.url, env=minio.env, commit_interval=interval) as ours:
+                load("setup", ours)
+                got = self.best("publish", ours, messages=self.n(1_000_000), in_flight=10_000)
+                self.table.add(f"JetStream publish, 10 000 in flight, MinIO, interval {interval}", mark, got.get("rate"), base)
+
+    def thousand_streams(self) -> None:
+        got = {}
+        for streams in (1, 1000):
+            with Minio() as minio, jetblock(store=minio.url, env=minio.env, commit_interval="20ms") as ours:
+                load("setup", ours, streams=streams)
+                before = ours.puts()
+                began = time.monotonic()
+                rate = load("publish", ours, messages=self.n(300_000), in_flight=10_000, streams=streams)
+                got[streams] = rate.get("rate"), (ours.puts() - before) / (time.monotonic() - began)
+        self.table.add("1000 streams round robin / one stream, MinIO", ">= 0.5", got[1000][0], got[1][0])
+        self.table.add("  puts a second, 1000 streams / one", "~ 1", got[1000][1], got[1][1])
+
+    def pull(self) -> None:
+        got: dict[str, dict[bool, float | None]] = {}
+        for name, server in (("nats", nats_server()), ("ours", jetblock())):
+            with server:
+                load("setup", server)
+                load("publish", server, messages=self.n(1_000_000), in_flight=5000)
+                got[name] = {}
+                for ack in (True, False):
+                    best = 0.0
+                    for k in range(self.args.repeat):
+                        load("consumer", server, consumer=f"C{int(ack)}{k}", ack=ack)
+                        best = max(best, load("pull", server, consumer=f"C{int(ack)}{k}", ack=ack,
+                                              messages=self.n(900_000)).get("rate", 0.0))
+                    got[name][ack] = best
+        self.table.add("pull consume, explicit acks", ">= 1.2", got["ours"][True], got["nats"][True])
+        self.table.add("pull consume, no acks", ">= 1.0", got["ours"][False], got["nats"][False])
+
+    def core(self) -> None:
+        got: dict[str, dict[int, float]] = {}
+        for name, server in (("nats", nats_server(jetstream=False)), ("ours", jetblock(jetstream=False))):
+            with server:
+                got[name] = {n: self.best("core", server, subscribers=n, messages=self.n(k)).get("rate", 0.0)
+                             for n, k in ((0, 4_000_000), (1, 2_000_000), (10, 400_000))}
+        self.table.add("core publish, no subscriber", "", got["ours"][0], got["nats"][0])
+        self.table.add("core publish -> 1 subscriber", ">= 0.35", got["ours"][1], got["nats"][1])
+        self.table.add("core publish -> 10 subscribers", ">= 1.2", got["ours"][10], got["nats"][10])
+
+    def memory_and_lag(self) -> None:
+        millions = self.n(5_000_000)
+        with jetblock() as ours:
+            load("setup", ours)
+            load("publish", ours, messages=millions, in_flight=10_000)
+            lag = ours.varz()["jetblock"]["loop_lag_ms"]
+            self.table.add(f"loop lag while {millions:,} are published: p99", "<= 5", lag["p99"], None, "ms")
+            self.table.add("  max", "<= 30", lag["max"], None, "ms")
+            self.table.add(f"memory after {millions:,} messages of 128 B, one subject", "<= 200", ours.rss_mib(), None, "MiB")
+        with jetblock() as ours:
+            load("setup", ours)
+            load("publish", ours, messages=self.n(1_000_000), in_flight=10_000, subjects=self.n(1_000_000))
+            state = load("info", ours)
+            self.table.add(f"memory after {state['num_subjects']:,} subjects", "<= 400", ours.rss_mib(), None, "MiB")
+
+    def restart(self) -> None:
+        for messages in (5000, self.n(5_000_000)):
+            with jetblock() as ours:
+                load("setup", ours)
+                load("publish", ours, messages=messages, in_flight=min(10_000, messages))
+                ours.stop(signal.SIGKILL)
+                killed = ours.start()
+                last = load("info", ours)["last_seq"]
+                ours.stop(signal.SIGTERM)
+                clean = ours.start()
+                assert load("info", ours)["last_seq"] == last >= messages, "messages were lost"
+            self.table.add(f"restart with {messages:,} messages, after a clean stop", "<= 0.3", clean, None, "s")
+            self.table.add(f"restart with {messages:,} messages, after kill -9", "<= 1.5", killed, None, "s")
+
+    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag", "restart")
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--quick", action="store_true", help="a fifth of the messages")
+    p.add_argument("--only", nargs="*", default=[], help="cases whose name holds one of these words")
+    p.add_argument("--repeat", type=int, default=3, help="runs of which the best counts")
+    args = p.parse_args()
+    bench = Bench(args)
+    print(f"{'work':<58} {'jetblock':>12} {'nats-server':>12} {'':<5} {'ratio':>6}  mark")
+    failed = 0
+    for name in Bench.CASES:
+        if args.only and not any(word in name for word in args.only):
+            continue
+        try:
+            getattr(bench, name)()
+        except Exception as e:  # one case that fails must not cost the others' figures
+            failed += 1
+            print(f"{name} failed: {type(e).__name__}: {e}", flush=True)
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    out = results / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    out.write_text(json.dumps({"machine": {"cores": os.cpu_count(), "python": sys.version.split()[0]}, "rows": bench.table.rows}, indent=1))
+    print(f"written to {out}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
