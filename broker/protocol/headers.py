@@ -1,0 +1,81 @@
+"""The header block of a message.
+
+    NATS/1.0[ status[ description]] CRLF
+    (name ":" [spaces] value CRLF)*
+    CRLF
+
+The server never validates a block that a client sends, so everything here takes any bytes: what does not look like a
+header is not there. Names compare exactly as written, as nats-server does for every header that it acts upon.
+
+Source: nats-server, server/client.go (getHeaderKeyIndex, sliceHeader, removeHeaderIfPresent, setHeader); ADR-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["VERSION", "build", "get", "items", "remove", "set", "status"]
+
+VERSION = b"NATS/1.0"
+
+_CRLF = b"\r\n"
+_EMPTY = VERSION + _CRLF * 2
+
+
+def get(block: bytes, name: bytes) -> bytes | None:
+    """The first value of ``name`` (exact case), or None; leading spaces of the value are not part of it."""
+    start = block.find(b"\r\n" + name + b":")
+    if start < 0:
+        return None
+    start += len(name) + 3
+    end = block.find(_CRLF, start)
+    return (block[start:] if end < 0 else block[start:end]).lstrip(b" ")
+
+
+def items(block: bytes) -> list[tuple[bytes, bytes]]:
+    """All (name, value) pairs in their order, repeated names included; lines without a colon are left out."""
+    found = []
+    for line in block.split(_CRLF)[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name:
+            found.append((name, value.strip(b" ")))
+    return found
+
+
+def status(block: bytes) -> bytes:
+    """What follows the version on the first line: b"" or, for example, b"404 No Messages"."""
+    line = block.partition(_CRLF)[0]
+    return line[len(VERSION):].strip(b" ") if line.startswith(VERSION) else b""
+
+
+def build(items: Iterable[tuple[bytes, bytes]] = (), status: bytes | None = None) -> bytes:
+    """A whole block, blank line included, with the pairs in the order given."""
+    first = VERSION + b" " + status if status else VERSION
+    return b"".join([first, _CRLF, *(b"%b: %b\r\n" % pair for pair in items), _CRLF])
+
+
+def remove(block: bytes, *names: bytes) -> bytes:
+    """``block`` without all occurrences of ``names``; b"" when no header is left of it and it carries no status."""
+    for name in names:
+        mark = b"\r\n" + name + b":"
+        start = block.find(mark)
+        while start >= 0:
+            end = block.find(_CRLF, start + 2)
+            if end < 0:
+                return block
+            block = block[:start] + block[end:]
+            start = block.find(mark, start)
+    return b"" if len(block) <= len(_EMPTY) else block
+
+
+def set(block: bytes, name: bytes, value: bytes) -> bytes:
+    """``block`` with ``name`` having ``value``: the first occurrence is replaced in place, else it is added at the end."""
+    mark = b"\r\n" + name + b":"
+    start = block.find(mark)
+    if start >= 0:
+        start += len(mark)
+        end = block.find(_CRLF, start)
+        return b"%b %b%b" % (block[:start], value, block[end:] if end >= 0 else _CRLF * 2)
+    if not block:
+        return b"%b\r\n%b: %b\r\n\r\n" % (VERSION, name, value)
+    return b"%b%b: %b\r\n\r\n" % (block.removesuffix(_CRLF), name, value)

@@ -1,0 +1,75 @@
+"""Subjects: what is well formed, what is literal, and which patterns meet.
+
+Everything is bytes as they stand on the wire. A token is what lies between two dots; ``*`` alone in a token matches any
+one token, ``>`` alone in the last one matches one token or more; both are ordinary characters inside longer tokens.
+
+Source: nats-server, server/sublist.go (IsValidSubject, SubjectsCollide, SubjectMatchesFilter, matchLiteral).
+"""
+
+from __future__ import annotations
+
+__all__ = ["collide", "is_literal", "is_valid", "matches", "subset"]
+
+_STAR = b"*"
+_REST = b">"
+_SPACE = frozenset(b" \t\n\r\f")
+
+
+def is_valid(subject: bytes) -> bool:
+    """Whether ``subject`` may be subscribed to: no empty token, no white space, ``>`` only as the last token."""
+    if not subject or not _SPACE.isdisjoint(subject):
+        return False
+    tokens = subject.split(b".")
+    return b"" not in tokens and _REST not in tokens[:-1]
+
+
+def is_literal(subject: bytes) -> bool:
+    """Whether no token of ``subject`` is a wildcard."""
+    if _STAR not in subject and _REST not in subject:
+        return True
+    tokens = subject.split(b".")
+    return _STAR not in tokens and _REST not in tokens
+
+
+def matches(filter: bytes, subject: bytes) -> bool:
+    """Whether the literal ``subject`` is one of those that the pattern ``filter`` describes."""
+    return filter == subject or subset(subject, filter)
+
+
+def subset(a: bytes, b: bytes) -> bool:
+    """Whether every subject that the pattern ``a`` matches is also matched by the pattern ``b``."""
+    tokens_a = a.split(b".")
+    tokens_b = b.split(b".")
+    count_a = len(tokens_a)
+    if b"" in tokens_a or b"" in tokens_b:
+        return False
+    for i, token in enumerate(tokens_b):
+        if i >= count_a:
+            return False
+        if token == _REST and i == len(tokens_b) - 1:
+            return True
+        own = tokens_a[i]
+        if own == _REST and i == count_a - 1:
+            return False
+        if token != own and token != _STAR:
+            return False
+    return count_a == len(tokens_b)
+
+
+def collide(a: bytes, b: bytes) -> bool:
+    """Whether some subject is matched by both patterns."""
+    if a == b:
+        return True
+    tokens_a = a.split(b".")
+    tokens_b = b.split(b".")
+    rest_a = tokens_a[-1] == _REST
+    rest_b = tokens_b[-1] == _REST
+    # ``>`` stands for at least one token, so it may face the other side's last token but not its end.
+    if len(tokens_a) < len(tokens_b) and not rest_a:
+        return False
+    if len(tokens_b) < len(tokens_a) and not rest_b:
+        return False
+    for one, other in zip(tokens_a, tokens_b, strict=False):
+        if one != other and one not in (_STAR, _REST) and other not in (_STAR, _REST):
+            return False
+    return True
