@@ -1,0 +1,178 @@
+"""What Go's JSON scanner says about text that is not JSON.
+
+Clients and tools show these messages, so a request that cannot be read is walked again here, slowly, only to word the
+answer. The scanner is the grammar as a table of states; nothing is decoded.
+"""
+
+from __future__ import annotations
+
+__all__ = ["syntax_error"]
+
+_SPACE = " \t\r\n"
+_DEPTH_MAX = 10_000
+_ESCAPES = set('"\\/bfnrtu')
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+
+
+class _Unexpected(Exception):
+    """A character that does not fit; args are its offset (0-based) and what Go says about the place."""
+
+
+class _Ended(Exception):
+    """The text ended inside a value."""
+
+
+def syntax_error(source: str) -> str:
+    """Go's words for the first thing wrong with ``source``, a text in which a second value is wrong only by its syntax.
+
+    Offsets count bytes of UTF-8 from 1, at the character that does not fit; the decoder names none for a text that
+    ends too soon.
+    """
+    at = 0
+    try:
+        while True:
+            at = _skip(source, at)
+            if at == len(source):
+                return "unexpected EOF"
+            at = _value(source, at, 0)
+    except _Ended:
+        return "unexpected EOF"
+    except RecursionError:
+        return "exceeded max depth"
+    except _Unexpected as found:
+        offset, place = found.args
+        if place == "exceeded max depth":
+            return f"exceeded max depth at offset {offset + 1}"
+        position = len(source[:offset].encode("utf-8", "replace")) + 1
+        return f"invalid character {_quote(source[offset])} {place} at offset {position}"
+
+
+def _quote(char: str) -> str:
+    if char == "'":
+        return r"'\''"
+    if char == '"':
+        return "'\"'"
+    special = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": "\\\\", "\b": r"\b", "\f": r"\f"}
+    if char in special:
+        return f"'{special[char]}'"
+    return f"'\\x{ord(char):02x}'" if ord(char) < 32 else f"'{char}'"
+
+
+def _skip(source: str, at: int) -> int:
+    while at < len(source) and source[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _peek(source: str, at: int) -> str:
+    if at >= len(source):
+        raise _Ended
+    return source[at]
+
+
+def _value(source: str, at: int, depth: int) -> int:
+    """Pass over one value that begins at ``at``; returns where it ends."""
+    char = _peek(source, at)
+    if char in "{[" and depth >= _DEPTH_MAX:
+        raise _Unexpected(at, "exceeded max depth")
+    if char == "{":
+        return _object(source, at + 1, depth + 1)
+    if char == "[":
+        return _array(source, at + 1, depth + 1)
+    if char == '"':
+        return _string(source, at + 1)
+    if char == "-" or _digit(char):
+        return _number(source, at)
+    if char in _WORDS:
+        word = _WORDS[char]
+        for i, letter in enumerate(word[1:], 1):
+            if _peek(source, at + i) != letter:
+                raise _Unexpected(at + i, f"in literal {word} (expecting '{letter}')")
+        return at + len(word)
+    raise _Unexpected(at, "looking for beginning of value")
+
+
+def _object(source: str, at: int, depth: int) -> int:
+    at = _skip(source, at)
+    if _peek(source, at) == "}":
+        return at + 1
+    while True:
+        at = _skip(source, at)
+        if _peek(source, at) != '"':
+            raise _Unexpected(at, "looking for beginning of object key string")
+        at = _skip(source, _string(source, at + 1))
+        if _peek(source, at) != ":":
+            raise _Unexpected(at, "after object key")
+        at = _skip(source, _value(source, _skip(source, at + 1), depth))
+        char = _peek(source, at)
+        if char == "}":
+            return at + 1
+        if char != ",":
+            raise _Unexpected(at, "after object key:value pair")
+        at += 1
+
+
+def _array(source: str, at: int, depth: int) -> int:
+    at = _skip(source, at)
+    if _peek(source, at) == "]":
+        return at + 1
+    while True:
+        at = _skip(source, _value(source, _skip(source, at), depth))
+        char = _peek(source, at)
+        if char == "]":
+            return at + 1
+        if char != ",":
+            raise _Unexpected(at, "after array element")
+        at += 1
+
+
+def _string(source: str, at: int) -> int:
+    while True:
+        char = _peek(source, at)
+        if char == '"':
+            return at + 1
+        if char == "\\":
+            at += 1
+            escape = _peek(source, at)
+            if escape not in _ESCAPES:
+                raise _Unexpected(at, "in string escape code")
+            if escape == "u":
+                for at in range(at + 1, at + 5):  # noqa: B020  # ends on the last of the four digits
+                    if _peek(source, at) not in "0123456789abcdefABCDEF":
+                        raise _Unexpected(at, r"in \u hexadecimal character escape")
+        elif ord(char) < 32:
+            raise _Unexpected(at, "in string literal")
+        at += 1
+
+
+def _number(source: str, at: int) -> int:
+    if source[at] == "-":
+        at += 1
+        if not _digit(_peek(source, at)):
+            raise _Unexpected(at, "in numeric literal")
+    if source[at] == "0":
+        at += 1
+    else:
+        at = _digits(source, at)
+    if at < len(source) and source[at] == ".":
+        if not _digit(_peek(source, at + 1)):
+            raise _Unexpected(at + 1, "after decimal point in numeric literal")
+        at = _digits(source, at + 1)
+    if at < len(source) and source[at] in "eE":
+        at += 1
+        if _peek(source, at) in "+-":
+            at += 1
+        if not _digit(_peek(source, at)):
+            raise _Unexpected(at, "in exponent of numeric literal")
+        at = _digits(source, at)
+    return at
+
+
+def _digit(char: str) -> bool:
+    return "0" <= char <= "9"
+
+
+def _digits(source: str, at: int) -> int:
+    while at < len(source) and _digit(source[at]):
+        at += 1
+    return at
