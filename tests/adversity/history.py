@@ -1,0 +1,84 @@
+"""A recorded history of one stream under crashes, and the checker that says whether the contract held.
+
+What is recorded comes from stock clients only: publishes begun, PubAcks, deliveries, acks and answered double acks. What must hold:
+
+* every PubAck's (sequence, payload) is read back from the restarted broker, byte for byte;
+* no sequence ever names two payloads, and no message id two sequences (an unanswered publish may or may not have happened);
+* what is read back was published by somebody; nothing is stored twice;
+* a delivery whose double ack was answered never comes again; a plain ack may be forgotten for at most what rides along with the
+  next segment (1 s).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["History", "Violation"]
+
+PLAIN_ACK_GRACE = 1.5
+"""Seconds before a kill in which a plain ack may be lost: the contract's 1 s and half a second for the put."""
+
+
+class Violation(AssertionError):
+    """What the broker promised and did not keep."""
+
+
+@dataclass
+class History:
+    """One stream's record over any number of kills."""
+
+    begun: dict[bytes, bytes] = field(default_factory=dict)
+    """Payload by message id, noted before the publish is sent."""
+    acked: dict[bytes, int] = field(default_factory=dict)
+    """Sequence by message id, from PubAcks."""
+    delivered: dict[int, bytes] = field(default_factory=dict)
+    """Message id by sequence, from deliveries."""
+    double_acked: set[int] = field(default_factory=set)
+    plain_acked: dict[int, float] = field(default_factory=dict)
+    kills: list[float] = field(default_factory=list)
+    redelivered: int = 0
+
+    def begin(self, msg_id: bytes, payload: bytes) -> None:
+        if self.begun.setdefault(msg_id, payload) != payload:
+            raise AssertionError("the test used one id for two payloads")
+
+    def ack(self, msg_id: bytes, seq: int) -> None:
+        """A PubAck, duplicate or not."""
+        if self.acked.setdefault(msg_id, seq) != seq:
+            raise Violation(f"message {msg_id!r} was acknowledged at {self.acked[msg_id]}, then at {seq}")
+
+    def deliver(self, seq: int, msg_id: bytes, payload: bytes) -> None:
+        if self.begun.get(msg_id) != payload:
+            raise Violation(f"sequence {seq} was delivered with bytes that nobody published under {msg_id!r}")
+        if self.delivered.setdefault(seq, msg_id) != msg_id:
+            raise Violation(f"sequence {seq} named {self.delivered[seq]!r}, then {msg_id!r}")
+        if seq in self.double_acked:
+            raise Violation(f"sequence {seq} came again after its double ack had been answered")
+        if seq in self.plain_acked:
+            self.redelivered += 1
+            at = self.plain_acked[seq]
+            if not any(-0.05 <= kill - at <= PLAIN_ACK_GRACE for kill in self.kills):
+                raise Violation(f"sequence {seq}, acked {time.monotonic() - at:.1f} s ago and no kill within "
+                                f"{PLAIN_ACK_GRACE} s after, came again")
+
+    def killed(self) -> None:
+        self.kills.append(time.monotonic())
+
+    def check(self, stored: dict[int, tuple[bytes, bytes]], last_seq: int) -> None:
+        """``stored``: message id and payload by sequence, as the stream holds them at the end."""
+        ids: dict[bytes, int] = {}
+        for seq, (msg_id, payload) in stored.items():
+            if self.begun.get(msg_id) != payload:
+                raise Violation(f"sequence {seq} holds bytes that nobody published under {msg_id!r}")
+            if ids.setdefault(msg_id, seq) != seq:
+                raise Violation(f"{msg_id!r} is stored twice, at {ids[msg_id]} and {seq}")
+        for msg_id, seq in self.acked.items():
+            if ids.get(msg_id) != seq:
+                raise Violation(f"{msg_id!r} was acknowledged at {seq}; the stream has it at {ids.get(msg_id)}")
+        for seq, msg_id in self.delivered.items():
+            if stored.get(seq, (None,))[0] != msg_id:
+                raise Violation(f"sequence {seq} was delivered as {msg_id!r} and has gone")
+        gaps = set(range(1, last_seq + 1)) - stored.keys()
+        if gaps:
+            raise Violation(f"the stream has gaps at {sorted(gaps)[:5]}, {len(gaps)} in all, though nothing was deleted")
