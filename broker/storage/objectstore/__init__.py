@@ -1,0 +1,17 @@
+"""The object store: its interface, the backends, the wrappers around them, and the probe at start-up."""
+
+from broker.storage.objectstore.base import (
+    Buffers,
+    NotFound,
+    ObjectInfo,
+    ObjectStore,
+    PreconditionFailed,
+    StoreError,
+    StoreLock,
+    StoreRefused,
+    Transient,
+)
+from broker.storage.objectstore.url import open_store
+
+__all__ = ["Buffers", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError", "StoreLock",
+           "StoreRefused", "Transient", "open_store"]

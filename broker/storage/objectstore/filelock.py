@@ -1,0 +1,42 @@
+"""A lock on a file or directory that ends with the process that holds it, however it ends: flock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+__all__ = ["FileLock"]
+
+
+class FileLock:
+    """An exclusive flock, held."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def take(cls, path: str) -> FileLock | None:
+        """Lock the directory ``path``, or the file, made when missing; None while somebody else holds it.
+
+        Raises: OSError where the file system has no flock, or the path cannot be opened.
+        """
+        is_directory = os.path.isdir(path)
+        fd = os.open(path, (os.O_RDONLY if is_directory else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever removed the path between our open and our lock leaves us with a lock on nothing.
+            there, held = os.stat(path), os.fstat(fd)
+            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return cls(fd)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
