@@ -1,0 +1,52 @@
+"""Filters: NATS's matching rules, remembered verdicts included."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.jetstream.filters import ALL, Filters
+
+CASES = [
+    # filters, matching, not matching
+    ([], [b"a", b"a.b"], []),
+    ([b">"], [b"a", b"a.b"], []),
+    ([b"a.b"], [b"a.b"], [b"a", b"a.b.c", b"a.bb", b"aXb"]),
+    ([b"a.*"], [b"a.b", b"a.c"], [b"a", b"a.b.c", b"b.a", b"a."]),
+    ([b"*.b"], [b"a.b", b"c.b"], [b"a.c", b"a.a.b"]),
+    ([b"a.>"], [b"a.b", b"a.b.c"], [b"a", b"b.a"]),
+    ([b"a.*.c", b"x", b"y.>"], [b"a.b.c", b"x", b"y.z"], [b"a.c", b"y", b"xx"]),
+    # A wildcard character inside a longer token is an ordinary one.
+    ([b"a*.b"], [b"a*.b"], [b"ab.b", b"aa.b"]),
+    ([b"a.b>"], [b"a.b>"], [b"a.bc"]),
+    ([b"a.+(b)"], [b"a.+(b)"], [b"a.bb"]),
+]
+
+
+@pytest.mark.parametrize("filters, matching, others", CASES)
+def test_matching(filters: list[bytes], matching: list[bytes], others: list[bytes]) -> None:
+    """Each filter set takes what NATS's rules say, asked twice since the second answer is remembered."""
+    compiled = Filters(filters)
+    for _ in range(2):
+        assert all(compiled.match(subject) for subject in matching)
+        assert not any(compiled.match(subject) for subject in others)
+    assert all(compiled.decide(subject) for subject in matching)
+    assert not any(compiled.decide(subject) for subject in others)
+
+
+def test_what_it_knows_of_itself() -> None:
+    """All-pass and all-literal sets say so, since readers take short cuts on them."""
+    assert ALL.all
+    assert Filters([b"a", b">"]).all
+    assert not ALL.literal
+    assert Filters([b"a", b"b.c"]).literal
+    assert not Filters([b"a", b"b.*"]).literal
+    assert Filters([b"a.*"]).any([b"b", b"a.x"])
+    assert not Filters([b"a.*"]).any([b"b", b"a"])
+
+
+def test_memory_is_bounded() -> None:
+    """A filter asked about ever new subjects keeps answering right."""
+    compiled = Filters([b"a.*"])
+    for i in range(140_000):
+        assert compiled.match(b"a.%d" % i)
+    assert not compiled.match(b"b.1")
