@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, TypeVar
 from broker.jetstream.errors import ApiError, invalid_json
 from broker.jetstream.json_syntax import syntax_error
 
-__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_time", "int32",
-           "int64", "integer", "load", "parse_time", "read", "record", "records", "string_map", "text", "texts",
-           "time", "uint64", "write"]
+__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_duration",
+           "format_time", "int32", "int64", "integer", "load", "parse_time", "read", "record", "records",
+           "string_map", "text", "texts", "time", "uint64", "write"]
 
 T = TypeVar("T")
 
@@ -279,7 +279,7 @@ def records(of: type[Any], go_type: str) -> Any:
     """A list of nested objects; null in it stays None."""
     one = _record_reader(of, go_type)
     reader = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
-    return _declare(_Field(reader, lambda items: [write(item) for item in items]), factory=list)
+    return _declare(_Field(reader, lambda items: [item and write(item) for item in items]), factory=list)
 
 
 def _record_reader(of: type[Any], go_type: str) -> Reader:
@@ -403,3 +403,25 @@ def parse_time(value: str) -> int:
         offset = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
         seconds += -offset if zone[0] == "+" else offset
     return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])
+
+
+_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"))
+
+
+def format_duration(ns: int) -> str:
+    """A duration as Go writes it: ``2m0s``, ``1.5s``, ``100ms``, ``0s``."""
+    if ns == 0:
+        return "0s"
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    if ns < 1_000_000_000:
+        unit, name = next((unit, name) for unit, name in reversed(_UNITS) if ns >= unit)
+        return f"{sign}{_decimal(ns, unit)}{name}"
+    minutes, rest = divmod(ns, 60_000_000_000)
+    hours, minutes = divmod(minutes, 60)
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{sign}{head}{_decimal(rest, 1_000_000_000)}s"
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else str(whole)
