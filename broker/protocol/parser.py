@@ -1,0 +1,361 @@
+"""Client protocol, bytes to values, without I/O, clock or policy.
+
+A ``Parser`` is fed what each read brought and returns all that is whole in it. Messages, nearly everything on a busy
+connection, come as plain ``Msg`` tuples; the rest as small objects, and ``marks`` says where they stand, so that who
+routes need not look at each item.
+
+    verb      arguments                       what a wrong count or number does
+    PUB       subject [reply] size            the connection closes with nothing sent
+    HPUB      subject [reply] hlen size       the same; also when headers are not agreed upon
+    SUB       subject [queue] sid             the same
+    UNSUB     sid [max]                       the same, but a max that is no number means "now"
+    CONNECT   JSON, decoded by the connection
+    PING PONG what follows up to the newline does not matter
+    INFO +OK  ignored
+    -ERR      a client that complains is let go
+
+Verbs may have either case, arguments stand apart by blanks and tabs, LF alone ends a line as CRLF does; a payload
+must be followed by exactly CRLF. A line is judged as soon as it can be: an unknown verb at its first wrong character,
+a control line and a payload that are too long before they have come.
+
+Source: nats-server, server/parser.go (parse), server/client.go (processPub, processHeaderPub, parseSub, processUnsub).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MAX_CONTROL_LINE", "MAX_PAYLOAD", "Connect", "Err", "Msg", "Op", "Parser", "Ping", "Pong", "ProtocolError",
+           "Sub", "Unsub"]
+
+Msg = tuple[bytes, bytes, int, bytes]
+"""(subject, reply or b"", header length, headers + payload)."""
+
+MAX_CONTROL_LINE: Final = 4096
+MAX_PAYLOAD: Final = 1024 * 1024
+
+_SIZES_KEPT: Final = 4096
+_VERB_MAX: Final = 7
+
+
+class _Value:
+    """Equality and display by slots, for ops that tests compare."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, name) for name in self.__slots__)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
+class Connect(_Value):
+    """``arg`` is the JSON text as it came."""
+
+    __slots__ = ("arg",)
+
+    def __init__(self, arg: bytes) -> None:
+        self.arg = arg
+
+
+class Sub(_Value):
+    """``queue`` is b"" for a plain subscription."""
+
+    __slots__ = ("queue", "sid", "subject")
+
+    def __init__(self, subject: bytes, queue: bytes, sid: bytes) -> None:
+        self.subject = subject
+        self.queue = queue
+        self.sid = sid
+
+
+class Unsub(_Value):
+    """``max`` is -1 when there is none."""
+
+    __slots__ = ("max", "sid")
+
+    def __init__(self, sid: bytes, max: int) -> None:
+        self.sid = sid
+        self.max = max
+
+
+class Ping(_Value):
+    __slots__ = ()
+
+
+class Pong(_Value):
+    __slots__ = ()
+
+
+class Err(_Value):
+    """The client reports an error; the server closes the connection."""
+
+    __slots__ = ("arg",)
+
+    def __init__(self, arg: bytes) -> None:
+        self.arg = arg
+
+
+Op = Msg | Connect | Sub | Unsub | Ping | Pong | Err
+
+
+class ProtocolError(Exception):
+    """The connection cannot go on.
+
+    ``text`` goes out as -ERR first unless it is None; ``reason`` is the close reason as monitoring names it; ``ops``
+    (with ``Parser.marks``) came whole before the error and must still be served.
+    """
+
+    def __init__(self, reason: str, text: str | None, ops: list[Op] | None = None) -> None:
+        super().__init__(text or reason)
+        self.reason = reason
+        self.text = text
+        self.ops: list[Op] = ops if ops is not None else []
+
+
+def _unknown() -> ProtocolError:
+    return ProtocolError("Protocol Violation", "Unknown Protocol Operation")
+
+
+def _silent() -> ProtocolError:
+    return ProtocolError("Protocol Violation", None)
+
+
+# Which verbs must be followed by a blank or tab at once. No verb is a prefix of another.
+_VERBS: Final = ((b"PUB", True), (b"HPUB", True), (b"SUB", True), (b"UNSUB", True), (b"PING", False), (b"PONG", False),
+                 (b"CONNECT", False), (b"INFO", True), (b"+OK", False), (b"-ERR", True))
+_BLANK: Final = (b" ", b"\t")
+_PING: Final = Ping()
+_PONG: Final = Pong()
+
+
+def _verb(line: bytes) -> bytes:
+    """The verb that a whole line (without its newline) begins with, in capitals."""
+    head = line[:_VERB_MAX].upper()
+    for verb, blank in _VERBS:
+        if head.startswith(verb):
+            if blank and line[len(verb):len(verb) + 1] not in _BLANK:
+                break
+            return verb
+    raise _unknown()
+
+
+def _argument(verb: bytes, line: bytes) -> bytes:
+    """What stands behind the verb and its blanks; one CR at the end belongs to the newline."""
+    argument = line[len(verb):].lstrip(b" \t")
+    return argument[:-1] if argument.endswith(b"\r") else argument
+
+
+def _number(digits: bytes) -> int:
+    """A size as the server reads it: 1 to 9 digits and nothing else, otherwise -1."""
+    return int(digits) if digits.isdigit() and len(digits) < 10 else -1
+
+
+class Parser:
+    """One connection's parser.
+
+    Attributes for the one who feeds it, all about the batch last returned:
+        marks: indexes of what is not a Msg in it.
+        payload_bytes: sum of its bodies' lengths.
+        odd_replies: some reply may be one that clients must not use; else none can be.
+        held: more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
+            serve the batch, then feed b"".
+    ``headers`` says whether HPUB is agreed upon and is set by the one who feeds; so may be the limits.
+    """
+
+    __slots__ = ("_chunks", "_have", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
+                 "max_control_line", "max_payload", "odd_replies", "payload_bytes")
+
+    def __init__(self, max_control_line: int = MAX_CONTROL_LINE, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_control_line = max_control_line
+        self.max_payload = max_payload
+        self.headers = False
+        self.held = False
+        self.marks: list[int] = []
+        self.payload_bytes = 0
+        self.odd_replies = False
+        self._rest = b""
+        # A message larger than what has come: the chunks so far, joined once when all of it is there.
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 0
+        # The last control line of a message and what it said: publishers repeat themselves.
+        self._line: bytes = b"\n"
+        self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
+        self._sizes: dict[bytes, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte begins a new operation."""
+        return not self._rest and not self._need
+
+    def feed(self, data: bytes) -> list[Op]:
+        """Take the next bytes; return every operation that is now whole. Raises: ProtocolError."""
+        if self._need:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                self.marks = []
+                self.payload_bytes = 0
+                self.odd_replies = False
+                return []
+            data = b"".join(self._chunks)
+            self._chunks = []
+            self._need = 0
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+
+        ops: list[Op] = []
+        append = ops.append
+        find = data.find
+        sizes = self._sizes
+        last = self._line
+        subject, reply, hlen, size = self._values
+        marks: list[int] = []
+        payload_bytes = 0
+        odd = False
+        limit = self.max_control_line
+        pos = 0
+        end_of_data = len(data)
+        self.held = False
+        try:
+            while pos < end_of_data:
+                eol = find(b"\n", pos)
+                if eol < 0:
+                    self._rest = self._unfinished(data[pos:])
+                    break
+                line = data[pos:eol]
+                if line != last:
+                    if eol - pos > limit and len(_argument(_verb(line), line)) > limit:
+                        raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
+                    parts = line.split()
+                    verb = parts[0] if parts else b""
+                    # Blanks before a verb are not allowed, and split() would hide them.
+                    if (verb != b"PUB" and verb != b"HPUB") or line[0] not in b"PH":
+                        verb = _verb(line)
+                        if verb != b"PUB" and verb != b"HPUB":
+                            pos = eol + 1
+                            op = self._control(verb, _argument(verb, line))
+                            if op is not None:
+                                marks.append(len(ops))
+                                append(op)
+                                if type(op) is Connect:
+                                    self._rest = data[pos:]
+                                    self.held = pos < end_of_data
+                                    break
+                            continue
+                    if verb == b"PUB":
+                        if len(parts) == 4:
+                            _, subject, reply, digits = parts
+                        elif len(parts) == 3:
+                            _, subject, digits = parts
+                            reply = b""
+                        else:
+                            raise _silent()
+                        hlen = 0
+                    else:
+                        if not self.headers:
+                            raise _silent()
+                        if len(parts) == 5:
+                            _, subject, reply, header_digits, digits = parts
+                        elif len(parts) == 4:
+                            _, subject, header_digits, digits = parts
+                            reply = b""
+                        else:
+                            raise _silent()
+                        hlen = _number(header_digits)
+                    # Inboxes are never reserved replies; a second letter other than theirs is worth a closer look.
+                    if reply and reply[:2] != b"_I":
+                        odd = True
+                    try:
+                        size = sizes[digits]
+                    except KeyError:
+                        size = self._size(digits)
+                    if hlen and not 0 <= hlen <= size:
+                        raise _silent()
+                    if size > self.max_payload:
+                        raise ProtocolError("Maximum Message Payload Exceeded", "Maximum Payload Violation")
+                    last = line
+                start = eol + 1
+                end = start + size
+                if end + 2 > end_of_data:
+                    if end < end_of_data and data[end] != 13:
+                        raise _unknown()
+                    self._chunks = [data[pos:]]
+                    self._have = end_of_data - pos
+                    # One byte behind the payload is enough to refuse it.
+                    self._need = end - pos + (1 if end >= end_of_data else 2)
+                    break
+                if data[end] != 13 or data[end + 1] != 10:
+                    raise _unknown()
+                append((subject, reply, hlen, data[start:end]))
+                payload_bytes += size
+                pos = end + 2
+        except ProtocolError as error:
+            error.ops = ops
+            raise
+        finally:
+            self._line = last
+            self._values = (subject, reply, hlen, size)
+            self.marks = marks
+            self.payload_bytes = payload_bytes
+            self.odd_replies = odd or (bool(ops) and bool(reply) and reply[:2] != b"_I")
+        return ops
+
+    def _size(self, digits: bytes) -> int:
+        """Read a payload size and remember it: few sizes occur, and a look-up is cheaper than checking digits."""
+        size = _number(digits)
+        if size < 0:
+            raise _silent()
+        if len(self._sizes) >= _SIZES_KEPT:
+            self._sizes.clear()
+        self._sizes[digits] = size
+        return size
+
+    def _control(self, verb: bytes, argument: bytes) -> Op | None:
+        if verb == b"PING":
+            return _PING
+        if verb == b"PONG":
+            return _PONG
+        if verb == b"SUB":
+            parts = argument.split()
+            if len(parts) == 2:
+                return Sub(parts[0], b"", parts[1])
+            if len(parts) == 3:
+                return Sub(*parts)
+            raise _silent()
+        if verb == b"UNSUB":
+            parts = argument.split()
+            if len(parts) == 1:
+                return Unsub(parts[0], -1)
+            if len(parts) == 2:
+                return Unsub(parts[0], _number(parts[1]))
+            raise _silent()
+        if verb == b"CONNECT":
+            return Connect(argument)
+        if verb == b"-ERR":
+            return Err(argument)
+        return None
+
+    def _unfinished(self, line: bytes) -> bytes:
+        """Judge a line whose end has not come; returns what to keep of it."""
+        head = line[:_VERB_MAX].upper()
+        for verb, blank in _VERBS:
+            if verb.startswith(head):
+                return line
+            if head.startswith(verb):
+                if verb in (b"PING", b"PONG", b"+OK"):
+                    return verb
+                if blank and line[len(verb):len(verb) + 1] not in _BLANK:
+                    break
+                argument = line[len(verb):].lstrip(b" \t")
+                if len(argument.rstrip(b"\r")) > self.max_control_line:
+                    raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
+                # Blanks without end would be kept without a bound.
+                return line if argument else verb + line[len(verb):len(verb) + 1]
+        raise _unknown()
