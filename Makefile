@@ -1,0 +1,61 @@
+# What is run here is what continuous integration runs. Every target makes the virtual environment it needs:
+# a machine with Python 3.11+, git and make has all it takes.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+DATA ?= data
+PORT ?= 4222
+HTTP_PORT ?= 8222
+ARGS ?=
+SEEDS ?= 2000
+
+.PHONY: run test check soak bench parts clean help
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+run: $(VENV)/.run  ## a broker on the directory store in ./data
+	@echo
+	@echo "  nats://127.0.0.1:$(PORT)   any NATS client; e.g. nats.connect('nats://127.0.0.1:$(PORT)')"
+	@echo "  http://127.0.0.1:$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
+	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, another make run goes on with them"
+	@echo
+	@$(BIN)/jetblock -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
+
+test: $(VENV)/.dev  ## everything; ARGS='-k pattern' for less
+	@$(BIN)/python -m tests.real.parts
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(VENV)/.dev  ## the long runs: kill loops, simulation over many seeds
+	@$(BIN)/python -m tests.real.parts
+	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+bench: $(VENV)/.dev  ## against the real nats-server, in one run
+	@$(BIN)/python -m tests.real.parts
+	@$(BIN)/python -m bench $(ARGS)
+
+parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
+	@$(BIN)/python -m tests.real.parts
+
+clean:  ## what was built; neither ./data nor the caches outside the checkout
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
+
+# Stamps, so that an unchanged pyproject.toml installs nothing again.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,112 @@
+"""The command line: what to run, and what to say when it cannot be run.
+
+Exit status, as nats-server's: 0 after help, version, a clean end, and after the usage that an unknown flag gets;
+1 for a stray word, a bad configuration and whatever else keeps the broker from starting.
+Everything heavy is imported by the branch that needs it: start-up time is part of the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker import __version__
+from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
+from broker.config.settings import ConfigError
+
+__all__ = ["NATS_VERSION", "PROGRAM", "run"]
+
+PROGRAM = "nats-server"
+"""How messages about the start begin: tools that start nats-server read them."""
+
+NATS_VERSION = "2.15.1"
+"""The nats-server whose behaviour this is; clients and their launchers decide by it what they may use."""
+
+_SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
+            "reopen": signal.SIGUSR1, "reload": signal.SIGHUP}
+# `stop` kills, as nats-server's does; what was acknowledged is in the store by then.
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the arguments after the program's name ask for; returns the exit status."""
+    if arguments[:1] == ["inspect"]:
+        from broker.inspect.cli import main as inspect
+
+        return inspect(list(arguments[1:]))
+    try:
+        line = read_flags(arguments)
+        if line.words and not line.help and not line.version:
+            return _word(line.words[0])
+        if line.help:
+            print(USAGE)
+            return 0
+        if line.version:
+            return _version()
+        if line.signal is not None:
+            return _send_signal(line.signal)
+        return _broker(line)
+    except FlagError as error:
+        print(error, file=sys.stderr)
+        print(USAGE)
+        return 0
+    except ConfigError as error:
+        for text in str(error).splitlines():
+            print(f"{PROGRAM}: {text}", file=sys.stderr)
+        return 1
+
+
+def _word(word: str) -> int:
+    if word.lower() == "version":
+        return _version()
+    if word.lower() == "help":
+        print(USAGE)
+        return 0
+    raise ConfigError(f'unrecognized command: "{word}"')
+
+
+def _version() -> int:
+    # Launchers parse the first line; the second is for people.
+    print(f"nats-server: v{NATS_VERSION}\njetblock: v{__version__}")
+    return 0
+
+
+def _broker(line: CommandLine) -> int:
+    from broker.config.load import load
+
+    settings = load(line, os.environ)
+    if line.test:
+        what = f"configuration file {line.config} is valid" if line.config else "configuration is valid"
+        print(f"{PROGRAM}: {what}", file=sys.stderr)
+        return 0
+
+    from broker.process import serve
+
+    return serve(settings)
+
+
+def _send_signal(words: str) -> int:
+    """``NAME=PID`` or ``NAME=PIDFILE``."""
+    name, _, target = words.partition("=")
+    number = _SIGNALS.get(name.lower())
+    if number is None:
+        raise ConfigError(f"unknown signal {name!r}; one of {', '.join(_SIGNALS)}")
+    if not target:
+        raise ConfigError(f"--signal {name} needs a process: {name}=PID, or {name}=FILE written by --pid")
+    if not target.isdigit():
+        try:
+            target = Path(target).read_text("ascii").strip()
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"no process id in {target}: {error}") from None
+    try:
+        pid = int(target)
+        if pid <= 0:
+            raise ValueError
+        os.kill(pid, number)
+    except ValueError:
+        raise ConfigError(f"no process id: {target!r}") from None
+    except OSError as error:
+        raise ConfigError(f"no signal to process {target}: {error.strerror}") from None
+    return 0

@@ -1,0 +1,71 @@
+"""Settings from the environment: ``JETBLOCK_<NAME>``, by pydantic-settings.
+
+pydantic-settings takes about 0.15 s to import, as long as the rest of the start-up, and nearly every client test starts
+a broker: so it is imported only when there is such a variable at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.config.settings import SETTINGS, ConfigError
+
+__all__ = ["PREFIX", "read_environment"]
+
+PREFIX = "JETBLOCK_"
+OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
+"""What tests and measurements are told: not settings of the broker."""
+
+
+def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that ``environ`` holds, by the fields of ``Settings``; an empty variable counts as not set.
+
+    Raises: ConfigError with a line for each variable that is unknown or has a wrong value.
+    """
+    ours = {name.upper(): value for name, value in environ.items()
+            if name.upper().startswith(PREFIX) and not name.upper().startswith(OTHERS) and value}
+    if not ours:
+        return {}
+    fields = {setting.variable: setting for setting in SETTINGS if setting.variable}
+    errors = [f"environment: {name} names no setting of jetblock; see docs/CONFIGURATION.md"
+              for name in ours if name not in fields]
+    if errors:
+        raise ConfigError("\n".join(errors))
+
+    from pydantic import BeforeValidator, ValidationError, create_model
+    from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+    from pydantic_settings.sources import EnvSettingsSource
+
+    class Environment(BaseSettings):
+        model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore")
+
+        @classmethod
+        def settings_customise_sources(cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource,
+                                       **__: PydanticBaseSettingsSource) -> tuple[PydanticBaseSettingsSource, ...]:
+            source = EnvSettingsSource(settings_cls)
+            # The caller's mapping, not the process's: the same environment for every source, and for tests.
+            source.env_vars = {name.lower(): value for name, value in ours.items()}
+            return (source,)
+
+    columns: Any = {
+        setting.variable.removeprefix(PREFIX).lower(): (_annotated(BeforeValidator(setting.kind)), None)
+        for setting in fields.values() if setting.variable in ours}
+    model = create_model("Environment", __base__=Environment, **columns)
+    try:
+        values = model()
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False):
+            name = PREFIX + str(problem["loc"][0]).upper()
+            why = str(problem["msg"]).removeprefix("Value error, ")
+            shown = "" if fields[name].secret else f", not {ours[name]!r}"
+            lines.append(f"environment: {name} {why}{shown}")
+        raise ConfigError("\n".join(lines)) from None
+    return {fields[name].field: getattr(values, name.removeprefix(PREFIX).lower()) for name in ours}
+
+
+def _annotated(validator: Any) -> Any:
+    from typing import Annotated
+
+    return Annotated[Any, validator]

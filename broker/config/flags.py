@@ -1,0 +1,158 @@
+"""The command line, read as nats-server reads it: one dash or two, ``-x v`` or ``-x=v``, first stray word ends it.
+
+Source: Go's package flag; nats-server main.go and server/opts.go ConfigureOptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.config import kinds
+from broker.config.settings import SETTINGS, ConfigError
+
+__all__ = ["USAGE", "CommandLine", "FlagError", "read_flags"]
+
+USAGE = """
+Usage: jetblock [options]
+       jetblock inspect [options]    look into a store, read-only
+
+Server Options:
+    -a, --addr, --net <host>         Bind to host address (default: 0.0.0.0)
+    -p, --port <port>                Use port for clients (default: 4222), -1: any free port
+    -n, --name
+        --server_name <server_name>  Server name (default: auto)
+    -P, --pid <file>                 File to store PID
+    -m, --http_port <port>           Use port for http monitoring
+    -c, --config <file>              Configuration file
+    -t                               Test configuration and exit
+    -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen, reload)
+                                     <pid> can be either a PID (e.g. 1) or the path to a PID file
+        --ports_file_dir <dir>       Creates a ports file in the specified directory (nats-server_<pid>.ports)
+
+Logging Options:
+    -l, --log <file>                 File to redirect log output
+    -T, --logtime                    Timestamp log entries (default: true)
+        --logtime_utc                Timestamps in UTC instead of local timezone (default: false)
+    -D, --debug                      Enable debugging output
+    -V, --trace                      Trace the raw protocol
+    -DV                              Debug and trace
+        --max_traced_msg_len <len>   Maximum printable length for traced messages (default: unlimited)
+
+JetStream Options:
+    -js, --jetstream                 Enable JetStream functionality
+    -sd, --store_dir <dir>           Keep streams in this directory: same as --store file://<dir>
+        --store <url>                Keep streams at file:///dir, s3://bucket/prefix or memory://, and enable JetStream
+                                     (S3 credentials and endpoint: AWS_* in the environment)
+
+Authorization Options:
+        --user <user>                User required for connections
+        --pass <password>            Password required for connections
+        --auth <token>               Authorization token required for connections
+
+Common Options:
+    -h, --help                       Show this message
+    -v, --version                    Show version
+
+Every setting has an environment variable, too (JETBLOCK_PORT, JETBLOCK_STORE, JETBLOCK_COMMIT_INTERVAL, ...):
+flags beat the environment, which beats the configuration file.
+"""
+
+_KINDS = {setting.field: setting.kind for setting in SETTINGS}
+
+# Flag name to the field it sets; a leading "!" marks what this module's result keeps for itself.
+_FLAGS: dict[str, str] = {
+    "a": "host", "addr": "host", "net": "host", "p": "port", "port": "port",
+    "n": "server_name", "name": "server_name", "server_name": "server_name",
+    "P": "pid_file", "pid": "pid_file", "m": "http_port", "http_port": "http_port",
+    "ports_file_dir": "ports_file_dir", "l": "log_file", "log": "log_file",
+    "T": "logtime", "logtime": "logtime", "logtime_utc": "logtime_utc",
+    "D": "debug", "debug": "debug", "V": "trace", "trace": "trace", "VV": "trace",
+    "max_traced_msg_len": "max_traced_msg_len",
+    "js": "jetstream", "jetstream": "jetstream", "store": "store",
+    "user": "user", "pass": "password", "auth": "token",
+    "sd": "!store_dir", "store_dir": "!store_dir", "c": "!config", "config": "!config", "t": "!test",
+    "sl": "!signal", "signal": "!signal", "h": "!help", "help": "!help", "v": "!version", "version": "!version",
+    "DV": "!debug_trace", "DVV": "!debug_trace",
+}
+
+_LATER = "is not supported by this version of jetblock"
+_ALONE = "needs other servers, and this version of jetblock runs alone"
+_REFUSED: dict[str, str] = {
+    **dict.fromkeys(("tls", "tlscert", "tlskey", "tlsverify", "tlscacert", "help_tls"), _LATER),
+    **dict.fromkeys(("ms", "https_port"), _LATER),
+    **dict.fromkeys(("routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
+                     "cluster_listen", "client_advertise"), _ALONE),
+    **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
+    "log_size_limit": _LATER,
+    "profile": "is nothing that jetblock has: it is no Go program",
+}
+_SWITCHES = frozenset({"logtime", "logtime_utc", "debug", "trace", "jetstream", "!test", "!help", "!version",
+                       "!debug_trace"})
+_REFUSED_SWITCHES = frozenset({"tls", "tlsverify", "help_tls", "s", "syslog"})
+
+
+class FlagError(Exception):
+    """A flag that does not exist or lacks its value: nats-server shows its usage and exits with 0."""
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What the command line says; ``values`` by the fields of ``Settings``."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    store_dir: str | None = None
+    signal: str | None = None
+    test: bool = False
+    help: bool = False
+    version: bool = False
+    words: list[str] = field(default_factory=list)
+    """What is no flag, and all that follows it."""
+
+
+def read_flags(arguments: Sequence[str]) -> CommandLine:
+    """Read the arguments after the program's name.
+
+    Raises: FlagError for what is no flag of ours; ConfigError for one that nats-server has and this version does not.
+    """
+    line = CommandLine()
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or not word.startswith("-") or word == "-":
+            line.words = rest if word == "--" else [word, *rest]
+            break
+        name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
+        target = _FLAGS.get(name)
+        if target is None and name not in _REFUSED:
+            raise FlagError(f"flag provided but not defined: -{name}")
+        if target in _SWITCHES or name in _REFUSED_SWITCHES:
+            value = value if equals else "true"
+        elif not equals:
+            if not rest:
+                raise FlagError(f"flag needs an argument: -{name}")
+            value = rest.pop(0)
+        if target is None:
+            raise ConfigError(f"--{name} {_REFUSED[name]}")
+        _take(line, name, target, value)
+    return line
+
+
+def _take(line: CommandLine, name: str, target: str, value: str) -> None:
+    if target == "!debug_trace":
+        line.values["debug"] = line.values["trace"] = _parsed(name, kinds.boolean, value)
+    elif target in _SWITCHES and target.startswith("!"):
+        setattr(line, target[1:], _parsed(name, kinds.boolean, value))
+    elif target.startswith("!"):
+        setattr(line, target[1:], value)
+    else:
+        line.values[target] = _parsed(name, _KINDS[target], value, secret=target in ("password", "token"))
+
+
+def _parsed(name: str, kind: kinds.Kind, value: str, *, secret: bool = False) -> Any:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise FlagError(f"invalid value {'' if secret else repr(value) + ' '}for flag -{name}: {error}") from None

@@ -1,0 +1,154 @@
+"""Turning one configured value into the type of its setting, whichever source it came from.
+
+A file gives typed values (``128KB`` is already an int there), the environment and the command line give text. Each
+``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that reads on after
+``<name> ``: "must be a duration such as 100ms …". What the value *was* is shown by whoever catches it, so that
+secrets can be kept out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Kind", "boolean", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
+           "size", "text"]
+
+Kind = Callable[[Any], Any]
+"""A configured value to the setting's value; ValueError says what it must be."""
+
+_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000,
+       "h": 3_600_000_000_000}
+_DURATION = re.compile(r"(?:(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SIZE = re.compile(r"(-?\d+)\s*(?:([kmgtpe])(b|i|ib)?)?", re.IGNORECASE)
+_TRUE = frozenset({"true", "yes", "on", "1", "t", "enabled", "enable"})
+_FALSE = frozenset({"false", "no", "off", "0", "f", "disabled", "disable"})
+_INT64_MAX = (1 << 63) - 1
+
+
+def parse_duration_ns(words: str) -> int:
+    """``300ms``, ``1h30m``, ``2`` (a bare number is seconds, as in old nats-server files) in nanoseconds."""
+    sign, body = (-1, words[1:]) if words.startswith("-") else (1, words)
+    if _NUMBER.fullmatch(body):
+        return sign * round(float(body) * 1_000_000_000)
+    total, at = 0.0, 0
+    for part in _DURATION.finditer(body):
+        if part.start() != at:
+            break
+        total += float(part[1]) * _NS[part[2]]
+        at = part.end()
+    if not body or at != len(body) or total > _INT64_MAX:
+        raise ValueError("must be a duration such as 100ms, 2s, 1m30s or a number of seconds")
+    return sign * round(total)
+
+
+def parse_size(words: str) -> int:
+    """``128KB``, ``64MiB``, ``1k`` or plain bytes; k is 1000, kb, ki and kib are 1024, as nats-server has it."""
+    found = _SIZE.fullmatch(words)
+    if not found:
+        raise ValueError("must be a size such as 64MB, 128KiB or a number of bytes")
+    number, letter, rest = int(found[1]), found[2], found[3]
+    if letter:
+        number *= (1024 if rest else 1000) ** ("kmgtpe".index(letter.lower()) + 1)
+    if not -_INT64_MAX <= number <= _INT64_MAX:
+        raise ValueError("is out of range")
+    return number
+
+
+def _bounded(number: int, low: int | None, high: int | None, show: Callable[[int], str]) -> int:
+    if (low is not None and number < low) or (high is not None and number > high):
+        if low is not None and high is not None:
+            raise ValueError(f"must be between {show(low)} and {show(high)}")
+        raise ValueError(f"must be at least {show(low)}" if low is not None else f"must be at most {show(high or 0)}")
+    return number
+
+
+def integer(low: int | None = None, high: int | None = None) -> Kind:
+    """A whole number within bounds, both inclusive."""
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value.strip()):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError("must be a whole number")
+        return _bounded(value, low, high, str)
+    return parse
+
+
+def size(low: int | None = 0, high: int | None = None) -> Kind:
+    """A number of bytes; -1 where ``low`` allows it."""
+    def parse(value: Any) -> int:
+        if isinstance(value, str):
+            value = parse_size(value.strip())
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError("must be a size such as 64MB, 128KiB or a number of bytes")
+        return _bounded(value, low, high, lambda n: f"{n} bytes")
+    return parse
+
+
+def duration_ns(low_ns: int = 0, high_ns: int | None = None) -> Kind:
+    """A duration in nanoseconds; bare numbers are seconds."""
+    def parse(value: Any) -> int:
+        if isinstance(value, bool):
+            raise ValueError("must be a duration such as 100ms, 2s or 1m")
+        if isinstance(value, int | float):
+            value = str(value)
+        if not isinstance(value, str):
+            raise ValueError("must be a duration such as 100ms, 2s or 1m")
+        return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, _show_ns)
+    return parse
+
+
+def _show_ns(ns: int) -> str:
+    for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
+        if ns % factor == 0:
+            return f"{ns // factor}{unit}"
+    return f"{ns}ns"
+
+
+def port(value: Any) -> int:
+    """A TCP port; -1 asks for any free one (as 0 does)."""
+    try:
+        number = integer()(value)
+    except ValueError:
+        raise ValueError("must be a port number, or -1 for any free one") from None
+    if not -1 <= number <= 65535:
+        raise ValueError("must be a port between 1 and 65535, or -1 for any free one")
+    return -1 if number == 0 else number
+
+
+def boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError("must be true or false")
+
+
+def text(value: Any) -> str:
+    """Any text; numbers are taken as they were written, since nobody quotes a numeric password or name."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError("must be text")
+
+
+def choice(*words: str) -> Kind:
+    def parse(value: Any) -> str:
+        word = text(value).strip().lower()
+        if word not in words:
+            raise ValueError("must be one of " + ", ".join(words))
+        return word
+    return parse
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A list of words, or one text with commas (or blanks) between them."""
+    if isinstance(value, str):
+        return tuple(word for word in re.split(r"[,\s]+", value) if word)
+    if isinstance(value, list | tuple):
+        return tuple(text(item) for item in value)
+    raise ValueError("must be a word or a list of words")

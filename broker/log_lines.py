@@ -1,0 +1,78 @@
+"""Log lines as nats-server writes them, by way of the standard ``logging``: ``[PID] DATE TIME [INF] TEXT``.
+
+Launchers and tests wait for lines such as ``Server is ready`` and read ports out of them, so the form is contract.
+Any module logs with ``logging.getLogger(__name__)``; ``TRACE`` is below DEBUG, for protocol lines.
+Source: nats-server logger/log.go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+
+__all__ = ["TRACE", "LogLines"]
+
+TRACE = 5
+
+_LABELS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR",
+           logging.CRITICAL: "FTL"}
+# Libraries that would speak of each request at these levels.
+_QUIET = ("asyncio", "botocore", "aiobotocore", "aiohttp", "urllib3")
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, *, times: bool, utc: bool) -> None:
+        super().__init__()
+        self._times = times
+        self._clock = time.gmtime if utc else time.localtime
+        self._pid = os.getpid()
+        self._second = -1
+        self._stamp = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        label = _LABELS.get(record.levelno) or "INF"
+        text = record.getMessage()
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        if not self._times:
+            return f"[{self._pid}] [{label}] {text}"
+        second, fraction = divmod(record.created, 1)
+        if second != self._second:  # lines come in bursts, and strftime is most of their cost
+            self._second = int(second)
+            self._stamp = time.strftime("%Y/%m/%d %H:%M:%S", self._clock(second))
+        return f"[{self._pid}] {self._stamp}.{int(fraction * 1_000_000):06d} [{label}] {text}"
+
+
+class LogLines:
+    """The process's one log: standard error, or a file that can be reopened after somebody moved it.
+
+    Raises: OSError when the file cannot be opened.
+    """
+
+    def __init__(self, *, file: str | None = None, debug: bool = False, trace: bool = False, times: bool = True,
+                 utc: bool = False) -> None:
+        self.file = file
+        self._handler: logging.Handler = (
+            logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8"))
+        self._handler.setFormatter(_Formatter(times=times, utc=utc))
+        for level, label in _LABELS.items():
+            logging.addLevelName(level, label)
+        root = logging.getLogger()
+        root.handlers[:] = [self._handler]
+        root.setLevel(TRACE if trace else logging.DEBUG if debug else logging.INFO)
+        if trace and not debug:
+            self._handler.addFilter(lambda record: record.levelno != logging.DEBUG)
+        for name in _QUIET:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.raiseExceptions = False  # a log that cannot be written must not stop the broker
+        logging.captureWarnings(True)
+
+    def reopen(self) -> bool:
+        """Close the file and open its name anew; False where the log is no file."""
+        if not isinstance(self._handler, logging.FileHandler):
+            return False
+        # A closed FileHandler opens its file again with the next line.
+        self._handler.close()
+        return True

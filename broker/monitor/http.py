@@ -1,0 +1,110 @@
+"""The monitoring pages over HTTP/1.1: sockets around ``pages``, framed by h11.
+
+One request a connection, then it is closed, as nats-server does. Bounded on every side, since whoever reaches the port
+may ask: head of a request in bytes, time for a whole exchange, connections at once. A body is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from email.utils import formatdate
+from http import HTTPStatus
+
+import h11
+
+from broker.clock import Clock
+from broker.monitor.pages import Page, Pages
+
+__all__ = ["MonitorServer"]
+
+log = logging.getLogger(__name__)
+
+HEAD_BYTES_MAX = 16 * 1024
+EXCHANGE_SECONDS_MAX = 10.0
+CONNECTIONS_MAX = 64
+"""More wait in the listen queue until one has its answer."""
+
+
+class MonitorServer:
+    """Listens from ``start`` to ``close``; ``host`` and ``port`` are the true ones in between."""
+
+    def __init__(self, pages: Pages, clock: Clock, host: str, port: int, *,
+                 exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
+        self.host = host
+        self.port = port
+        self._pages = pages
+        self._clock = clock
+        self._seconds = exchange_seconds_max
+        self._server: asyncio.Server | None = None
+        self._exchanges: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)
+
+    async def start(self) -> None:
+        """Raises: OSError when the address cannot be listened on."""
+        self._server = await asyncio.start_server(self._accepted, self.host, max(self.port, 0), limit=HEAD_BYTES_MAX,
+                                                  family=socket.AF_UNSPEC, reuse_address=True)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening and cut off whatever exchange is under way."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._exchanges):
+            task.cancel()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._exchange(reader, writer), name="monitor exchange")
+        self._exchanges.add(task)
+        task.add_done_callback(self._exchanges.discard)
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(high=0)  # so that drain() means: all of it has gone out
+        try:
+            async with asyncio.timeout(self._seconds), self._free:
+                await self._serve(reader, writer)
+        except (TimeoutError, ConnectionError):
+            pass
+        except Exception:
+            log.exception("a monitoring page failed")
+        finally:
+            # No waiting for a peer that does not read: what it has not taken by now is lost to it.
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()
+            else:
+                writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        try:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await reader.read(4096))
+        except h11.RemoteProtocolError as error:
+            page = Page(error.error_status_hint, str(error).encode(), "text/plain; charset=utf-8")
+        else:
+            if not isinstance(event, h11.Request):
+                return  # closed before it asked
+            if event.method in (b"GET", b"HEAD"):
+                page = self._pages.answer(event.target.decode("latin-1"))
+            else:
+                page = Page(405, b"Method Not Allowed\n", "text/plain; charset=utf-8")
+        if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        head = h11.Response(status_code=page.status, reason=_reason(page.status), headers=[
+            ("Access-Control-Allow-Origin", "*"), ("Content-Type", page.content_type),
+            ("Date", formatdate(self._clock.now_ns() / 1e9, usegmt=True)), ("Content-Length", str(len(page.body))),
+            ("X-Content-Type-Options", "nosniff"), ("Connection", "close")])
+        writer.write(connection.send(head) or b"")
+        writer.write(connection.send(h11.Data(data=page.body)) or b"")
+        writer.write(connection.send(h11.EndOfMessage()) or b"")
+        await writer.drain()
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

@@ -1,0 +1,390 @@
+"""The monitoring pages: a path and its query to a status and a body. No I/O; figures come through
+``Views``.
+
+Field names, parameters and error texts are nats-server's (server/monitor.go), so that dashboards, exporters and the
+clients' tests read both alike. Pages of things that do not exist here answer 404, as an unknown path does.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from broker.clock import Clock
+from broker.monitor.views import ConnectionView, JetStreamView, SubscriptionView, Views
+
+__all__ = ["BadQuery", "Page", "Pages"]
+
+LIMIT = 1024
+"""Rows of one page unless it asks for more or fewer, as in nats-server."""
+
+_CALLBACK = re.compile(r"[A-Za-z_$][\w$.]{0,127}")
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+_SORTS: dict[str, tuple[Callable[[ConnectionView], Any], bool]] = {
+    # Option to key and whether the highest comes first.
+    "cid": (lambda c: c.cid, False), "start": (lambda c: c.start_at_ns, False),
+    "subs": (lambda c: c.subscriptions, True), "pending": (lambda c: c.pending_bytes, True),
+    "msgs_to": (lambda c: c.out_msgs, True), "msgs_from": (lambda c: c.in_msgs, True),
+    "bytes_to": (lambda c: c.out_bytes, True), "bytes_from": (lambda c: c.in_bytes, True),
+    "last": (lambda c: c.last_activity_at_ns, True), "idle": (lambda c: c.last_activity_at_ns, False),
+    "uptime": (lambda c: c.start_at_ns, False), "rtt": (lambda c: c.rtt_ns, True),
+}
+_STATES = frozenset({"open", "closed", "any", "all"})
+
+
+class BadQuery(Exception):
+    """A parameter that cannot be read: status 400 with this text."""
+
+
+class Page:
+    """A reply: status, content type, body."""
+
+    __slots__ = ("body", "content_type", "status")
+
+    def __init__(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+
+class _Query:
+    """The parameters of one request."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._values = parse_qs(text, keep_blank_values=True, max_num_fields=64)
+        except ValueError:
+            raise BadQuery("too many parameters") from None
+
+    def text(self, name: str) -> str:
+        return self._values.get(name, [""])[0]
+
+    def number(self, name: str, default: int = 0) -> int:
+        value = self.text(name)
+        if not value:
+            return default
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+            raise BadQuery(f"Error decoding int for '{name}': strconv.Atoi: parsing {json.dumps(value)}: "
+                           "invalid syntax")
+        return int(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.text(name)
+        if value and value not in _TRUE and value not in _FALSE:
+            raise BadQuery(f"Error decoding boolean for '{name}': strconv.ParseBool: parsing {json.dumps(value)}: "
+                           "invalid syntax")
+        return value in _TRUE
+
+    def window(self) -> tuple[int, int]:
+        """Offset and limit of a page of rows."""
+        limit = self.number("limit")
+        return max(self.number("offset"), 0), limit if limit > 0 else LIMIT
+
+
+class Pages:
+    """All pages under one base path. ``answer`` may be called at any time, also while the broker is a standby."""
+
+    def __init__(self, views: Views, clock: Clock, base_path: str = "/") -> None:
+        self._views = views
+        self._clock = clock
+        self._base = "/" + base_path.strip("/") if base_path.strip("/") else ""
+        self._asked: dict[str, int] = {}
+        self._cpu = _Cpu(clock)
+        self._pages: Mapping[str, Callable[[_Query], Page]] = {
+            "/": self._root, "/varz": self._json(self._varz), "/connz": self._json(self._connz),
+            "/subsz": self._json(self._subsz), "/subscriptionsz": self._json(self._subsz),
+            "/jsz": self._json(self._jsz), "/healthz": self._healthz,
+        }
+
+    def answer(self, target: str) -> Page:
+        """The reply to a request for ``target`` (path and query as they came)."""
+        try:
+            split = urlsplit(target)
+            path = unquote(split.path)
+            query = _Query(split.query)
+        except (ValueError, BadQuery) as error:
+            return _plain(400, str(error))
+        if not path.startswith(self._base):
+            return _plain(404, "404 page not found\n")
+        path = path[len(self._base):] or "/"
+        page = self._pages.get(path)
+        if page is None:
+            return _plain(404, "404 page not found\n")
+        self._asked[path] = self._asked.get(path, 0) + 1
+        try:
+            return _with_callback(page(query), query)
+        except BadQuery as error:
+            return _plain(400, str(error))
+
+    def _json(self, make: Callable[[_Query], dict[str, Any]]) -> Callable[[_Query], Page]:
+        return lambda query: Page(200, json.dumps(make(query), indent=2, ensure_ascii=False).encode())
+
+    # ---- the pages
+
+    def _root(self, query: _Query) -> Page:
+        links = "".join(f'<a href=".{html.escape(path)}">{html.escape(path[1:])}</a><br/>\n'
+                        for path in self._pages if path not in ("/", "/subscriptionsz"))
+        name = html.escape(self._views.server().server_name)
+        text = f"<!doctype html>\n<title>jetblock {name}</title>\n<h1>jetblock</h1>\n<p>{name}</p>\n{links}"
+        return Page(200, text.encode(), "text/html; charset=utf-8")
+
+    def _healthz(self, query: _Query) -> Page:
+        health = self._views.health()
+        status = 200 if health.status == "ok" else 503
+        if status == 200 and not query.flag("js-server-only") and (missing := self._missing(query)):
+            return Page(404, json.dumps({"status": "unavailable", "error": missing}).encode())
+        body = {"status": health.status}
+        if health.error:
+            body["error"] = health.error
+        return Page(status, json.dumps(body).encode())
+
+    def _missing(self, query: _Query) -> str:
+        """Why the stream or consumer that is asked for is not there; "" when it is, or none is asked for."""
+        stream, consumer, account = query.text("stream"), query.text("consumer"), query.text("account") or "$G"
+        if not stream:
+            return ""
+        jetstream = self._views.jetstream()
+        found = next((row for row in (jetstream.list_streams() if jetstream else ()) if row["name"] == stream), None)
+        if found is None:
+            return f'JetStream stream "{stream}" not found on account "{account}"'
+        if consumer and all(row.get("name") != consumer for row in found.get("consumer_detail", ())):
+            return f'JetStream consumer "{consumer}" not found for stream "{stream}" on account "{account}"'
+        return ""
+
+    def _varz(self, query: _Query) -> dict[str, Any]:
+        view, now_ns = self._views.server(), self._clock.now_ns()
+        jetstream = self._views.jetstream()
+        page: dict[str, Any] = {
+            "server_id": view.server_id, "server_name": view.server_name, "version": view.version, "proto": 1,
+            "go": f"python{sys.version_info.major}.{sys.version_info.minor}", "host": view.host, "port": view.port,
+        }
+        if view.auth_required:
+            page["auth_required"] = True
+        if view.connect_urls:
+            page["connect_urls"] = view.connect_urls
+        page |= {"http_host": view.http_host, "http_port": view.http_port, "http_base_path": self._base,
+                 "https_port": 0, **view.options, "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {}, "websocket": {},
+                 "jetstream": _jetstream_varz(jetstream) if jetstream else {}}
+        return page | {
+            "start": _instant(view.start_at_ns), "now": _instant(now_ns), "uptime": _uptime(now_ns - view.start_at_ns),
+            "mem": _resident_bytes(), "cores": os.cpu_count() or 1, "gomaxprocs": 1, "cpu": self._cpu.percent(),
+            "connections": view.connections, "total_connections": view.total_connections,
+            "routes": 0, "remotes": 0, "leafnodes": 0,
+            "in_msgs": view.in_msgs, "in_bytes": view.in_bytes,
+            "in_client_msgs": view.in_msgs, "in_client_bytes": view.in_bytes,
+            "out_msgs": view.out_msgs, "out_bytes": view.out_bytes,
+            "out_client_msgs": view.out_msgs, "out_client_bytes": view.out_bytes,
+            "slow_consumers": view.slow_consumers, "stale_connections": view.stale_connections,
+            "stalled_clients": view.stalled_clients, "subscriptions": view.subscriptions,
+            "http_req_stats": dict(sorted(self._asked.items())), "config_load_time": _instant(view.start_at_ns),
+            "config_digest": "",
+            "slow_consumer_stats": {"clients": view.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
+            "stale_connection_stats": {"clients": view.stale_connections, "routes": 0, "gateways": 0, "leafs": 0},
+        }
+
+    def _connz(self, query: _Query) -> dict[str, Any]:
+        now_ns = self._clock.now_ns()
+        sort = query.text("sort") or "cid"
+        if sort not in _SORTS:
+            raise BadQuery(f"invalid sorting option: {sort}")
+        state = query.text("state") or "open"
+        if state.lower() not in _STATES:
+            raise BadQuery(f"Error decoding state for {state}")
+        auth = query.flag("auth")
+        user, account, cid = query.text("user"), query.text("acc"), query.number("cid")
+        if user and not auth:
+            raise BadQuery("filter by user only valid with auth option")
+        # Closed connections are not kept.
+        rows = [] if state.lower() == "closed" else list(self._views.connections())
+        total = len(rows)
+        rows = [row for row in rows if (not cid or row.cid == cid) and (not user or row.user == user)
+                and (not account or row.account == account)]
+        if user or account:
+            total = len(rows)
+        key, highest_first = _SORTS[sort]
+        rows.sort(key=key, reverse=highest_first)
+        offset, limit = (0, 1) if cid else query.window()
+        rows = rows[offset:offset + limit]
+        detail = query.text("subs").lower() == "detail"
+        listed = not detail and query.flag("subs")
+        return {"server_id": self._views.server().server_id, "now": _instant(now_ns), "num_connections": len(rows),
+                "total": total, "offset": offset, "limit": limit,
+                "connections": [_connection(row, now_ns, auth=auth, listed=listed, detail=detail) for row in rows]}
+
+    def _subsz(self, query: _Query) -> dict[str, Any]:
+        view = self._views.router()
+        test, account = query.text("test"), query.text("acc")
+        offset, limit = query.window()
+        page: dict[str, Any] = {
+            "server_id": self._views.server().server_id, "now": _instant(self._clock.now_ns()),
+            "num_subscriptions": view.num_subscriptions, "num_cache": view.num_cache, "num_inserts": view.num_inserts,
+            "num_removes": view.num_removes, "num_matches": view.num_matches, "cache_hit_rate": view.cache_hit_rate,
+            "max_fanout": view.max_fanout, "avg_fanout": view.avg_fanout,
+        }
+        if test and (not _literal(test)):
+            raise BadQuery("invalid test subject, must be valid publish subject: " + test)
+        if not query.flag("subs"):
+            return page | {"total": 0, "offset": offset, "limit": limit}
+        rows = [row for row in self._views.subscriptions() if (not account or row.account == account)
+                and (not test or _matches(row.subject, test))]
+        return page | {"total": len(rows), "offset": offset, "limit": limit,
+                       "subscriptions_list": [{"account": row.account, **_subscription(row)}
+                                              for row in rows[offset:offset + limit]]}
+
+    def _jsz(self, query: _Query) -> dict[str, Any]:
+        view, server = self._views.jetstream(), self._views.server()
+        now = _instant(self._clock.now_ns())
+        if view is None:
+            return {**_jetstream_stats(JetStreamView({})), "server_id": server.server_id, "now": now, "disabled": True,
+                    "config": {"max_memory": 0, "max_storage": 0}, "limits": {}, "streams": 0, "consumers": 0,
+                    "messages": 0, "bytes": 0, "total": 0}
+        page = {**_jetstream_stats(view), "server_id": server.server_id, "now": now, "config": view.config,
+                "limits": {}, "streams": view.streams, "consumers": view.consumers, "messages": view.messages,
+                "bytes": view.bytes, "total": 1}
+        consumers, streams = query.flag("consumers"), query.flag("streams")
+        if consumers or streams or query.flag("accounts") or query.text("acc"):
+            account: dict[str, Any] = {"name": "$G", "id": "$G", **_jetstream_stats(view), "accounts": 0}
+            if streams or consumers:
+                account["stream_detail"] = [_stream(row, config=query.flag("config"), consumers=consumers)
+                                            for row in view.list_streams()]
+            if query.text("acc") in ("", "$G"):
+                page["account_details"] = [account]
+        return page
+
+
+def _plain(status: int, text: str) -> Page:
+    return Page(status, text.encode(errors="replace"), "text/plain; charset=utf-8")
+
+
+def _with_callback(page: Page, query: _Query) -> Page:
+    """JSONP. A callback that is no dotted name is refused: it would let a link run any script."""
+    callback = query.text("callback")
+    if not callback or page.content_type != "application/json":
+        return page
+    if not _CALLBACK.fullmatch(callback):
+        raise BadQuery("callback must be a JavaScript name")
+    return Page(page.status, callback.encode() + b"(" + page.body + b")", "application/javascript")
+
+
+def _connection(row: ConnectionView, now_ns: int, *, auth: bool, listed: bool, detail: bool) -> dict[str, Any]:
+    page: dict[str, Any] = {"cid": row.cid, "kind": "Client", "type": "nats", "ip": row.ip, "port": row.port,
+                            "start": _instant(row.start_at_ns), "last_activity": _instant(row.last_activity_at_ns)}
+    if row.rtt_ns:
+        page["rtt"] = _duration(row.rtt_ns)
+    page |= {"uptime": _uptime(now_ns - row.start_at_ns), "idle": _uptime(now_ns - row.last_activity_at_ns),
+             "pending_bytes": row.pending_bytes, "in_msgs": row.in_msgs, "out_msgs": row.out_msgs,
+             "in_bytes": row.in_bytes, "out_bytes": row.out_bytes, "subscriptions": row.subscriptions}
+    page |= {name: value for name, value in (("name", row.name), ("lang", row.lang), ("version", row.version)) if value}
+    if auth:
+        page |= {"authorized_user": row.user, "account": row.account}
+    if detail:
+        page["subscriptions_list_detail"] = [_subscription(sub) for sub in row.list_subscriptions()]
+    elif listed:
+        page["subscriptions_list"] = [sub.subject for sub in row.list_subscriptions()]
+    return page
+
+
+def _subscription(row: SubscriptionView) -> dict[str, Any]:
+    page: dict[str, Any] = {"subject": row.subject}
+    if row.queue:
+        page["qgroup"] = row.queue
+    page |= {"sid": row.sid, "msgs": row.msgs}
+    if row.max_msgs:
+        page["max"] = row.max_msgs
+    return page | {"cid": row.cid}
+
+
+def _jetstream_stats(view: JetStreamView) -> dict[str, Any]:
+    return {"memory": view.memory, "storage": view.storage, "reserved_memory": view.reserved_memory,
+            "reserved_storage": view.reserved_storage, "accounts": 1, "ha_assets": 0,
+            "api": {"level": view.api_level, "total": view.api_total, "errors": view.api_errors}}
+
+
+def _jetstream_varz(view: JetStreamView) -> dict[str, Any]:
+    return {"config": view.config, "stats": _jetstream_stats(view), "limits": {}}
+
+
+def _stream(row: dict[str, Any], *, config: bool, consumers: bool) -> dict[str, Any]:
+    hidden = {name for name, shown in (("config", config), ("consumer_detail", consumers)) if not shown}
+    return {name: value for name, value in row.items() if name not in hidden}
+
+
+def _literal(subject: str) -> bool:
+    return all(token and token not in ("*", ">") for token in subject.split(".")) and not re.search(r"\s", subject)
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    for i, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > i
+        if i >= len(given) or (token not in ("*", given[i])):
+            return False
+    return len(wanted) == len(given)
+
+
+def _instant(at_ns: int) -> str:
+    """RFC 3339 with as many digits as the nanoseconds need."""
+    from datetime import UTC, datetime
+
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return text + (f".{rest:09d}".rstrip("0") if rest else "") + "Z"
+
+
+def _duration(ns: int) -> str:
+    """As Go prints a time.Duration below a minute: ``750µs``, ``1.5ms``, ``2s``."""
+    for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
+        if ns >= factor:
+            return f"{ns / factor:.9f}".rstrip("0").rstrip(".") + unit
+    return f"{ns}ns"
+
+
+def _uptime(ns: int) -> str:
+    """``1y2d3h4m5s`` in whole units, leading zero ones left out."""
+    seconds = max(ns, 0) // 1_000_000_000
+    text = ""
+    for unit, length in (("y", 365 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60)):
+        count, seconds = divmod(seconds, length)
+        if count or text:
+            text += f"{count}{unit}"
+    return f"{text}{seconds}s"
+
+
+class _Cpu:
+    """The share of one core used since the last time it was asked, in percent."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at_ns = clock.monotonic_ns()
+        self._used = self._usage()
+
+    @staticmethod
+    def _usage() -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
+
+    def percent(self) -> float:
+        now_ns, used = self._clock.monotonic_ns(), self._usage()
+        past_s = (now_ns - self._at_ns) / 1e9
+        share = (used - self._used) / past_s * 100 if past_s > 0 else 0.0
+        self._at_ns, self._used = now_ns, used
+        return round(share, 1)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):  # no /proc: its highest is all there is, in kilobytes (on macOS bytes)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

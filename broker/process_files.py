@@ -1,0 +1,64 @@
+"""The files by which other programs find this process: its id, and the ports it listens on.
+
+Both are read by launchers at any moment, so each appears whole: written aside, then renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["PortsFile", "urls", "write_pid_file"]
+
+
+def write_pid_file(path: str) -> None:
+    """The process id in digits, with no newline after, since not every reader would strip one. Raises: OSError."""
+    _write_whole(Path(path), str(os.getpid()))
+
+
+class PortsFile:
+    """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. The name is nats-server's, whoever runs."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory, f"nats-server_{os.getpid()}.ports")
+
+    def write(self, ports: Mapping[str, Sequence[str]]) -> None:
+        """``ports``: e.g. ``{"nats": ["nats://127.0.0.1:4222"]}``. Raises: OSError."""
+        _write_whole(self._path, json.dumps(ports))
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def urls(scheme: str, host: str, port: int) -> list[str]:
+    """The URLs of one listener: its own address, or for a listener on every address those of this machine.
+
+    The loopback address comes first: readers take the first entry.
+    """
+    hosts = [host]
+    if host in ("0.0.0.0", "::", ""):
+        hosts = ["127.0.0.1", *(["::1"] if host == "::" else []), *_own_addresses()]
+    return [f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}" for name in dict.fromkeys(hosts)]
+
+
+def _own_addresses() -> list[str]:
+    """The address that packets to elsewhere would leave from; asking the name service could take seconds."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1; connecting a datagram socket sends nothing
+            return [str(probe.getsockname()[0])]
+        except OSError:
+            return []
+
+
+def _write_whole(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, "ascii")
+    try:
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

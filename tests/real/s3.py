@@ -1,0 +1,191 @@
+"""Real S3 servers for tests: MinIO and SeaweedFS on free loopback ports, one of each for the session, ended by pid.
+
+Use the fixtures by importing them into a conftest: ``from tests.real.s3 import minio, seaweed``. Where a server cannot
+be had the test is skipped with a reason that begins with ``MISSING``, which ``tell_missing`` prints at the end.
+
+Where JETBLOCK_TEST_S3_ENDPOINT names an endpoint, ``minio`` is that one, with the credentials of the AWS environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+__all__ = ["MISSING", "S3Server", "free_port", "minio", "seaweed", "tell_missing"]
+
+MISSING = "real part missing: "
+_USER, _SECRET = "jetblock-test", "jetblock-test-secret"
+_START_TIMEOUT_S = 60
+
+
+@dataclass
+class S3Server:
+    """A running S3 endpoint with an empty bucket."""
+
+    name: str
+    endpoint: str
+    env: dict[str, str]
+    """What a process needs in its environment to use it: AWS_ENDPOINT_URL and credentials."""
+    process: subprocess.Popen[bytes] | None = None
+    bucket: str = field(default_factory=lambda: f"jetblock-{secrets.token_hex(4)}")
+
+    def new_url(self) -> str:
+        """A store of its own: a prefix of the bucket that nothing else uses."""
+        return f"s3://{self.bucket}/{secrets.token_hex(6)}"
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket. Raises: what botocore does while the server is not ready."""
+        from botocore.config import Config
+        from botocore.session import Session
+
+        session = Session()
+        session.set_credentials(self.env["AWS_ACCESS_KEY_ID"], self.env["AWS_SECRET_ACCESS_KEY"],
+                                self.env.get("AWS_SESSION_TOKEN"))
+        client = session.create_client(
+            "s3", region_name=self.env["AWS_REGION"], endpoint_url=self.endpoint,
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=2,
+                          read_timeout=10))
+        client.create_bucket(Bucket=name)
+
+    def end(self) -> None:
+        """End the server that was started here."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on just now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """MinIO, or the endpoint that the environment gives."""
+    if endpoint := os.environ.get("JETBLOCK_TEST_S3_ENDPOINT"):
+        kept = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        env = {name: os.environ[name] for name in kept if name in os.environ}
+        given = S3Server("given", endpoint, env | {"AWS_ENDPOINT_URL": endpoint,
+                                                   "AWS_REGION": os.environ.get("AWS_REGION", "us-east-1")})
+        given.make_bucket(given.bucket)
+        yield given
+        return
+    server = _start("minio", tmp_path_factory.mktemp("minio"), _minio_command)
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """SeaweedFS, a second S3 server, so that what is one server's habit is not taken for S3's."""
+    server = _start("seaweed", tmp_path_factory.mktemp("seaweed"), _seaweed_command)
+    yield server
+    server.end()
+
+
+def tell_missing(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end which real parts were missing and how many tests did not run for it."""
+    counts: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if MISSING in reason:
+            what = reason.partition(MISSING)[2]
+            counts[what] = counts.get(what, 0) + 1
+    for what, count in sorted(counts.items()):
+        terminalreporter.write_line(f"NOT RUN: {count} tests, for want of {what}", red=True)
+
+
+def _minio_command(folder: Path, port: int) -> list[str]:
+    return [_binary("minio"), "server", str(folder), "--quiet", "--address", f"127.0.0.1:{port}",
+            "--console-address", f"127.0.0.1:{free_port()}"]
+
+
+def _seaweed_command(folder: Path, port: int) -> list[str]:
+    ports = [f"-{part}={free_port()}" for part in (
+        "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
+        "s3.port.grpc")]
+    return [_binary("weed"), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
+            f"-s3.port={port}", *ports, "-volume.max=8", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"]
+
+
+def _binary(name: str) -> str:
+    if given := os.environ.get(f"JETBLOCK_{name.upper()}"):
+        return given
+    try:
+        from tests.real import parts
+
+        found = parts.minio_binary() if name == "minio" else parts.weed_binary()
+    except Exception as e:  # whatever keeps a part from being had is the reason that is told
+        pytest.skip(f"{MISSING}{name}: {type(e).__name__}: {e}")
+    if not found:
+        pytest.skip(f"{MISSING}{name}")
+    return str(found)
+
+
+def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -> S3Server:
+    """Start it and make its bucket; another port when somebody took the first one meanwhile."""
+    log = folder / "server.log"
+    data = folder / "data"
+    data.mkdir()
+    for attempt in range(3):
+        port = free_port()
+        endpoint = f"http://127.0.0.1:{port}"
+        environment = os.environ | {"MINIO_ROOT_USER": _USER, "MINIO_ROOT_PASSWORD": _SECRET, "MINIO_BROWSER": "off",
+                                    "MINIO_UPDATE": "off"}
+        with log.open("ab") as out:
+            process = subprocess.Popen(command(data, port), stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                       env=environment, cwd=folder, preexec_fn=_die_with_parent)
+        server = S3Server(name, endpoint, {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": _USER,
+                                           "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_REGION": "us-east-1"}, process)
+        try:
+            if _ready(server):
+                return server
+        except BaseException:
+            server.end()
+            raise
+        server.end()
+        print(f"{name} did not start, attempt {attempt}", file=sys.stderr)
+    raise RuntimeError(f"{name} does not start:\n" + log.read_text(errors="replace")[-3000:])
+
+
+def _ready(server: S3Server) -> bool:
+    """Wait until the bucket could be made; False when the server ended, or took too long."""
+    assert server.process is not None
+    until = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < until:
+        if server.process.poll() is not None:
+            return False
+        try:
+            if server.name == "minio":
+                urlopen(server.endpoint + "/minio/health/ready", timeout=2).close()
+            server.make_bucket(server.bucket)
+        except Exception:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _die_with_parent() -> None:
+    """A test run that is killed leaves no servers behind (Linux)."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
