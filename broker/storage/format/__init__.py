@@ -1,0 +1,19 @@
+"""Bytes to values and back, for everything that lies in the store; docs/FORMAT.md draws it byte by byte.
+
+Owns: the layout of each kind of object and the checks on it. Owns neither keys (``storage.paths``), nor when anything is
+written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
+
+    header     the 64 bytes at the head of every object
+    document   the small objects: header and one msgpack map (store, claim, seal, root, inbox request)
+    segment    an object of blocks: its directory, and where each block's core, index and frames lie (runs too)
+    block      a block's core: counts, outcome, removed ranges, records; and BlockRef, a block's place in the store
+    index      a block's message index: columns, frame table, subject table
+    frame      about 128 KiB of bodies, compressed; decoded it is a Chunk
+    record     what streams and consumers did, beside their messages
+    page       the opaque pages of a checkpoint, several to an object
+    columns    fixed-width integers at their minimum width
+    codec      zstd, CRC and msgpack, with their bounds
+
+Nothing here does I/O, reads a clock or imports anything else of ours: it runs in a Spark executor as it does in the broker.
+Whatever the bytes are, decoding ends in values or in one of the errors of ``errors``.
+"""

@@ -1,0 +1,306 @@
+"""A block's core: all that replay needs of one stream's part of an object, and where a block lies.
+
+    core      fixed part | sections, as the flags say compressed together or not
+
+    fixed part
+         0     4  magic "JBLK"
+         4     2  version
+         6     1  flags: 1 the sections are compressed, 2 the subject summary is there
+         7     1  codec of the frames
+         8     1  cipher, 0: none
+         9     3  0
+        12     4  message count
+        16     8  stream incarnation, 0 for the shard's own block
+        24     4  epoch  \\  of the object
+        28     8  number  > (so that a core moved to
+        36     8  id     /  another object is noticed)
+        44    16  first_seq, last_seq           0 where the block holds no message
+        60    16  user bytes, raw bytes         (what the stream counts; headers + payloads)
+        76    16  first_time_ns, last_time_ns   of the first and of the last message
+        92    32  outcome: first_seq, last_seq, msgs, bytes of the stream after this block
+       124     8  outcome: first_time_ns
+       132    12  rows of removed ranges, bytes of records, bytes of the subject summary
+       144     8  bytes of the sections, before compression and stored
+       152     4  crc32 of the stored sections
+       156     4  crc32 of bytes 0 to 156
+    sections
+               removed    four columns' descriptions (9 bytes each), then their cells: first, last - first, msgs, bytes
+               records    see ``record``
+               summary    msgpack [[subject, count, first_seq, last_seq], …]: at most 16 subjects and 1 KiB of names
+
+A block whose subjects are more has no summary; its index has the whole table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from .codec import SECTION_BYTES_MAX, Codec, Undecodable, Unpackable, compress, decompress, pack_value, unpack_value
+from .columns import COLUMN, Column, Misfit, read_column
+from .errors import Corrupt, VersionUnknown
+from .header import NUMBER_MAX, Position
+from .record import Record, decode_records, encode_records
+
+__all__ = ["CORE_BYTES_MIN", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef",
+           "Outcome", "Removed", "SubjectSummary", "decode_core", "encode_core"]
+
+BLOCK_VERSION: Final = 1
+SUMMARY_SUBJECTS_MAX: Final = 16
+SUMMARY_BYTES_MAX: Final = 1024
+
+_MAGIC: Final = b"JBLK"
+_COMPRESSED: Final = 1
+_SUMMARY: Final = 2
+_LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III II II".replace(" ", ""))
+CORE_BYTES_MIN: Final = _LAYOUT.size
+assert CORE_BYTES_MIN == 160
+
+SubjectSummary = tuple[tuple[bytes, int, int, int], ...]
+"""(subject, count, first_seq, last_seq) of each subject in a block, in subject order."""
+
+
+class Outcome(NamedTuple):
+    """A stream as it stands after a block: a fact, not a rule. An empty stream has ``first_seq == last_seq + 1``."""
+
+    first_seq: int = 0
+    last_seq: int = 0
+    msgs: int = 0
+    bytes: int = 0
+    first_time_ns: int = 0
+
+
+class Removed(NamedTuple):
+    """Messages of the stream, in this block or an earlier one, that are no more: ``msgs`` of them in first..last."""
+
+    first_seq: int
+    last_seq: int
+    msgs: int
+    bytes: int
+
+
+class BlockCore:
+    """The decoded core of one block. Treat it as immutable: caches and replay share it."""
+
+    __slots__ = ("bytes", "codec", "count", "first_seq", "first_time_ns", "last_seq", "last_time_ns", "object_id",
+                 "outcome", "position", "raw_bytes", "records", "removed", "stream_id", "subjects")
+
+    def __init__(self, stream_id: int, position: Position, *, count: int = 0, first_seq: int = 0, last_seq: int = 0,
+                 bytes: int = 0, raw_bytes: int = 0, first_time_ns: int = 0, last_time_ns: int = 0,
+                 outcome: Outcome | None = None, removed: Sequence[Removed] = (), records: Sequence[Record] = (),
+                 subjects: SubjectSummary | None = (), codec: Codec = Codec.ZSTD, object_id: int = 0) -> None:
+        self.stream_id = stream_id
+        self.position = position
+        self.object_id = object_id
+        self.codec = codec
+        self.count = count
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.bytes = bytes
+        self.raw_bytes = raw_bytes
+        self.first_time_ns = first_time_ns
+        self.last_time_ns = last_time_ns
+        self.outcome = outcome or Outcome()
+        self.removed = removed
+        self.records = records
+        self.subjects = subjects
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BlockCore):
+            return NotImplemented
+        return self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # compared in tests only
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(tuple(value) if isinstance(value, list) else value
+                     for value in (getattr(self, name) for name in self.__slots__))
+
+    def __repr__(self) -> str:
+        return (f"<BlockCore stream {self.stream_id:016x} in {self.position}: {self.count} messages "
+                f"{self.first_seq}..{self.last_seq}, {len(self.removed)} removed, {len(self.records)} records>")
+
+
+class BlockPlace(IntEnum):
+    """Which of the three sorts of key a block's object has."""
+
+    LOG = 1
+    """shards/<shard>/log/<epoch>-<number>"""
+    RUN = 2
+    """shards/<shard>/runs/<epoch>-<position>-<id>"""
+    STREAM_RUN = 3
+    """streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>"""
+
+
+class BlockRef:
+    """Where one block with messages lies, and what must be known of it without reading it. Immutable.
+
+    ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
+    are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has
+    more of them than fit: then its index says.
+    """
+
+    __slots__ = ("bytes", "core_bytes", "core_offset", "count", "first_seq", "first_time_ns", "frames_bytes",
+                 "frames_offset", "index_bytes", "index_offset", "last_seq", "last_time_ns", "object_id", "place",
+                 "position", "stream_id", "subjects")
+
+    def __init__(self, place: BlockPlace, position: Position, object_id: int, stream_id: int, core_offset: int,
+                 core_bytes: int, index_offset: int, index_bytes: int, frames_offset: int, frames_bytes: int,
+                 first_seq: int, last_seq: int, count: int, bytes: int, first_time_ns: int, last_time_ns: int,
+                 subjects: SubjectSummary | None) -> None:
+        self.place = place
+        self.position = position
+        self.object_id = object_id
+        self.stream_id = stream_id
+        self.core_offset = core_offset
+        self.core_bytes = core_bytes
+        self.index_offset = index_offset
+        self.index_bytes = index_bytes
+        self.frames_offset = frames_offset
+        self.frames_bytes = frames_bytes
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.count = count
+        self.bytes = bytes
+        self.first_time_ns = first_time_ns
+        self.last_time_ns = last_time_ns
+        self.subjects = subjects
+
+    def pack(self) -> list[Any]:
+        """A compact list for msgpack; ``unpack`` takes it back."""
+        return [int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
+                self.core_offset, self.core_bytes, self.index_offset, self.index_bytes, self.frames_offset,
+                self.frames_bytes, self.first_seq, self.last_seq, self.count, self.bytes, self.first_time_ns,
+                self.last_time_ns, None if self.subjects is None else [list(row) for row in self.subjects]]
+
+    @classmethod
+    def unpack(cls, packed: Any) -> BlockRef:
+        """Raises: Corrupt when ``packed`` is not what ``pack`` gives."""
+        try:
+            place, epoch, number, *numbers, subjects = packed
+            if subjects is not None:
+                subjects = _summary(subjects)
+            if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
+                raise ValueError("a number is missing or is none")
+            return cls(BlockPlace(place), Position(epoch, number), *numbers, subjects)
+        except (TypeError, ValueError) as error:
+            raise Corrupt("block reference", "fields", 0, str(error)) from None
+
+    def __eq__(self, other: object) -> bool:
+        return self.pack() == other.pack() if isinstance(other, BlockRef) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.place, self.position, self.object_id, self.core_offset))
+
+    def __repr__(self) -> str:
+        return (f"<BlockRef {self.place.name.lower()} {self.position}+{self.core_offset}: stream {self.stream_id:016x} "
+                f"{self.first_seq}..{self.last_seq}>")
+
+
+def encode_core(core: BlockCore) -> bytes:
+    """The bytes of one core."""
+    removed = _encode_removed(core.removed)
+    records = encode_records(core.records)
+    summary = pack_value(core.subjects) if core.subjects is not None else b""
+    sections = b"".join((removed, records, summary))
+    stored = compress(sections)
+    flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (_SUMMARY if core.subjects is not None else 0)
+    fixed = _LAYOUT.pack(
+        _MAGIC, BLOCK_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
+        core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
+        len(core.removed), len(records), len(summary), len(sections), len(stored), crc32(stored), 0)[:-4]
+    return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
+
+
+def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: int = 0, name: str | None = None,
+                offset: int = 0, everything: bool = False) -> BlockCore:
+    """Decode one core, whole.
+
+    Args: position, object_id and stream_id are what the key and the directory say, and must be repeated in the core;
+        name and offset are the object and the core's place in it, for errors; everything also keeps unknown records.
+    Raises: Corrupt; VersionUnknown for a newer block; RecordUnknown for a record that must be understood. The last two
+        concern this block's stream alone.
+    """
+    name = name or f"block {position}"
+    if len(data) < CORE_BYTES_MIN:
+        raise Corrupt(name, "block core", offset + len(data), "cut short")
+    (magic, version, flags, codec, cipher, spare, count, core_stream_id, epoch, number, core_object_id, first_seq,
+     last_seq, size, raw_bytes, first_time_ns, last_time_ns, out_first, out_last, out_msgs, out_bytes, out_time,
+     removed_rows, records_bytes, summary_bytes, sections_bytes, stored_bytes, sections_crc, crc) = _LAYOUT.unpack_from(
+        data)
+    if magic != _MAGIC or crc32(data[:CORE_BYTES_MIN - 4]) != crc:
+        raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
+    if version > BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY):
+        raise VersionUnknown(name, "block core", offset + 4,
+                             f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: a newer broker's")
+    if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
+        raise Corrupt(name, "block core", offset + 16, "it belongs to another object or stream")
+    if any(spare) or number > NUMBER_MAX or sections_bytes > SECTION_BYTES_MAX or (
+            count and not (1 <= first_seq and last_seq - first_seq >= count - 1)):
+        raise Corrupt(name, "block core", offset, "a field is out of its range")
+    at = offset + CORE_BYTES_MIN
+    stored = data[CORE_BYTES_MIN:]
+    if len(stored) != stored_bytes or crc32(stored) != sections_crc:
+        raise Corrupt(name, "block core", at, "the checksum or length of its sections does not match")
+    try:
+        if (stored_bytes != sections_bytes) != bool(flags & _COMPRESSED):
+            raise Undecodable("the flag and the lengths disagree")
+        sections = decompress(stored, sections_bytes)
+        removed, end = _decode_removed(sections, removed_rows)
+        if end + records_bytes + summary_bytes != sections_bytes:
+            raise Misfit("the sections do not add up")
+        summary = unpack_value(sections[end + records_bytes:]) if flags & _SUMMARY else None
+        subjects = None if summary is None else _summary(summary)
+    except (Misfit, Undecodable, Unpackable, TypeError, ValueError) as error:
+        raise Corrupt(name, "block core", at, str(error)) from None
+    records = decode_records(sections[end:end + records_bytes], stream_id=stream_id, name=name, offset=at,
+                             everything=everything)
+    return BlockCore(
+        stream_id, position, count=count, first_seq=first_seq, last_seq=last_seq, bytes=size, raw_bytes=raw_bytes,
+        first_time_ns=first_time_ns, last_time_ns=last_time_ns, removed=removed, records=records, subjects=subjects,
+        outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Codec(codec), object_id=object_id)
+
+
+def _encode_removed(removed: Sequence[Removed]) -> bytes:
+    if not removed:
+        return b""
+    firsts, lasts, msgs, sizes = zip(*removed, strict=True)
+    # A row is a byte at least (high is never low), so that few bytes cannot promise many rows.
+    columns = (Column.of(firsts, high=max(firsts) + 1, base=min(firsts)),
+               Column.of([last - first for first, last in zip(firsts, lasts, strict=True)]),
+               Column.of(msgs), Column.of(sizes))
+    return b"".join([column.description for column in columns] + [column.cells for column in columns])
+
+
+def _decode_removed(data: bytes, rows: int) -> tuple[list[Removed], int]:
+    """The removed ranges at the beginning of ``data``, and where they end. Raises: Misfit."""
+    if not rows:
+        return [], 0
+    at = 4 * COLUMN.size
+    if at > len(data):
+        raise Misfit("the removed ranges are cut short")
+    descriptions = list(COLUMN.iter_unpack(data[:at]))
+    if descriptions[0][1] == 0 or rows > len(data):
+        raise Misfit("the removed ranges are more than their bytes")
+    columns: list[Sequence[int]] = []
+    for base, width in descriptions:
+        values, at = read_column(data, at, base, width, rows)
+        columns.append([base] * rows if values is None else values)
+    firsts, spans, msgs, sizes = columns
+    if min(firsts) < 1 or min(spans) < 0 or min(msgs) < 0 or min(sizes) < 0:
+        raise Misfit("a removed range is out of bounds")
+    lasts = [first + span for first, span in zip(firsts, spans, strict=True)]
+    return list(map(Removed, firsts, lasts, msgs, sizes)), at
+
+
+def _summary(rows: Any) -> SubjectSummary:
+    """A subject summary as tuples. Raises: TypeError or ValueError when it is not one."""
+    summary = []
+    for subject, count, first_seq, last_seq in rows:
+        if not isinstance(subject, bytes) or not (type(count) is type(first_seq) is type(last_seq) is int):
+            raise TypeError("a subject summary holds something else")
+        summary.append((subject, count, first_seq, last_seq))
+    return tuple(summary)

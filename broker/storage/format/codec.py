@@ -1,0 +1,121 @@
+"""Compression, checksums and msgpack, with the bounds that keep hostile bytes from costing memory.
+
+Compressors are kept one for each thread: making one costs as much as compressing 10 KiB.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+from zlib import crc32
+
+import msgpack
+import zstandard
+
+__all__ = ["SECTION_BYTES_MAX", "Codec", "Undecodable", "Unpackable", "checksum", "compress", "compress_all",
+           "decompress", "pack_value", "unpack_value"]
+
+SECTION_BYTES_MAX: Final = 1 << 28
+"""No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
+no more on the word of a length field."""
+
+_LEVEL: Final = 1
+"""On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""
+
+_SMALL: Final = 128
+"""Below this zstd's own header eats what it saves."""
+
+_GIL_RELEASE: Final = 5 * 1024
+"""zlib.crc32 releases the GIL above 5 KiB."""
+
+
+class Codec(IntEnum):
+    """How a block's frames are compressed. Each frame that does not shrink is kept as it is, whatever the codec."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+class Undecodable(ValueError):
+    """Compressed bytes that do not give what was promised."""
+
+
+class Unpackable(ValueError):
+    """Bytes that are not one msgpack value."""
+
+
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_per_thread = _PerThread()
+
+
+def compress(raw: bytes) -> bytes:
+    """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed."""
+    if len(raw) < _SMALL:
+        return raw
+    packed: bytes = _per_thread.compressor.compress(raw)
+    return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
+
+
+def compress_all(frames: Sequence[bytes]) -> list[bytes]:
+    """``compress`` for each of ``frames``, giving up the GIL once for all of them.
+
+    A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
+    one such wait.
+    """
+    large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL]
+    if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
+        return [compress(frame) for frame in frames]
+    packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
+    out = list(frames)
+    for i, segment in zip(large, packed, strict=True):
+        raw = frames[i]
+        if len(segment) <= len(raw) - (len(raw) >> 4):
+            out[i] = segment.tobytes()
+    return out
+
+
+def decompress(stored: bytes, raw_bytes: int) -> bytes:
+    """Undo ``compress``. Raises: Undecodable unless exactly ``raw_bytes`` come out."""
+    if len(stored) == raw_bytes:
+        return stored
+    try:
+        # The content size is compared first: the decompressor allocates what the frame says.
+        if raw_bytes > SECTION_BYTES_MAX or zstandard.frame_content_size(stored) != raw_bytes:
+            raise Undecodable(f"the compressed size does not say {raw_bytes} bytes")
+        raw: bytes = _per_thread.decompressor.decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Undecodable(f"zstd: {error}") from None
+    if len(raw) != raw_bytes:
+        raise Undecodable(f"{len(raw)} bytes came out, not {raw_bytes}")
+    return raw
+
+
+def checksum(data: bytes, crc: int = 0) -> int:
+    """zlib.crc32 in pieces that keep the GIL: 1 µs each, where getting the GIL back may cost a switch interval."""
+    if len(data) <= _GIL_RELEASE:
+        return crc32(data, crc)
+    view = memoryview(data)
+    for at in range(0, len(data), _GIL_RELEASE):
+        crc = crc32(view[at:at + _GIL_RELEASE], crc)
+    return crc
+
+
+def pack_value(value: object) -> bytes:
+    """``value`` in msgpack. Any text is accepted, lone surrogates too: API JSON may hold them."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
+    return packed
+
+
+def unpack_value(data: bytes) -> Any:
+    """The one msgpack value in ``data``: maps, lists, str, bytes, numbers. Raises: Unpackable."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, RecursionError, MemoryError, OverflowError, msgpack.UnpackException) as error:
+        raise Unpackable(f"not msgpack: {error!r}") from None

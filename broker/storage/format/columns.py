@@ -1,0 +1,82 @@
+"""Columns of unsigned integers at the least width that holds them: 0, 1, 2, 4 or 8 bytes a cell, little-endian.
+
+    value[i] = base + cell[i];   width 0: no cells at all, every value is the base
+
+A column's description (base and width) stands in its section's fixed part, its cells in the section's body.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+__all__ = ["COLUMN", "Column", "Misfit", "read_column"]
+
+_TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+assert all(array(code).itemsize == width for width, code in _TYPECODES.items())
+_SWAPPED: Final = sys.byteorder == "big"
+
+COLUMN: Final = struct.Struct("<QB")
+"""How a section describes one of its columns: base, width."""
+
+
+class Misfit(ValueError):
+    """A column that its section does not hold, or whose values are out of bounds."""
+
+
+class Column(NamedTuple):
+    """A column ready to be written."""
+
+    base: int
+    width: int
+    cells: bytes
+
+    @classmethod
+    def of(cls, values: Sequence[int], low: int | None = None, high: int | None = None, base: int = 0) -> Column:
+        """Compact ``values``, all at or above ``base`` and below 2^64.
+
+        Args: low and high are their bounds where the caller has them. A base other than 0 costs a subtraction for each
+            value, so it is for those who would else need 8 bytes a cell.
+        """
+        if not values:
+            return cls(base, 0, b"")
+        low = min(values) if low is None else low
+        high = max(values) if high is None else high
+        if low == high:
+            return cls(low, 0, b"")
+        if base:
+            values, high = [value - base for value in values], high - base
+        width = 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4 if high < 1 << 32 else 8
+        cells = array(_TYPECODES[width], values)
+        if _SWAPPED:
+            cells.byteswap()
+        return cls(base, width, cells.tobytes())
+
+    @property
+    def description(self) -> bytes:
+        """9 bytes: base, width."""
+        return COLUMN.pack(self.base, self.width)
+
+
+def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tuple[Sequence[int] | None, int]:
+    """Read the cells of one column that begin at ``at``.
+
+    Returns: the values (None: every one is ``base``), and where the column ends.
+    Raises: Misfit when the width is not one, or the cells are not all there.
+    """
+    if width == 0:
+        return None, at
+    code = _TYPECODES.get(width)
+    if code is None:
+        raise Misfit(f"a column is {width} bytes wide")
+    end = at + width * count
+    if end > len(data):
+        raise Misfit("a column is longer than its section")
+    cells = array(code)
+    cells.frombytes(data[at:end])
+    if _SWAPPED:
+        cells.byteswap()
+    return ([base + cell for cell in cells] if base else cells), end

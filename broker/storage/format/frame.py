@@ -1,0 +1,72 @@
+"""Frames: the bodies of consecutive messages of a block, about 128 KiB of them, compressed together.
+
+    raw frame   body | body | …             body = header bytes + payload, exactly as published
+    stored      zstd of it, or the raw bytes where zstd saves nothing: then both lengths in the frame table are equal
+
+Lengths, subjects, times and the CRC of each stored frame stand in the block's index, so bodies lie side by side
+and a columnar reader takes a frame as one buffer with offsets.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+__all__ = ["FRAME_BYTES", "FRAME_MESSAGES_MAX", "Chunk", "Frame"]
+
+FRAME_BYTES: Final = 128 * 1024
+"""A frame is closed before it grows past this; a larger message has one of its own."""
+
+FRAME_MESSAGES_MAX: Final = 4096
+"""Bounds what one small get must decode, and the loop's time per chunk."""
+
+_BYTES_OF_ROW: Final = 33 + 8 + 8 + 8
+"""A body's bytes object beside its bytes, its place in two lists, and its time."""
+
+
+class Frame(NamedTuple):
+    """One row of a block's frame table."""
+
+    start: int
+    """Ordinal of its first message in the block."""
+    count: int
+    offset: int
+    """In bytes, from the beginning of the block's frames."""
+    stored_bytes: int
+    raw_bytes: int
+    crc: int
+    """crc32 of the stored bytes; 0 until the block is encoded."""
+
+
+class Chunk:
+    """The messages of one frame as columns, all of one length. Shared by everyone who reads: never changed.
+
+    start: ordinal of the first message in its block. first_seq, last_seq: the sequences of the first and the last.
+    seqs: None where they run on without a gap. hlens: None where no message has headers. times: UTC ns.
+    size: about what it costs to keep, in bytes.
+    """
+
+    __slots__ = ("bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
+
+    def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: list[bytes],
+                 hlens: Sequence[int] | None, bodies: list[bytes], times: array[int], body_bytes: int) -> None:
+        self.start = start
+        self.first_seq = first_seq
+        self.last_seq = first_seq + len(bodies) - 1 if seqs is None else seqs[-1]
+        self.seqs = seqs
+        self.subjects = subjects
+        self.hlens = hlens
+        self.bodies = bodies
+        self.times = times
+        self.size = body_bytes + _BYTES_OF_ROW * len(bodies) + 256
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def seq(self, i: int) -> int:
+        """Sequence of message ``i`` of this chunk."""
+        return self.first_seq + i if self.seqs is None else self.seqs[i]
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.first_seq}..{self.last_seq}: {len(self.bodies)} messages from ordinal {self.start}>"

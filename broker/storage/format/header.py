@@ -1,0 +1,129 @@
+"""The 64 bytes that every object begins with: what it is, whose it is, and which key it was written under.
+
+    offset  size
+         0     8  magic "JETBLOCK"
+         8     1  kind (ObjectKind)
+         9     1  flags, 0
+        10     2  format version
+        12     4  epoch  \\ as in the key; 0 where the key has none
+        16     8  number /
+        24    16  nonce of the writer, drawn once for each process run
+        40     8  size of the whole object in bytes, this header included
+        48     8  id of a run or inbox request, as in the key; 0 for the others
+        56     4  0
+        60     4  crc32 of bytes 0 to 60
+
+A refused or unanswered put is settled by reading this: ``nonce`` says whether the object is ours, ``kind`` whether it is
+a seal. Magic, version and CRC keep their places in every version to come.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from .errors import Corrupt, VersionUnknown
+
+__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_MAX", "ObjectHeader", "ObjectKind",
+           "Position", "object_name"]
+
+FORMAT_VERSION: Final = 1
+HEADER_BYTES: Final = 64
+NONCE_BYTES: Final = 16
+EPOCH_MAX: Final = (1 << 32) - 1
+"""Eight hexadecimal digits."""
+NUMBER_MAX: Final = (1 << 48) - 1
+"""Twelve hexadecimal digits."""
+
+_MAGIC: Final = b"JETBLOCK"
+_LAYOUT: Final = struct.Struct("<8sBBHIQ16sQQII")
+assert _LAYOUT.size == HEADER_BYTES
+
+
+class Position(NamedTuple):
+    """A place in a shard's log; positions compare as the log runs."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch:08x}-{self.number:012x}"
+
+
+class ObjectKind(IntEnum):
+    """What an object is; kept for ever, never renumbered."""
+
+    FORMAT = 1
+    CLAIM = 2
+    SEGMENT = 3
+    SEAL = 4
+    ROOT = 5
+    PAGES = 6
+    RUN = 7
+    INBOX = 8
+
+
+def object_name(kind: ObjectKind, position: Position, object_id: int = 0) -> str:
+    """What errors call an object: its kind and the last part of its key."""
+    tail = f"-{object_id:016x}" if object_id else ""
+    return f"{kind.name.lower()} {position}{tail}"
+
+
+class ObjectHeader(NamedTuple):
+    """The common header, decoded. ``size`` is the whole object's, in bytes."""
+
+    kind: ObjectKind
+    position: Position
+    nonce: bytes
+    size: int
+    object_id: int = 0
+    version: int = FORMAT_VERSION
+
+    @property
+    def name(self) -> str:
+        return object_name(self.kind, self.position, self.object_id)
+
+    def pack(self) -> bytes:
+        """The 64 bytes. Raises: ValueError for numbers that no key can carry."""
+        epoch, number = self.position
+        if not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX) or len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"no key has this position, or no process this nonce: {self!r}")
+        body = _LAYOUT.pack(_MAGIC, self.kind, 0, self.version, epoch, number, self.nonce, self.size, self.object_id,
+                            0, 0)[:-4]
+        return body + crc32(body).to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes, name: str = "object") -> ObjectHeader:
+        """Decode the first 64 bytes of ``data``; what the object ought to be is for the caller to compare.
+
+        Args: name is what an error calls the object.
+        Raises: Corrupt for anything but a whole, intact header; VersionUnknown for an intact one of a newer broker.
+        """
+        if len(data) < HEADER_BYTES:
+            raise Corrupt(name, "header", len(data), f"cut short: {len(data)} of {HEADER_BYTES} bytes")
+        magic, kind, flags, version, epoch, number, nonce, size, object_id, spare, crc = _LAYOUT.unpack_from(data)
+        if magic != _MAGIC:
+            raise Corrupt(name, "header", 0, "the magic bytes are not those of a jetblock object")
+        if crc32(data[:HEADER_BYTES - 4]) != crc:
+            raise Corrupt(name, "header", HEADER_BYTES - 4, "the checksum does not match")
+        if version > FORMAT_VERSION:
+            raise VersionUnknown(name, "header", 10, f"format version {version}; this reader knows {FORMAT_VERSION}")
+        if flags or spare or version < 1 or number > NUMBER_MAX or size < HEADER_BYTES:
+            raise Corrupt(name, "header", 9, "a field is out of its range")
+        try:
+            known = ObjectKind(kind)
+        except ValueError:
+            raise Corrupt(name, "header", 8, f"kind {kind} is not a kind of object") from None
+        return cls(known, Position(epoch, number), nonce, size, object_id, version)
+
+    def expect(self, kind: ObjectKind, position: Position | None, object_id: int = 0) -> None:
+        """Check that this header belongs to the key it was read from.
+
+        Args: position None means that the key has none.
+        Raises: Corrupt when the object was moved, or is of another kind.
+        """
+        wanted = position or Position(0, 0)
+        if (self.kind, self.position, self.object_id) != (kind, wanted, object_id):
+            raise Corrupt(object_name(kind, wanted, object_id), "header", 8, f"it holds the bytes of {self.name}")

@@ -1,0 +1,319 @@
+"""A block's message index: where each message lies, under which subject, from when. One small get, then cached.
+
+    fixed part
+         0     4  magic "JIDX"
+         4     2  version
+         6     1  flags: 1 the body is compressed
+         7     1  0
+         8     8  stream incarnation  \\
+        16    20  epoch, number, id    > as in the block's core and the object's header
+        36     8  first_seq           /
+        44     4  message count
+        48     4  frame count
+        52     4  subject count
+        56     4  bytes of the subject names, all together
+        60     8  bytes of the body, before compression and stored
+        68     4  crc32 of the stored body
+        72     4  crc32 of bytes 0 to 72
+    body
+        frame table      a row of 16 bytes each: first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
+        descriptions     of nine columns, 9 bytes each (``columns``)
+        message columns  seq (width 0: they run on from first_seq), time in ns, subject id, header bytes, body bytes
+        subject columns  name bytes, count, first ordinal, last ordinal
+        names            of the subjects, in order of their bytes, each once, side by side
+
+The subject id column is the postings: the ordinals at which an id stands are its subject's.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import ge, sub
+from typing import Final
+from zlib import crc32
+
+from .block import BlockRef
+from .codec import SECTION_BYTES_MAX, Undecodable, compress, decompress
+from .columns import COLUMN, Column, Misfit, read_column
+from .errors import Corrupt, VersionUnknown
+from .frame import Chunk, Frame
+from .header import Position
+
+__all__ = ["INDEX_BYTES_MIN", "Head", "decode_frame", "decode_index", "encode_index"]
+
+INDEX_VERSION: Final = 1
+_MAGIC: Final = b"JIDX"
+_COMPRESSED: Final = 1
+_LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIIIIIII")
+INDEX_BYTES_MIN: Final = _LAYOUT.size
+assert INDEX_BYTES_MIN == 76
+_FRAME: Final = struct.Struct("<IIII")
+_COLUMNS: Final = 9
+_FRAME_MESSAGES_BOUND: Final = 1 << 16
+"""What a reader believes; writers stay below FRAME_MESSAGES_MAX."""
+
+
+class Head:
+    """The decoded index of one block. Treat it as immutable: caches share it.
+
+    Columns, one value a message: ``seqs`` (None: first_seq + ordinal), ``times`` (None: all ``time_ns``),
+    ``subject_ids`` (None: all 0), ``hlens`` (None: all ``hlen``), ``body_lens`` (None: all ``body_len``).
+    Columns, one value a subject: ``subjects`` (sorted), ``subject_counts``, ``subject_firsts``, ``subject_lasts``
+    (ordinals). ``frames`` is the frame table.
+    """
+
+    __slots__ = ("body_len", "body_lens", "count", "first_seq", "frames", "hlen", "hlens", "last_seq", "object_id",
+                 "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts", "subject_ids",
+                 "subject_lasts", "subjects", "time_ns", "times")
+
+    def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
+                 seqs: Sequence[int] | None, time_ns: int, times: Sequence[int] | None,
+                 subject_ids: Sequence[int] | None, hlen: int, hlens: Sequence[int] | None, body_len: int,
+                 body_lens: Sequence[int] | None, subjects: list[bytes], subject_counts: Sequence[int],
+                 subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: list[Frame]) -> None:
+        self.stream_id = stream_id
+        self.position = position
+        self.object_id = object_id
+        self.count = count
+        self.first_seq = first_seq
+        self.last_seq = seqs[-1] if seqs is not None else first_seq + count - 1
+        self.seqs = seqs
+        self.time_ns = time_ns
+        self.times = times
+        self.subject_ids = subject_ids
+        self.hlen = hlen
+        self.hlens = hlens
+        self.body_len = body_len
+        self.body_lens = body_lens
+        self.subjects = subjects
+        self.subject_counts = subject_counts
+        self.subject_firsts = subject_firsts
+        self.subject_lasts = subject_lasts
+        self.place_frames(frames)
+
+    def place_frames(self, frames: list[Frame]) -> None:
+        """Set the frame table: the writer knows it only after the columns, and its lengths only once compressed."""
+        self.frames = frames
+        self.starts = [frame.start for frame in frames]
+
+    @property
+    def size(self) -> int:
+        """About what it costs to keep, in bytes."""
+        columns = sum(len(column) * 8 for column in (self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens)
+                      if column is not None)
+        return 512 + columns + sum(map(len, self.subjects)) + 65 * len(self.subjects) + 200 * len(self.frames)
+
+    def frame_of(self, ordinal: int) -> int:
+        """Number of the frame that holds message ``ordinal``, 0 <= ordinal < count."""
+        return bisect_right(self.starts, ordinal) - 1
+
+    def ordinal_of(self, seq: int) -> int:
+        """Ordinal of the first message at or after ``seq``; ``count`` when there is none."""
+        if self.seqs is not None:
+            return bisect_left(self.seqs, seq)
+        return min(max(seq - self.first_seq, 0), self.count)
+
+    def seq_of(self, ordinal: int) -> int:
+        """Sequence of message ``ordinal``."""
+        return self.first_seq + ordinal if self.seqs is None else self.seqs[ordinal]
+
+    def ordinal_at(self, time_ns: int) -> int:
+        """Ordinal of the first message at or after ``time_ns``, times being in order; ``count`` when there is none."""
+        if self.times is not None:
+            return bisect_left(self.times, time_ns)
+        return 0 if self.time_ns >= time_ns else self.count
+
+    def time_of(self, ordinal: int) -> int:
+        """Time of message ``ordinal``, UTC ns."""
+        return self.time_ns if self.times is None else self.times[ordinal]
+
+    def subject_of(self, ordinal: int) -> bytes:
+        """Subject of message ``ordinal``."""
+        return self.subjects[0 if self.subject_ids is None else self.subject_ids[ordinal]]
+
+    def user_bytes(self, ordinal: int) -> int:
+        """What message ``ordinal`` counts for in its stream's ``bytes``."""
+        hlen = self.hlen if self.hlens is None else self.hlens[ordinal]
+        body_len = self.body_len if self.body_lens is None else self.body_lens[ordinal]
+        return 30 + len(self.subject_of(ordinal)) + body_len + (4 if hlen else 0)
+
+    def subject_id(self, subject: bytes) -> int | None:
+        """Place of ``subject`` in the subject columns; None when no message of the block has it."""
+        i = bisect_left(self.subjects, subject)
+        return i if i < len(self.subjects) and self.subjects[i] == subject else None
+
+    def postings(self, subject_id: int) -> list[int]:
+        """Ordinals of all messages with this subject, in order."""
+        if self.subject_ids is None:
+            return list(range(self.count))
+        first, last = self.subject_firsts[subject_id], self.subject_lasts[subject_id]
+        ids = self.subject_ids[first:last + 1]
+        return [first + i for i, one in enumerate(ids) if one == subject_id]
+
+    def __repr__(self) -> str:
+        return (f"<Head stream {self.stream_id:016x} in {self.position}: {self.count} messages, "
+                f"{len(self.subjects)} subjects, {len(self.frames)} frames>")
+
+
+def encode_index(head: Head) -> bytes:
+    """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs."""
+    times, count = head.times, head.count
+    columns = (
+        Column(0, 0, b"") if head.seqs is None else Column.of(head.seqs, head.first_seq, head.last_seq, head.first_seq),
+        Column(head.time_ns, 0, b"") if times is None else Column.of(times, base=min(times)),
+        Column.of(head.subject_ids or (), 0, len(head.subjects) - 1),
+        Column(head.hlen, 0, b"") if head.hlens is None else Column.of(head.hlens),
+        Column(head.body_len, 0, b"") if head.body_lens is None else Column.of(head.body_lens),
+        Column.of(list(map(len, head.subjects))),
+        Column.of(head.subject_counts), Column.of(head.subject_firsts), Column.of(head.subject_lasts))
+    names = b"".join(head.subjects)
+    parts = [_FRAME.pack(frame.start, frame.stored_bytes, frame.raw_bytes, frame.crc) for frame in head.frames]
+    parts += [column.description for column in columns]
+    parts += [column.cells for column in columns]
+    parts.append(names)
+    body = b"".join(parts)
+    stored = compress(body)
+    fixed = _LAYOUT.pack(
+        _MAGIC, INDEX_VERSION, _COMPRESSED if len(stored) != len(body) else 0, 0, head.stream_id, *head.position,
+        head.object_id, head.first_seq, count, len(head.frames), len(head.subjects), len(names), len(body), len(stored),
+        crc32(stored), 0)[:-4]
+    return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
+
+
+def decode_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
+    """Decode the index that ``ref`` points to.
+
+    Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors.
+    Raises: Corrupt when the bytes are damaged, or those of another block; VersionUnknown.
+    """
+    name, offset = name or f"block {ref.position}", ref.index_offset
+    if len(data) < INDEX_BYTES_MIN:
+        raise Corrupt(name, "index", offset + len(data), "cut short")
+    (magic, version, flags, spare, stream_id, epoch, number, object_id, first_seq, count, frames, subjects, names_bytes,
+     body_bytes, stored_bytes, body_crc, crc) = _LAYOUT.unpack_from(data)
+    if magic != _MAGIC or crc32(data[:INDEX_BYTES_MIN - 4]) != crc:
+        raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
+    if version > INDEX_VERSION or flags & ~_COMPRESSED or spare:
+        raise VersionUnknown(name, "index", offset + 4, f"version {version}, flags {flags}: a newer broker's")
+    if (stream_id, epoch, number, object_id, first_seq, count) != (
+            ref.stream_id, *ref.position, ref.object_id, ref.first_seq, ref.count):
+        raise Corrupt(name, "index", offset + 8, "it belongs to another block")
+    stored = data[INDEX_BYTES_MIN:]
+    if len(stored) != stored_bytes or crc32(stored) != body_crc:
+        raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, "the checksum or length of its body does not match")
+    try:
+        if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
+            raise Undecodable("its lengths are out of bounds")
+        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes)
+    except (Misfit, Undecodable) as error:
+        raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, str(error)) from None
+
+
+def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int) -> Head:
+    """Raises: Misfit for whatever does not add up."""
+    count = ref.count
+    frames_end = frames * _FRAME.size
+    at = frames_end + _COLUMNS * COLUMN.size
+    # No name is empty; so all counts but the messages' are bounded by bytes that are there, and theirs by frames.
+    if not (1 <= frames <= count and 1 <= subjects <= min(count, names_bytes)) or at + names_bytes > len(body):
+        raise Misfit("its counts are out of bounds")
+    table = _frame_table(list(_FRAME.iter_unpack(body[:frames_end])), count, ref.frames_bytes)
+    columns: list[tuple[int, Sequence[int] | None]] = []
+    for i, (base, width) in enumerate(COLUMN.iter_unpack(body[frames_end:at])):
+        values, at = read_column(body, at, base, width, count if i < 5 else subjects)
+        columns.append((base, values))
+    if at + names_bytes != len(body):
+        raise Misfit("its columns do not fill it")
+    (_, seqs), (time_ns, times), (_, ids), (hlen, hlens), (body_len, body_lens), *of_subject = columns
+    name_lens, counts, firsts, lasts = (
+        values if values is not None else array("Q", (base,)) * subjects for base, values in of_subject)
+    last_seq = ref.first_seq + count - 1 if seqs is None else seqs[-1]
+    if last_seq != ref.last_seq or (seqs is not None and (
+            seqs[0] != ref.first_seq or any(map(ge, seqs, seqs[1:])))):
+        raise Misfit("its sequences do not run from the block's first to its last")
+    if (max(ids) if ids is not None else 0) >= subjects or (ids is None and subjects != 1):
+        raise Misfit("a subject id is out of bounds")
+    if sum(counts) != count or max(lasts) >= count or max(map(sub, firsts, lasts)) > 0:
+        raise Misfit("the subjects' counts do not add up")
+    ends = list(accumulate(name_lens))
+    if ends[-1] != names_bytes:
+        raise Misfit("the subjects' names do not add up")
+    first_of_names = len(body) - names_bytes
+    names = [body[first_of_names + end - length:first_of_names + end]
+             for end, length in zip(ends, name_lens, strict=True)]
+    if any(map(ge, names, names[1:])):
+        raise Misfit("the subjects are not in order")
+    if (max(times) if times is not None else time_ns) >= 1 << 63:
+        raise Misfit("a time is out of bounds")
+    return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
+                times=times, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
+                subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table)
+
+
+def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes: int) -> list[Frame]:
+    """Raises: Misfit unless the frames cover all messages and all of their bytes, one after another."""
+    table: list[Frame] = []
+    offset = 0
+    for i, (start, stored_bytes, raw_bytes, crc) in enumerate(rows):
+        end = rows[i + 1][0] if i + 1 < len(rows) else count
+        if not 1 <= end - start <= _FRAME_MESSAGES_BOUND or raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
+            raise Misfit("the frame table is out of bounds")
+        table.append(Frame(start, end - start, offset, stored_bytes, raw_bytes, crc))
+        offset += stored_bytes
+    if rows[0][0] != 0 or offset != frames_bytes:
+        raise Misfit("the frames do not cover the block")
+    return table
+
+
+def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> Chunk:
+    """Decode one frame into its messages.
+
+    Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long.
+    Returns: a Chunk whose bodies are copies.
+    Raises: Corrupt; the offset it names counts from the beginning of the block's frames.
+    """
+    frame = head.frames[frame_no]
+    start, count, end = frame.start, frame.count, frame.start + frame.count
+    name = name or f"block {head.position}"
+    if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
+        raise Corrupt(name, f"frame {frame_no}", frame.offset, "its checksum or length does not match")
+    lens: Sequence[int]
+    hlens: Sequence[int] | None
+    lens = head.body_lens[start:end] if head.body_lens is not None else (head.body_len,) * count
+    try:
+        raw = decompress(stored, frame.raw_bytes)
+    except Undecodable as error:
+        raise Corrupt(name, f"frame {frame_no}", frame.offset, str(error)) from None
+    ends = list(accumulate(lens))
+    if ends[-1] != len(raw):
+        raise Corrupt(name, f"frame {frame_no}", frame.offset, "its messages' lengths do not add up to its own")
+    if head.hlens is not None:
+        hlens = head.hlens[start:end]
+    else:
+        hlens = (head.hlen,) * count if head.hlen else None
+    if hlens is not None:
+        if max(map(sub, hlens, lens)) > 0:
+            raise Corrupt(name, f"frame {frame_no}", frame.offset, "a message's headers are longer than its body")
+        if not any(hlens):
+            hlens = None
+    begin = 0
+    bodies: list[bytes] = []
+    append = bodies.append
+    for stop in ends:
+        append(raw[begin:stop])
+        begin = stop
+    subjects = head.subjects
+    if head.subject_ids is None:
+        names = [subjects[0]] * count
+    else:
+        names = list(map(subjects.__getitem__, head.subject_ids[start:end]))
+    times = array("q", (head.time_ns,)) * count if head.times is None else array("q", head.times[start:end])
+    seqs = None if head.seqs is None else head.seqs[start:end]
+    first_seq = head.first_seq + start if seqs is None else seqs[0]
+    if seqs is not None and seqs[-1] - first_seq == count - 1:
+        seqs = None
+    return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw))

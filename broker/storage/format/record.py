@@ -1,0 +1,153 @@
+"""Records: what streams and consumers did, written beside the messages that they concern.
+
+A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.applied``. This module knows
+how records are framed and which kinds exist; their bodies belong to who writes and replays them.
+
+    record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
+
+``after_seq`` is the sequence of the last message of this block that came before the record; 0: none did.
+A reader skips what it does not know, unless the bit is set: then the stream it stands in is off line for that reader.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+from .codec import Unpackable, pack_value, unpack_value
+from .errors import Corrupt, RecordUnknown
+
+__all__ = ["Record", "RecordKind", "decode_records", "encode_records"]
+
+MUST_UNDERSTAND: Final = 0x80
+_LAYOUT: Final = struct.Struct("<BBIQ")
+
+
+class RecordKind(IntEnum):
+    """Kept for ever, never renumbered. Bodies are msgpack maps unless said otherwise."""
+
+    STREAM_CREATE = 1
+    """account, name, config (as API JSON), created_ns, …"""
+    STREAM_UPDATE = 2
+    """config"""
+    STREAM_DELETE = 3
+    """empty"""
+    CONSUMER_CREATE = 4
+    """name, config, created_ns, the state it starts from"""
+    CONSUMER_UPDATE = 5
+    """name, config"""
+    CONSUMER_DELETE = 6
+    """name"""
+    CONSUMER_STATE = 7
+    """what changed in one consumer's delivery state since the last such record"""
+    MSG_IDS = 8
+    """ids of this block's messages, for deduplication: pairs of ordinal and id"""
+    CEILING = 9
+    """seq: an async stream hands out no sequence at or above it"""
+    LETGO = 10
+    """what may be deleted once this record is persisted (stream 0)"""
+    OPENING = 11
+    """who owns this epoch and where the earlier ones ended (stream 0): see ``opening``"""
+
+
+_VERSIONS: Final[dict[int, int]] = dict.fromkeys(map(int, RecordKind), 1)
+"""The newest version of each kind that this reader understands."""
+
+
+class Record:
+    """One record. The body is decoded when it is first asked for: replay skips most ids and old consumer state.
+
+    ``body`` is what msgpack gives back (lists for tuples), also on the side that wrote it: so a live broker applies
+    exactly what a recovery would, and shares no value with who added the record.
+    """
+
+    __slots__ = ("_body", "after_seq", "kind", "must_understand", "packed", "version")
+
+    def __init__(self, kind: int, after_seq: int, packed: bytes, version: int = 1, must_understand: bool = True) -> None:
+        self.kind = kind
+        self.after_seq = after_seq
+        self.packed = packed
+        self.version = version
+        self.must_understand = must_understand
+        self._body: object = _UNREAD
+
+    @classmethod
+    def of(cls, kind: int, after_seq: int, body: object, must_understand: bool = True) -> Record:
+        """A record of this writer's version of ``kind``, with ``body`` packed now: later changes to it do not count."""
+        return cls(kind, after_seq, pack_value(body), _VERSIONS.get(kind, 1), must_understand)
+
+    @property
+    def body(self) -> object:
+        """The body as plain values. Raises: Corrupt when a writer packed what is not msgpack."""
+        if self._body is _UNREAD:
+            try:
+                self._body = unpack_value(self.packed)
+            except Unpackable as error:
+                raise Corrupt("record", f"record {self.kind}", 0, str(error)) from None
+        return self._body
+
+    @property
+    def known(self) -> bool:
+        """Whether this reader understands the record's kind and version."""
+        return 1 <= self.version <= _VERSIONS.get(self.kind, 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record in its block, before compression."""
+        return _LAYOUT.size + len(self.packed)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self.kind, self.version, self.must_understand, self.after_seq, self.packed) == (
+            other.kind, other.version, other.must_understand, other.after_seq, other.packed)
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and its body may be changed
+
+    def __repr__(self) -> str:
+        kind = RecordKind(self.kind).name if self.kind in _VERSIONS else f"kind {self.kind}"
+        return f"<Record {kind} v{self.version} after {self.after_seq}: {len(self.packed)} B>"
+
+
+_UNREAD: Final = object()
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    """The records section of a block, in order."""
+    parts: list[bytes] = []
+    for record in records:
+        bits = record.version | (MUST_UNDERSTAND if record.must_understand else 0)
+        parts.append(_LAYOUT.pack(record.kind, bits, len(record.packed), record.after_seq))
+        parts.append(record.packed)
+    return b"".join(parts)
+
+
+def decode_records(data: bytes, *, stream_id: int, name: str, offset: int, everything: bool = False) -> list[Record]:
+    """Decode a records section.
+
+    Args: name and offset are the object and the section's place in it, for errors; everything keeps the records that
+        this reader does not know, which ``inspect`` wants.
+    Returns: the records that this reader knows, in order.
+    Raises: Corrupt when the framing does not add up; RecordUnknown for one that must be understood and is not.
+    """
+    records: list[Record] = []
+    at, end = 0, len(data)
+    while at < end:
+        if at + _LAYOUT.size > end:
+            raise Corrupt(name, "records", offset + at, "a record is cut short")
+        kind, bits, length, after_seq = _LAYOUT.unpack_from(data, at)
+        body_at = at + _LAYOUT.size
+        if length > end - body_at:
+            raise Corrupt(name, "records", offset + at, "a record is longer than its section")
+        record = Record(kind, after_seq, data[body_at:body_at + length], bits & ~MUST_UNDERSTAND,
+                        bool(bits & MUST_UNDERSTAND))
+        if record.known or everything:
+            records.append(record)
+        elif record.must_understand:
+            raise RecordUnknown(name, "records", offset + at,
+                                f"record kind {kind} version {record.version} must be understood and is not",
+                                stream_id, kind, record.version)
+        at = body_at + length
+    return records

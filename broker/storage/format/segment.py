@@ -1,0 +1,174 @@
+"""An object of blocks: a segment of the log, or a run. Heads first, so that replay reads the beginning and no more.
+
+    object    header | fixed part | directory | cores | indexes | frames           (each kind side by side, no gaps)
+
+    fixed part, 40 bytes
+        64     4  block count
+        68     4  0
+        72    24  bytes of the cores, of the indexes, of the frames, each of all blocks together
+        96     4  crc32 of the directory
+       100     4  crc32 of bytes 64 to 100
+    directory row, 56 bytes, one for each block
+         0     8  stream incarnation
+         8    16  first_seq, last_seq
+        24     4  message count
+        28     4  bytes of its core
+        32     8  bytes of its index
+        40     8  bytes of its frames
+        48     8  raw bytes (headers + payloads)
+
+A block's core, index and frames lie in the order of the directory, so their offsets are sums of the rows before.
+A segment may hold no block at all: a heartbeat. Cores, indexes and frames carry checksums of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from .block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
+from .errors import Corrupt
+from .header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
+
+__all__ = ["HEAD_BYTES_MIN", "DirectoryRow", "SegmentHead", "decode_head", "encode_segment_front"]
+
+_FIXED: Final = struct.Struct("<IIQQQII")
+_ROW: Final = struct.Struct("<QQQIIQQQ")
+assert (_FIXED.size, _ROW.size) == (40, 56)
+HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
+"""A segment is never shorter; less cannot even say how much more is needed."""
+
+BLOCKS_MAX: Final = 1 << 20
+
+
+class DirectoryRow(NamedTuple):
+    """One block of an object, and where its parts lie in it."""
+
+    stream_id: int
+    first_seq: int
+    last_seq: int
+    count: int
+    core_offset: int
+    core_bytes: int
+    index_offset: int
+    index_bytes: int
+    frames_offset: int
+    frames_bytes: int
+    raw_bytes: int
+
+    def ref(self, place: BlockPlace, core: BlockCore) -> BlockRef:
+        """The reference to this block, whose core is ``core``."""
+        return BlockRef(place, core.position, core.object_id, self.stream_id, self.core_offset, self.core_bytes,
+                        self.index_offset, self.index_bytes, self.frames_offset, self.frames_bytes, self.first_seq,
+                        self.last_seq, self.count, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects)
+
+
+class SegmentHead:
+    """The head of a segment or run: header, directory and cores, all there; cores are decoded one by one."""
+
+    __slots__ = ("_data", "header", "rows", "size")
+
+    def __init__(self, header: ObjectHeader, rows: list[DirectoryRow], data: bytes, size: int) -> None:
+        self.header = header
+        self.rows = rows
+        self.size = size
+        """Bytes from the object's beginning to the end of the cores."""
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def core(self, i: int, *, everything: bool = False) -> BlockCore:
+        """Decode block ``i``'s core; everything also keeps records that this reader does not know.
+
+        Raises: Corrupt, VersionUnknown or RecordUnknown; each concerns the stream of ``rows[i]`` alone.
+        """
+        row = self.rows[i]
+        core = decode_core(self._data[row.core_offset:row.core_offset + row.core_bytes], self.header.position,
+                           row.stream_id, object_id=self.header.object_id, name=self.header.name,
+                           offset=row.core_offset, everything=everything)
+        if (core.first_seq, core.last_seq, core.count, core.raw_bytes) != (
+                row.first_seq, row.last_seq, row.count, row.raw_bytes):
+            raise Corrupt(self.header.name, "block core", row.core_offset, "it contradicts the directory")
+        return core
+
+    def ref(self, i: int, core: BlockCore, place: BlockPlace = BlockPlace.LOG) -> BlockRef | None:
+        """The reference to block ``i``, whose core is ``core``; None where it holds no message."""
+        return self.rows[i].ref(place, core) if core.count else None
+
+
+def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
+                complete: bool = False) -> SegmentHead | int:
+    """Decode the head of the object whose key says ``position``, from its first bytes.
+
+    Args: prefix is the object from byte 0, as much of it as was asked for; 64 KiB usually hold the whole head.
+        complete says that the object has no more bytes than these (fewer came than were asked for).
+    Returns: the head; or how many bytes from 0 are needed, when ``prefix`` is shorter.
+    Raises: Corrupt for damaged, cut or moved bytes, and for an object of another kind; VersionUnknown.
+    """
+    name = object_name(kind, position, object_id)
+    header = ObjectHeader.unpack(prefix, name)
+    header.expect(kind, position, object_id)
+    if complete and len(prefix) != header.size:
+        raise Corrupt(name, "header", 40, f"the object has {len(prefix)} bytes, not {header.size}")
+    if len(prefix) > header.size:
+        raise Corrupt(name, "header", 40, f"the object has more than its {header.size} bytes")
+    if len(prefix) < HEAD_BYTES_MIN:
+        return _more(name, HEAD_BYTES_MIN, header.size)
+    blocks, spare, cores, indexes, frames, directory_crc, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
+    if crc32(prefix[HEADER_BYTES:HEAD_BYTES_MIN - 4]) != crc:
+        raise Corrupt(name, "fixed part", HEAD_BYTES_MIN - 4, "the checksum does not match")
+    cores_at = HEAD_BYTES_MIN + blocks * _ROW.size
+    size = cores_at + cores
+    if spare or blocks > BLOCKS_MAX or size + indexes + frames != header.size:
+        raise Corrupt(name, "fixed part", HEADER_BYTES, "its parts do not add up to the object's size")
+    if len(prefix) < size:
+        return _more(name, size, header.size)
+    directory = prefix[HEAD_BYTES_MIN:cores_at]
+    if crc32(directory) != directory_crc:
+        raise Corrupt(name, "directory", HEAD_BYTES_MIN, "the checksum does not match")
+    rows: list[DirectoryRow] = []
+    core_at, index_at, frames_at = cores_at, size, size + indexes
+    for stream_id, first_seq, last_seq, count, core_bytes, index_bytes, frames_bytes, raw in _ROW.iter_unpack(directory):
+        rows.append(DirectoryRow(stream_id, first_seq, last_seq, count, core_at, core_bytes, index_at, index_bytes,
+                                 frames_at, frames_bytes, raw))
+        if core_bytes < CORE_BYTES_MIN or bool(count) != bool(index_bytes) or (frames_bytes and not count):
+            raise Corrupt(name, "directory", HEAD_BYTES_MIN + (len(rows) - 1) * _ROW.size, "a row is out of bounds")
+        core_at, index_at, frames_at = core_at + core_bytes, index_at + index_bytes, frames_at + frames_bytes
+    if (core_at, index_at, frames_at) != (size, size + indexes, header.size):
+        raise Corrupt(name, "directory", HEAD_BYTES_MIN, "its rows do not add up to the object's parts")
+    return SegmentHead(header, rows, prefix, size)
+
+
+def _more(name: str, needed: int, size: int) -> int:
+    if needed > size:
+        raise Corrupt(name, "header", 40, f"the object says it has {size} bytes; its head alone needs {needed}")
+    return needed
+
+
+def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes, blocks: Sequence[BlockCore],
+                         parts: Sequence[tuple[int, int, int]]) -> tuple[bytes, list[DirectoryRow]]:
+    """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``blocks``.
+
+    Args: parts has the bytes of each block's core, index and frames.
+    Returns: the bytes, and the directory's rows with the offsets that follow.
+    """
+    cores, indexes, frames = (sum(column) for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
+    core_at = HEAD_BYTES_MIN + len(blocks) * _ROW.size
+    index_at = core_at + cores
+    frames_at = index_at + indexes
+    size = frames_at + frames
+    rows: list[DirectoryRow] = []
+    packed: list[bytes] = []
+    for core, (core_bytes, index_bytes, frames_bytes) in zip(blocks, parts, strict=True):
+        rows.append(DirectoryRow(core.stream_id, core.first_seq, core.last_seq, core.count, core_at, core_bytes,
+                                 index_at, index_bytes, frames_at, frames_bytes, core.raw_bytes))
+        packed.append(_ROW.pack(core.stream_id, core.first_seq, core.last_seq, core.count, core_bytes, index_bytes,
+                                frames_bytes, core.raw_bytes))
+        core_at, index_at, frames_at = core_at + core_bytes, index_at + index_bytes, frames_at + frames_bytes
+    directory = b"".join(packed)
+    fixed = _FIXED.pack(len(blocks), 0, cores, indexes, frames, crc32(directory), 0)[:-4]
+    header = ObjectHeader(kind, position, nonce, size, object_id).pack()
+    return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), rows
