@@ -4,7 +4,9 @@ Owns: the layout of each kind of object and the checks on it. Owns neither keys 
 written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
 
     header     the 64 bytes at the head of every object
-    document   the small objects: header and one msgpack map (store, claim, seal, root, inbox request)
+    document   the small objects: a header and one msgpack map
+    store      the store's own object;  claim: claims and seals;  checkpoint: roots  (all documents)
+    opening    the record that begins an epoch's log
     segment    an object of blocks: its directory, and where each block's core, index and frames lie (runs too)
     block      a block's core: counts, outcome, removed ranges, records; and BlockRef, a block's place in the store
     index      a block's message index: columns, frame table, subject table

@@ -1,0 +1,45 @@
+"""``checkpoint/<epoch>-<number>``: a root, which names the pages of one state of the shard."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .document import decode_document, encode_document, field
+from .errors import Corrupt
+from .header import ObjectKind, Position
+from .page import PageRef
+
+__all__ = ["Root"]
+
+
+class Root(NamedTuple):
+    """A checkpoint.
+
+    position: the last one it includes, and its key's. replay_from: where replay begins, the lowest position of its
+    pages; replay_from <= position. pages: where all pages that must be read first lie. extra: what else ``storage.log``
+    keeps there (what is let go and not yet deleted, …), as msgpack gives it back.
+    """
+
+    position: Position
+    replay_from: Position
+    pages: tuple[PageRef, ...]
+    extra: dict[str, Any]
+
+    def encode(self, nonce: bytes) -> bytes:
+        """The whole object."""
+        assert self.replay_from <= self.position
+        body = {"replay_from": list(self.replay_from), "pages": [ref.pack() for ref in self.pages],
+                "extra": self.extra}
+        return encode_document(ObjectKind.ROOT, self.position, nonce, body)
+
+    @classmethod
+    def decode(cls, data: bytes, position: Position) -> Root:
+        """Raises: Corrupt; VersionUnknown."""
+        header, body = decode_document(data, ObjectKind.ROOT, position)
+        replay_from = field(body, "replay_from", list, header.name)
+        if len(replay_from) != 2 or not all(type(n) is int and n >= 0 for n in replay_from):
+            raise Corrupt(header.name, "replay_from", 72, "not a position")
+        pages = tuple(PageRef.unpack(packed) for packed in field(body, "pages", list, header.name))
+        if Position(*replay_from) > position:
+            raise Corrupt(header.name, "replay_from", 72, "it lies beyond the root")
+        return cls(position, Position(*replay_from), pages, field(body, "extra", dict, header.name))

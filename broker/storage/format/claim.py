@@ -1,0 +1,59 @@
+"""``epochs/<epoch>`` and ``log/<epoch>-<number>``: taking an epoch, and ending one.
+
+A claim and a seal say the same of whoever wrote it; a seal's header has the epoch that it ends, its body the sealer's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .document import decode_document, encode_document, field
+from .header import ObjectKind, Position
+
+__all__ = ["Claim", "Seal"]
+
+
+class Claim(NamedTuple):
+    """owner: the configured server name, or host and store. run_id: one for each process run. at_ns: UTC."""
+
+    epoch: int
+    owner: str
+    run_id: bytes
+    at_ns: int
+
+    def encode(self) -> bytes:
+        """The whole object; its header's nonce is ``run_id``."""
+        body = {"owner": self.owner, "at_ns": self.at_ns}
+        return encode_document(ObjectKind.CLAIM, Position(self.epoch, 0), self.run_id, body)
+
+    @classmethod
+    def decode(cls, data: bytes, epoch: int) -> Claim:
+        """Raises: Corrupt; VersionUnknown."""
+        header, body = decode_document(data, ObjectKind.CLAIM, Position(epoch, 0))
+        return cls(epoch, field(body, "owner", str, header.name), header.nonce,
+                   field(body, "at_ns", int, header.name))
+
+
+class Seal(NamedTuple):
+    """The end of ``position.epoch``: its log has no entry at ``position`` or beyond.
+
+    sealer and sealer_epoch: who put it, under which epoch (the same one, where an owner ends its own at a clean stop).
+    """
+
+    position: Position
+    sealer: str
+    sealer_epoch: int
+    nonce: bytes
+    at_ns: int
+
+    def encode(self) -> bytes:
+        """The whole object."""
+        body = {"sealer": self.sealer, "epoch": self.sealer_epoch, "at_ns": self.at_ns}
+        return encode_document(ObjectKind.SEAL, self.position, self.nonce, body)
+
+    @classmethod
+    def decode(cls, data: bytes, position: Position) -> Seal:
+        """Raises: Corrupt; VersionUnknown."""
+        header, body = decode_document(data, ObjectKind.SEAL, position)
+        return cls(position, field(body, "sealer", str, header.name), field(body, "epoch", int, header.name),
+                   header.nonce, field(body, "at_ns", int, header.name))

@@ -1,0 +1,200 @@
+"""Checkpoint pages: opaque msgpack values, each with the position it includes, several to an object.
+
+    object    header | fixed part | directory | page | page | …
+
+    fixed part, 16 bytes
+        64     4  page count
+        68     4  0
+        72     4  crc32 of the directory
+        76     4  crc32 of bytes 64 to 76
+    directory row, 24 bytes
+         0     8  offset of the page in the object
+         8     4  bytes of the page
+        12     1  kind
+        13     3  0
+        16     8  key (whose page it is: a stream's incarnation, or 0)
+    page
+         0     4  magic "JPAG"
+         4     1  version
+         5     1  kind
+         6     1  flags: 1 the body is compressed
+         7     1  0
+         8    12  epoch, number: the last position that this page includes
+        20    12  epoch, number of the object it was written in
+        32     8  key
+        40     8  bytes of the body, before compression and stored
+        48     4  crc32 of the stored body
+        52     4  crc32 of bytes 0 to 52
+        56        body
+
+A page is read alone, by its PageRef; a round that leaves it unchanged names it again in the next root.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from .codec import SECTION_BYTES_MAX, Undecodable, Unpackable, checksum, compress, decompress, pack_value, unpack_value
+from .errors import Corrupt, VersionUnknown
+from .header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
+
+__all__ = ["Page", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
+
+PAGE_VERSION: Final = 1
+PAGES_MAX: Final = 1 << 20
+_MAGIC: Final = b"JPAG"
+_COMPRESSED: Final = 1
+_FIXED: Final = struct.Struct("<IIII")
+_ROW: Final = struct.Struct("<QIB3sQ")
+_PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
+_ROWS_AT: Final = HEADER_BYTES + _FIXED.size
+assert (_ROW.size, _PAGE.size) == (24, 56)
+
+
+class PageKind(IntEnum):
+    """What a page holds; kept for ever, never renumbered. ``storage.applied`` knows the contents."""
+
+    SHARD = 1
+    """what belongs to no stream: what is let go but not yet deleted, and the like"""
+    DIRECTORY = 2
+    """streams with their small state inline"""
+    BLOCKS = 3
+    """a part of one stream's block table"""
+    CONSUMERS = 4
+    """consumers of one stream"""
+    DEDUPE = 5
+    """a slice of one stream's message ids, by time"""
+    SUBJECTS = 6
+    """subject state of one stream"""
+
+
+class Page(NamedTuple):
+    """One page: replay skips for it what lies at or before ``position``. ``key`` says whose it is."""
+
+    kind: int
+    position: Position
+    key: int
+    body: Any
+
+
+class PageRef(NamedTuple):
+    """Where a page lies: ``position`` is that of its object's key."""
+
+    position: Position
+    offset: int
+    size: int
+    kind: int
+    key: int
+
+    def pack(self) -> list[int]:
+        """A compact list for msgpack."""
+        return [*self.position, self.offset, self.size, self.kind, self.key]
+
+    @classmethod
+    def unpack(cls, packed: Any) -> PageRef:
+        """Raises: Corrupt when ``packed`` is not what ``pack`` gives."""
+        if not isinstance(packed, (list, tuple)) or len(packed) != 6 or not all(
+                type(n) is int and n >= 0 for n in packed):
+            raise Corrupt("page reference", "fields", 0, "not six numbers")
+        epoch, number, *rest = packed
+        return cls(Position(epoch, number), *rest)
+
+
+def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tuple[list[bytes], list[PageRef]]:
+    """One ``pages/`` object.
+
+    Args: position is that of the object's key, nonce the writer's.
+    Returns: the object's bytes as buffers, and where each page lies, in order.
+    """
+    encoded = [(page, _encode_page(page, position)) for page in pages]
+    at = _ROWS_AT + len(encoded) * _ROW.size
+    refs: list[PageRef] = []
+    rows: list[bytes] = []
+    for page, data in encoded:
+        refs.append(PageRef(position, at, len(data), page.kind, page.key))
+        rows.append(_ROW.pack(at, len(data), page.kind, b"", page.key))
+        at += len(data)
+    directory = b"".join(rows)
+    fixed = _FIXED.pack(len(encoded), 0, crc32(directory), 0)[:-4]
+    front = b"".join((ObjectHeader(ObjectKind.PAGES, position, nonce, at).pack(), fixed,
+                      crc32(fixed).to_bytes(4, "little"), directory))
+    return [front, *(data for _, data in encoded)], refs
+
+
+def _encode_page(page: Page, object_position: Position) -> bytes:
+    body = pack_value(page.body)
+    stored = compress(body)
+    fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, _COMPRESSED if len(stored) != len(body) else 0, 0,
+                       *page.position, *object_position, page.key, len(body), len(stored), checksum(stored), 0)[:-4]
+    return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
+
+
+def decode_page(data: bytes, ref: PageRef) -> Page:
+    """Decode the page that ``ref`` points to.
+
+    Args: data is the object from ``ref.offset``, ``ref.size`` long.
+    Raises: Corrupt for damaged bytes or those of another page; VersionUnknown.
+    """
+    name, offset = object_name(ObjectKind.PAGES, ref.position), ref.offset
+    if len(data) < _PAGE.size:
+        raise Corrupt(name, "page", offset + len(data), "cut short")
+    (magic, version, kind, flags, spare, epoch, number, object_epoch, object_number, key, body_bytes, stored_bytes,
+     body_crc, crc) = _PAGE.unpack_from(data)
+    if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
+        raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
+    if version > PAGE_VERSION or flags & ~_COMPRESSED or spare:
+        raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: a newer broker's")
+    if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
+        raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
+    stored = data[_PAGE.size:]
+    if len(stored) != stored_bytes or len(data) != ref.size or crc32(stored) != body_crc:
+        raise Corrupt(name, "page", offset + _PAGE.size, "the checksum or length of its body does not match")
+    try:
+        if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
+            raise Undecodable("its lengths are out of bounds")
+        body = unpack_value(decompress(stored, body_bytes))
+    except (Undecodable, Unpackable) as error:
+        raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
+    return Page(kind, Position(epoch, number), key, body)
+
+
+def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:
+    """Where the pages of one object lie: for ``inspect`` and repair; roots name their pages themselves.
+
+    Args: prefix is the object from byte 0; complete says that the object has no more bytes than these.
+    Returns: a reference to each page; or how many bytes are needed from 0, when ``prefix`` is shorter.
+    Raises: Corrupt; VersionUnknown.
+    """
+    name = object_name(ObjectKind.PAGES, position)
+    header = ObjectHeader.unpack(prefix, name)
+    header.expect(ObjectKind.PAGES, position)
+    if len(prefix) > header.size or (complete and len(prefix) != header.size):
+        raise Corrupt(name, "header", 40, f"the object has {len(prefix)} bytes, not {header.size}")
+    if header.size < _ROWS_AT:
+        raise Corrupt(name, "header", 40, "the object is smaller than its own head")
+    if len(prefix) < _ROWS_AT:
+        return _ROWS_AT
+    count, spare, directory_crc, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
+    if crc32(prefix[HEADER_BYTES:_ROWS_AT - 4]) != crc:
+        raise Corrupt(name, "fixed part", _ROWS_AT - 4, "the checksum does not match")
+    end = _ROWS_AT + count * _ROW.size
+    if spare or count > PAGES_MAX or end > header.size:
+        raise Corrupt(name, "fixed part", HEADER_BYTES, "its count does not fit the object")
+    if len(prefix) < end:
+        return end
+    directory = prefix[_ROWS_AT:end]
+    if crc32(directory) != directory_crc:
+        raise Corrupt(name, "directory", _ROWS_AT, "the checksum does not match")
+    refs: list[PageRef] = []
+    for offset, size, kind, row_spare, key in _ROW.iter_unpack(directory):
+        if offset != end or size < _PAGE.size or any(row_spare):
+            raise Corrupt(name, "directory", _ROWS_AT + len(refs) * _ROW.size, "a row is out of bounds")
+        refs.append(PageRef(position, offset, size, kind, key))
+        end += size
+    if end != header.size:
+        raise Corrupt(name, "directory", _ROWS_AT, "its pages do not fill the object")
+    return refs

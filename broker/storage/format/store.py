@@ -1,0 +1,39 @@
+"""``format``: made once for each store, says which format it has and which store it is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .document import decode_document, encode_document, field
+from .errors import VersionUnknown
+from .header import FORMAT_VERSION, NONCE_BYTES, ObjectKind, Position
+
+__all__ = ["StoreFormat"]
+
+
+class StoreFormat(NamedTuple):
+    """version: the format of the whole store. store_id: 16 random bytes. made_at_ns: UTC."""
+
+    version: int
+    store_id: bytes
+    made_at_ns: int
+
+    @classmethod
+    def make(cls, store_id: bytes, made_at_ns: int) -> StoreFormat:
+        """The format of a new store."""
+        assert len(store_id) == NONCE_BYTES
+        return cls(FORMAT_VERSION, store_id, made_at_ns)
+
+    def encode(self) -> bytes:
+        """The whole object: it has no writer of its own, so that putting it again puts the same bytes."""
+        body = {"version": self.version, "store_id": self.store_id, "made_at_ns": self.made_at_ns}
+        return encode_document(ObjectKind.FORMAT, Position(0, 0), self.store_id, body)
+
+    @classmethod
+    def decode(cls, data: bytes) -> StoreFormat:
+        """Raises: Corrupt; VersionUnknown when the store belongs to a newer broker."""
+        header, body = decode_document(data, ObjectKind.FORMAT)
+        version = field(body, "version", int, header.name)
+        if version > FORMAT_VERSION:
+            raise VersionUnknown(header.name, "version", 72, f"the store has format {version}, we know {FORMAT_VERSION}")
+        return cls(version, field(body, "store_id", bytes, header.name), field(body, "made_at_ns", int, header.name))

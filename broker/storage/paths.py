@@ -1,0 +1,211 @@
+"""Object keys: the only place that builds or parses one. Keys are relative to the store's own prefix.
+
+    v1/format
+    v1/shards/<shard>/epochs/<epoch>
+                      log/<epoch>-<number>
+                      checkpoint/<epoch>-<number>
+                      pages/<epoch>-<number>
+                      runs/<epoch>-<position>-<id>
+                      inbox/<id>
+    v1/streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>
+
+Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is decimal),
+so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their UTF-8 is
+``%`` and two digits, so that two names stay apart on a file system that folds case, and none leaves its place. Where that
+is longer than 120 bytes, its beginning, ``~`` and 128 bits of a hash stand for it: such a key cannot be read back to a
+name, and records know a stream by its incarnation anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from .format.block import BlockPlace, BlockRef
+from .format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
+
+__all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "Key", "ShardPaths", "StreamPaths", "escape", "object_key",
+           "parse", "unescape"]
+
+ROOT: Final = "v1/"
+"""Everything of ours begins with this."""
+FORMAT: Final = "v1/format"
+"""The store's own object: format version and id; also the probe of put-if-absent."""
+STREAMS: Final = "v1/streams/"
+ID_MAX: Final = (1 << 64) - 1
+NAME_BYTES_MAX: Final = 120
+"""File systems allow 255 bytes a name; aside files and a long prefix need some of them."""
+
+_HASH_DIGITS: Final = 32
+_PREFIX_BYTES: Final = NAME_BYTES_MAX - 1 - _HASH_DIGITS
+_KEPT: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_ESCAPES: Final = tuple(chr(byte) if byte in _KEPT else f"%{byte:02x}" for byte in range(256))
+_NAME: Final = re.compile(r"(?:[a-z0-9_-]|%[0-9a-f]{2})+", re.ASCII)
+_CUT_NAME: Final = re.compile(r"(?:[a-z0-9_-]|%[0-9a-f]{2})+~[0-9a-f]{32}", re.ASCII)
+
+
+def escape(name: str) -> str:
+    """``name`` as one part of a key. Raises: ValueError for an empty name."""
+    if not name:
+        raise ValueError("an empty name has no key")
+    data = name.encode("utf-8", "surrogatepass")
+    whole = "".join([_ESCAPES[byte] for byte in data])
+    if len(whole) <= NAME_BYTES_MAX:
+        return whole
+    # Never cut inside an escape: what stands before the ~ must still be well formed.
+    cut = _PREFIX_BYTES
+    percent = whole.rfind("%", cut - 2, cut)
+    if percent >= 0:
+        cut = percent
+    return f"{whole[:cut]}~{blake2b(data, digest_size=_HASH_DIGITS // 2).hexdigest()}"
+
+
+def unescape(part: str) -> str | None:
+    """Undo ``escape``; None where only the beginning of a long name is left. Raises: ValueError for anything else."""
+    if _NAME.fullmatch(part):
+        data = bytearray()
+        i = 0
+        while i < len(part):
+            if part[i] == "%":
+                data.append(int(part[i + 1:i + 3], 16))
+                i += 3
+            else:
+                data.append(ord(part[i]))
+                i += 1
+        name = data.decode("utf-8", "surrogatepass")
+        if escape(name) == part:
+            return name
+    elif _CUT_NAME.fullmatch(part) and len(part) <= NAME_BYTES_MAX:
+        return None
+    raise ValueError(f"not an escaped name: {part!r}")
+
+
+def _number(value: int, most: int, digits: int) -> str:
+    if not 0 <= value <= most:
+        raise ValueError(f"{value} does not fit into {digits} digits of a key")
+    return f"{value:0{digits}x}"
+
+
+def _position(position: Position) -> str:
+    return f"{_number(position.epoch, EPOCH_MAX, 8)}-{_number(position.number, NUMBER_MAX, 12)}"
+
+
+class _RunPaths:
+    """Keys of the runs below one prefix."""
+
+    prefix: str
+
+    @property
+    def runs(self) -> str:
+        """Prefix of the runs."""
+        return f"{self.prefix}runs/"
+
+    def run(self, position: Position, run_id: int) -> str:
+        """A run planned at ``position`` (its epoch is the writer's)."""
+        return f"{self.prefix}runs/{_position(position)}-{_number(run_id, ID_MAX, 16)}"
+
+
+class ShardPaths(_RunPaths):
+    """Keys of one shard. Raises (all): ValueError for numbers that no key can carry."""
+
+    def __init__(self, shard: int = 0) -> None:
+        if not 0 <= shard <= 0xFFFF_FFFF:
+            raise ValueError(f"no shard has the number {shard}")
+        self.shard = shard
+        self.prefix = f"v1/shards/{shard}/"
+        self.epochs = f"{self.prefix}epochs/"
+        self.logs = f"{self.prefix}log/"
+        self.checkpoints = f"{self.prefix}checkpoint/"
+        self.page_objects = f"{self.prefix}pages/"
+        self.requests = f"{self.prefix}inbox/"
+
+    def epoch(self, epoch: int) -> str:
+        """The claim of an epoch."""
+        return f"{self.epochs}{_number(epoch, EPOCH_MAX, 8)}"
+
+    def log(self, position: Position) -> str:
+        """A segment, or a seal."""
+        return f"{self.logs}{_position(position)}"
+
+    def checkpoint(self, position: Position) -> str:
+        """The root that includes everything up to ``position``."""
+        return f"{self.checkpoints}{_position(position)}"
+
+    def pages(self, position: Position) -> str:
+        """The pages that the round of that root wrote."""
+        return f"{self.page_objects}{_position(position)}"
+
+    def inbox(self, request_id: int) -> str:
+        """A request to the owner."""
+        return f"{self.requests}{_number(request_id, ID_MAX, 16)}"
+
+
+class StreamPaths(_RunPaths):
+    """Keys of what belongs to one stream alone."""
+
+    def __init__(self, account: str, name: str, incarnation: int) -> None:
+        self.prefix = f"{STREAMS}{escape(account)}/{escape(name)}/{_number(incarnation, ID_MAX, 16)}/"
+
+
+def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = None) -> str:
+    """The key of the object that ``ref`` lies in; ``stream`` is needed for a STREAM_RUN alone."""
+    if ref.place is BlockPlace.LOG:
+        return shard.log(ref.position)
+    if ref.place is BlockPlace.RUN:
+        return shard.run(ref.position, ref.object_id)
+    if stream is None:
+        raise ValueError(f"the key of {ref!r} needs its stream's names")
+    return stream.run(ref.position, ref.object_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key taken apart. ``kind`` says what may lie there: SEGMENT stands for seals too, both being log entries.
+
+    Parts that a key does not have are None; so are ``account`` and ``stream`` where the key has only a hash of them.
+    """
+
+    kind: ObjectKind
+    shard: int | None = None
+    position: Position | None = None
+    object_id: int = 0
+    account: str | None = None
+    stream: str | None = None
+    incarnation: int | None = None
+
+
+_POSITION: Final = r"(?P<epoch>[0-9a-f]{8})-(?P<number>[0-9a-f]{12})"
+_RUN: Final = rf"runs/{_POSITION}-(?P<id>[0-9a-f]{{16}})"
+_SHARD: Final = r"v1/shards/(?P<shard>0|[1-9][0-9]{0,9})/"
+_PATTERNS: Final = tuple((kind, re.compile(pattern, re.ASCII)) for kind, pattern in (
+    (ObjectKind.FORMAT, re.escape(FORMAT)),
+    (ObjectKind.CLAIM, rf"{_SHARD}epochs/(?P<epoch>[0-9a-f]{{8}})"),
+    (ObjectKind.SEGMENT, rf"{_SHARD}log/{_POSITION}"),
+    (ObjectKind.ROOT, rf"{_SHARD}checkpoint/{_POSITION}"),
+    (ObjectKind.PAGES, rf"{_SHARD}pages/{_POSITION}"),
+    (ObjectKind.RUN, _SHARD + _RUN),
+    (ObjectKind.INBOX, rf"{_SHARD}inbox/(?P<id>[0-9a-f]{{16}})"),
+    (ObjectKind.RUN, rf"v1/streams/(?P<account>[^/]+)/(?P<stream>[^/]+)/(?P<incarnation>[0-9a-f]{{16}})/{_RUN}"),
+))
+
+
+def parse(key: str) -> Key | None:
+    """Take a key apart; None for a key that is none of ours (a lock file, an aside file, an operator's note)."""
+    for kind, pattern in _PATTERNS:
+        match = pattern.fullmatch(key)
+        if match is None:
+            continue
+        parts = match.groupdict()
+        try:
+            account, stream = (unescape(parts[part]) if parts.get(part) else None for part in ("account", "stream"))
+        except ValueError:
+            return None
+        shard = int(parts["shard"]) if parts.get("shard") else None
+        if shard is not None and shard > 0xFFFF_FFFF:
+            return None
+        position = Position(int(parts["epoch"], 16), int(parts.get("number") or "0", 16)) if parts.get("epoch") else None
+        return Key(kind, shard, position, int(parts.get("id") or "0", 16), account, stream,
+                   int(parts["incarnation"], 16) if parts.get("incarnation") else None)
+    return None
