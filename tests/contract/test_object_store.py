@@ -155,12 +155,20 @@ async def test_key_order_is_byte_order_across_folders(store: ObjectStore) -> Non
         await store.put(key, [b"x"])
     order = sorted(keys, key=str.encode)
     assert [info.key for info in await store.list("")] == order
-    # "after" any string at all, a key or not, in a folder or not
-    for after in [*keys, "a", "a/", "a/b", "a/d", "aa/", "aa/b", "aa/b/", "a.", "\x7f", "zz", "0"]:
-        assert [info.key for info in await store.list("", after)] == [k for k in order if k > after], after
-    for prefix in ["a", "a/", "a.", "aa/b", "aa/b/", "aa/b/c", "b", "nope", "nope/", "a/c/", "..", "/", "//a"]:
+    for prefix in ["a", "a/", "a.", "aa/b", "aa/b/", "aa/b/c", "b", "nope", "nope/", "a/c/", "..", "../", "/", "//a",
+                   ".tmp/", "a/.", "\0", "lock", "lock/"]:
         assert [info.key for info in await store.list(prefix)] == [k for k in order if k.startswith(prefix)], prefix
-    assert [info.key for info in await store.list("a", "a/c", 3)] == [k for k in order if k > "a/c"][:3]
+
+
+async def test_after_any_string(store: ObjectStore) -> None:
+    """"After" takes any string, a key or not, longer or shorter than all, and a limit cuts what follows."""
+    keys = sorted(["f/a", "f/a-", "f/aa", "f/b", "f/b.c", "f/é", "f/z"], key=str.encode)
+    for key in keys:
+        await store.put(key, [b"x"])
+    for after in [*keys, "f", "f/", "f/a.", "f/aaa", "f/\x7f", "f/zz", "g", "0", "f0"]:
+        expected = [key for key in keys if key > after]
+        assert [info.key for info in await store.list("f/", after)] == expected, after
+        assert [info.key for info in await store.list("f/", after, 2)] == expected[:2], after
 
 
 async def test_listing_2500_keys(store: ObjectStore) -> None:

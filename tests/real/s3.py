@@ -3,7 +3,7 @@
 Use the fixtures by importing them into a conftest: ``from tests.real.s3 import minio, seaweed``. Where a server cannot
 be had the test is skipped with a reason that begins with ``MISSING``, which ``tell_missing`` prints at the end.
 
-Where JETBLOCK_TEST_S3_ENDPOINT names an endpoint, ``minio`` is that one, with the credentials of the AWS environment.
+Where JETBLOCK_TEST_S3 is set, ``minio`` is the service that AWS_ENDPOINT_URL and the AWS credentials name, instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+
+from tests.real import parts
 
 __all__ = ["MISSING", "S3Server", "free_port", "minio", "seaweed", "tell_missing"]
 
@@ -45,7 +47,10 @@ class S3Server:
         return f"s3://{self.bucket}/{secrets.token_hex(6)}"
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket. Raises: what botocore does while the server is not ready."""
+        """Make a bucket and put a first object, on which SeaweedFS spends seconds.
+
+        Raises: what botocore does while the server is not ready.
+        """
         from botocore.config import Config
         from botocore.session import Session
 
@@ -56,17 +61,15 @@ class S3Server:
             "s3", region_name=self.env["AWS_REGION"], endpoint_url=self.endpoint,
             config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=2,
                           read_timeout=10))
-        client.create_bucket(Bucket=name)
+        with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+            client.create_bucket(Bucket=name)
+        client.put_object(Bucket=name, Key="ready", Body=bytes(1 << 20))
 
     def end(self) -> None:
-        """End the server that was started here."""
+        """End the server that was started here, at once: SeaweedFS takes more than 10 s over SIGTERM."""
         if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def free_port() -> int:
@@ -79,7 +82,8 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """MinIO, or the endpoint that the environment gives."""
-    if endpoint := os.environ.get("JETBLOCK_TEST_S3_ENDPOINT"):
+    if os.environ.get("JETBLOCK_TEST_S3"):
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
         kept = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
         env = {name: os.environ[name] for name in kept if name in os.environ}
         given = S3Server("given", endpoint, env | {"AWS_ENDPOINT_URL": endpoint,
@@ -113,7 +117,7 @@ def tell_missing(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _minio_command(folder: Path, port: int) -> list[str]:
-    return [_binary("minio"), "server", str(folder), "--quiet", "--address", f"127.0.0.1:{port}",
+    return [_binary(parts.minio), "server", str(folder), "--quiet", "--address", f"127.0.0.1:{port}",
             "--console-address", f"127.0.0.1:{free_port()}"]
 
 
@@ -121,22 +125,15 @@ def _seaweed_command(folder: Path, port: int) -> list[str]:
     ports = [f"-{part}={free_port()}" for part in (
         "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
         "s3.port.grpc")]
-    return [_binary("weed"), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
+    return [_binary(parts.weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
             f"-s3.port={port}", *ports, "-volume.max=8", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"]
 
 
-def _binary(name: str) -> str:
-    if given := os.environ.get(f"JETBLOCK_{name.upper()}"):
-        return given
+def _binary(get: Callable[[], Path]) -> str:
     try:
-        from tests.real import parts
-
-        found = parts.minio_binary() if name == "minio" else parts.weed_binary()
-    except Exception as e:  # whatever keeps a part from being had is the reason that is told
-        pytest.skip(f"{MISSING}{name}: {type(e).__name__}: {e}")
-    if not found:
-        pytest.skip(f"{MISSING}{name}")
-    return str(found)
+        return str(get())
+    except parts.PartMissing as e:
+        pytest.skip(f"{MISSING}{get.__name__}: {e}")
 
 
 def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -> S3Server:

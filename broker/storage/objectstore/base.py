@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 __all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError",
-           "StoreLock", "StoreRefused", "Transient", "check_key", "size_of"]
+           "StoreLock", "StoreRefused", "Transient", "can_begin_key",
+           "check_key", "size_of"]
 
 Buffers = Sequence[bytes]
 """An object's bytes in order, so that a segment is written without being joined first."""
@@ -115,7 +116,9 @@ class ObjectStore(ABC):
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         """Objects whose key begins with ``prefix`` and is greater than ``after``, in key order, at most ``limit``.
 
-        ``prefix`` and ``after`` are any strings, keys or not; "" is all.
+        ``prefix`` and ``after`` are any strings, keys or not; "" is all. ``after`` and ``limit`` are for prefixes whose
+        keys all lie in one folder: where folders lie beside objects, SeaweedFS goes through them by bare name, so that
+        a page is not where the order says. A listing of everything below a prefix is whole and in order on all.
         Raises: Transient; StoreRefused.
         """
 
@@ -144,6 +147,13 @@ def check_key(key: str) -> str:
         if len(segment) > 63 and len(segment.encode()) > 255:
             raise ValueError(f"a segment longer than 255 bytes: {key!r}")
     return key
+
+
+def can_begin_key(prefix: str) -> bool:
+    """Whether there can be keys with this prefix; stores differ in what they make of the others, so nobody asks them."""
+    *folders, last = prefix.split("/")
+    return (all(s and s[0] != "." and s != "lock" and s.isprintable() for s in folders)
+            and (not last or last[0] != "." and last.isprintable()))
 
 
 def size_of(data: Buffers) -> int:

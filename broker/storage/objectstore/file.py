@@ -41,6 +41,7 @@ from broker.storage.objectstore.base import (
     StoreLock,
     StoreRefused,
     Transient,
+    can_begin_key,
     check_key,
 )
 from broker.storage.objectstore.filelock import FileLock
@@ -217,8 +218,8 @@ class FileStore(ObjectStore):
     def _list(self, prefix: str, after: str, limit: int | None) -> Listing:
         found: Listing = []
         folder = prefix.rpartition("/")[0]
-        if folder and any(not s or s[0] == "." or not s.isprintable() for s in folder.split("/")):
-            return found  # no key is like that
+        if not can_begin_key(prefix):
+            return found
         try:
             for key, path in _walk(os.path.join(self._root, folder), f"{folder}/" if folder else "", prefix, after):
                 if limit is not None and len(found) >= limit:

@@ -1,0 +1,275 @@
+"""Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and their like.
+
+Each call is one request, with no retries of botocore's own: RetryingStore owns those. (The HTTP client below may still
+send a request twice when a kept connection turns out dead, one more reason why a put's refusal is settled by reading
+what lies there.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
+
+What the environment says counts: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS chain of credentials.
+An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would cost a
+sixth of what one put takes, and every object carries checksums of its own. AWS gets unsigned payloads under TLS only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from broker.clock import Clock, SystemClock
+from broker.storage.objectstore.base import (
+    Buffers,
+    Listing,
+    NotFound,
+    ObjectInfo,
+    ObjectStore,
+    PreconditionFailed,
+    StoreError,
+    StoreRefused,
+    Transient,
+    can_begin_key,
+    check_key,
+)
+
+__all__ = ["S3Store"]
+
+_CONNECT_TIMEOUT_S = 3.0
+
+_ACCESS = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the keys and s3:ListBucket on the bucket"
+_KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
+_REMEDIES = {
+    "NoSuchBucket": "create the bucket, or correct its name or AWS_ENDPOINT_URL",
+    "InvalidBucketName": "correct the bucket's name in the URL",
+    "AccessDenied": _ACCESS,
+    "AllAccessDisabled": _ACCESS,
+    "InvalidAccessKeyId": _KEYS,
+    "SignatureDoesNotMatch": _KEYS,
+    "AuthorizationHeaderMalformed": "set AWS_REGION to the bucket's region",
+    "IllegalLocationConstraintException": "set AWS_REGION to the bucket's region",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "ExpiredToken": "renew the session's credentials",
+    "InvalidToken": _KEYS,
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "XMinioStorageFull": "the store is full; free some room and it goes on",
+    "QuotaExceeded": "the store's quota is used up; raise it and it goes on",
+    "NotImplemented": "this endpoint cannot serve as a store: it lacks what the request asks for",
+    "MethodNotAllowed": "this endpoint does not seem to be an S3 one: check AWS_ENDPOINT_URL",
+}
+"""Error codes that trying again at once cannot help."""
+
+_TRANSIENT_CODES = frozenset((
+    "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled",
+    "TooManyRequests", "RequestLimitExceeded", "BandwidthLimitExceeded", "InternalError", "ServiceUnavailable",
+    "OperationAborted", "ConditionalRequestConflict", "IncompleteBody", "BadDigest", "PriorRequestNotComplete",
+))
+
+
+class S3Store(ObjectStore):
+    """One bucket, or what lies below one prefix of it."""
+
+    puts_cost = True
+
+    def __init__(self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None,
+                 put_timeout_ns: int = 5_000_000_000, get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
+                 clock: Clock | None = None) -> None:
+        """``endpoint`` and ``region`` beat the environment. ``put_timeout_ns`` also bounds deletes, ``get_timeout_ns``
+        one page of a listing. The lease on S3 stands on the put's: keep it below a third of it."""
+        self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        self._bucket = bucket
+        self._base = f"{prefix}/" if prefix else ""
+        self._endpoint = endpoint
+        self._region = region
+        self._put_timeout_s = put_timeout_ns / 1e9
+        self._get_timeout_s = get_timeout_ns / 1e9
+        self._connections_max = connections_max
+        self._clock = clock or SystemClock()
+        self._where = self.url
+        self._client: Any = None
+        self._client_making = asyncio.Lock()
+        self._exit = AsyncExitStack()
+        self._closed = False
+        self._date: tuple[str, int] | None = None
+
+    async def put(self, key: str, data: Buffers) -> None:
+        body = data[0] if len(data) == 1 else b"".join(data)
+        async with self._call("put", check_key(key), self._put_timeout_s) as client:
+            answer = await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=body, IfNoneMatch="*")
+            self._note_date(answer)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        assert start >= 0
+        if end is not None and end <= start:
+            return b""
+        asked = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
+        try:
+            async with self._call("get", check_key(key), self._get_timeout_s) as client:
+                answer = await client.get_object(Bucket=self._bucket, Key=self._base + key, **asked)
+                self._note_date(answer)
+                async with answer["Body"] as stream:
+                    data: bytes = await stream.read()
+        except _PastTheEnd:
+            return b""
+        # Who ignores the range sends the whole object, and no Content-Range.
+        return data[start:end] if asked and not answer.get("ContentRange") else data
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        found: Listing = []
+        if not can_begin_key(prefix):
+            return found
+        cut = len(self._base)
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
+        if after:
+            asked["StartAfter"] = self._base + after
+        while limit is None or len(found) < limit:
+            if limit is not None:
+                asked["MaxKeys"] = min(1000, limit - len(found))
+            async with self._call("list", prefix, self._get_timeout_s) as client:
+                answer = await client.list_objects_v2(**asked)
+                self._note_date(answer)
+            for row in answer.get("Contents", ()):
+                found.append(ObjectInfo(row["Key"][cut:], row["Size"]))
+            if not answer.get("IsTruncated"):
+                break
+            asked["ContinuationToken"] = answer["NextContinuationToken"]
+        found.sort()  # SeaweedFS goes through folders by bare name; elsewhere it is one pass over what is sorted
+        return found
+
+    async def delete(self, key: str) -> None:
+        try:
+            async with self._call("delete", check_key(key), self._put_timeout_s) as client:
+                self._note_date(await client.delete_object(Bucket=self._bucket, Key=self._base + key))
+        except NotFound:
+            pass
+
+    async def close(self) -> None:
+        """Close the connections. Calls under way end in Transient."""
+        if not self._closed:
+            self._closed = True
+            await self._exit.aclose()
+
+    async def now_ns(self) -> int | None:
+        """The ``Date`` of the last answer, carried on by the monotonic clock."""
+        if self._date is None:
+            return None
+        text, at_ns = self._date
+        try:
+            seconds = parsedate_to_datetime(text).timestamp()
+        except ValueError:
+            return None
+        # The header has whole seconds, cut off: half a second on is the best guess.
+        return int(seconds) * 1_000_000_000 + 500_000_000 + self._clock.monotonic_ns() - at_ns
+
+    def _note_date(self, answer: Any) -> None:
+        metadata = answer.get("ResponseMetadata")
+        if metadata and (date := metadata.get("HTTPHeaders", {}).get("date")):
+            self._date = date, self._clock.monotonic_ns()
+
+    @asynccontextmanager
+    async def _call(self, operation: str, key: str, timeout_s: float) -> AsyncIterator[Any]:
+        """The client, for one request; whatever goes wrong inside comes out as a StoreError."""
+        if self._closed:
+            raise Transient(f"{self.url}: the store is closed")
+        try:
+            client = self._client or await self._made_client()
+            async with asyncio.timeout(timeout_s):
+                yield client
+        except (StoreError, _PastTheEnd):
+            raise
+        except TimeoutError as e:
+            raise Transient(f"{self._where}: {operation} {key}: no answer within {timeout_s:g} s") from e
+        except boto.ClientError as e:
+            self._note_date(e.response)
+            raise self._refusal(e, operation, key) from e
+        except (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as e:
+            raise self._failure(e, operation, key) from e
+        except Exception as e:
+            if self._closed:  # the client's parts fail in their own ways once it is closed under a call
+                raise Transient(f"{self._where}: {operation} {key}: the store was closed") from e
+            raise
+
+    def _refusal(self, e: boto.ClientError, operation: str, key: str) -> Exception:
+        """What an answer of the store that is an error means."""
+        status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = e.response.get("Error", {}).get("Code", "")
+        said = e.response.get("Error", {}).get("Message", "")
+        where = f"{self._where}: {operation} {key}"
+        text = f"{where}: {code} ({status}) {said[:200]}".rstrip()
+        if status == 412:
+            return PreconditionFailed(f"{where}: exists")
+        if status == 416:
+            return _PastTheEnd()
+        if code in _TRANSIENT_CODES:
+            return Transient(text)
+        if code in _REMEDIES:
+            return StoreRefused(f"{text}: {_REMEDIES[code]}")
+        if status == 404:
+            return NotFound(f"{where}: does not exist")
+        if status == 507:
+            return StoreRefused(f"{text}: {_REMEDIES['XMinioStorageFull']}")
+        if status in (401, 403):
+            return StoreRefused(f"{text}: {_KEYS}, and {_ACCESS}")
+        if status in (408, 409, 425, 429) or status >= 500 and status != 501:
+            return Transient(text)
+        return StoreRefused(f"{text}: check AWS_ENDPOINT_URL, AWS_REGION and the bucket")
+
+    def _failure(self, e: Exception, operation: str, key: str) -> StoreError:
+        """What it means that there was no answer, or none that is S3's."""
+        where = f"{self._where}: {operation} {key}"
+        if isinstance(e, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError
+                      | boto.TokenRetrievalError | boto.ProfileNotFound | boto.ConfigParseError):
+            return StoreRefused(f"{where}: no usable credentials: {e}: {_KEYS}")
+        if isinstance(e, boto.SSLError):
+            return StoreRefused(f"{where}: TLS failed: {e}: check the scheme of AWS_ENDPOINT_URL, and AWS_CA_BUNDLE")
+        if isinstance(e, boto.ParamValidationError | boto.UnknownServiceError | boto.NoRegionError
+                      | boto.InvalidRegionError):
+            return StoreRefused(f"{where}: {e}: check the bucket's name and AWS_REGION")
+        # Their texts name the URL at most, with what was signed left out.
+        if isinstance(e, ResponseParserError):
+            return Transient(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
+        return Transient(f"{where}: {type(e).__name__}: {str(e).partition('?')[0][:200]}")
+
+    async def _made_client(self) -> Any:
+        async with self._client_making:
+            if self._closed:
+                raise Transient(f"{self.url}: the store is closed")
+            if self._client is None:
+                self._client = await self._make_client()
+        return self._client
+
+    async def _make_client(self) -> Any:
+        session = AioSession()
+        configured = session.get_scoped_config()
+        region = (self._region or os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1")
+        endpoint = (self._endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+                    or configured.get("endpoint_url"))
+        s3: dict[str, object] = {}
+        if endpoint:
+            parts = urlsplit(endpoint)
+            shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+            self._where = f"{self.url} at {shown}"
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise StoreRefused(f"{self._where}: the endpoint is no URL: write AWS_ENDPOINT_URL=http://HOST:PORT")
+            if not parts.hostname.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+                s3 = {"addressing_style": "path", "payload_signing_enabled": False}
+        if not s3:
+            s3 = {"payload_signing_enabled": bool(endpoint) and not str(endpoint).startswith("https")}
+        config = AioConfig(
+            connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
+            max_pool_connections=self._connections_max, retries={"total_max_attempts": 1}, parameter_validation=False,
+            request_checksum_calculation="when_required", response_checksum_validation="when_required", s3=s3,
+            signature_version="s3v4")
+        made = session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
+        return await self._exit.enter_async_context(made)
+
+
+class _PastTheEnd(Exception):
+    """416: the range begins at or past the object's end, which is no error here."""
