@@ -1,0 +1,597 @@
+"""One shard's log, as its owner writes it: gathers blocks into segments, puts them in order, answers when they persist.
+
+    urgent() ──┐                   ┌─ sealing(block) of each owner that has something to say
+    full ──────┼─> pump ──> cut ───┤
+    1 s lazy ──┘     │             └─ position fixed, the next open segment begins
+                     └──> write: seal_block on the loop, encode, put until it landed ──┐
+         n persisted only when n-1 is  <── in log order: apply, owners' persisted, waiters ┘
+
+Owns the order of everything that depends on a commit. Does not own what blocks say (their owners), nor who owns the
+shard (``cluster``): an epoch is passed in, and whoever loses it learns so here, by a seal in the slot of one of his
+own puts.
+
+    persisted position < every position in flight < every closed segment < the open one
+    a put begins when fewer than W segments are unpersisted, and either none is, or the segment is full, or
+    commit_interval > 0 has passed since the last began; full ones excepted, never sooner than that after the last began
+
+What is sequenced is put until it lands: a put has no final failure but being fenced. A segment's bytes and key are
+fixed before its first put and the same in each try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from broker.clock import Clock
+from broker.storage.applied import ShardState
+from broker.storage.format.block import Outcome
+from broker.storage.format.codec import Codec
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
+from broker.storage.settle import Backoff, Fenced, describe, holder_of
+from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, seal_block
+
+__all__ = ["BlockOwner", "Log", "LogSettings", "ShardOwner"]
+
+_log = logging.getLogger(__name__)
+
+W_MAX = 16
+"""No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
+
+
+class BlockOwner(Protocol):
+    """A live stream, seen from the log. Both calls are synchronous."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        """The segment closes: set ``block.outcome`` as of everything sequenced so far, add lazy records."""
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        """``block`` is in the store and in the applied state; waiters run after all owners of the segment know."""
+
+
+class ShardOwner:
+    """Owner of the shard's own block, stream 0: openings and what is let go."""
+
+    stream_id = 0
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        block.outcome = Outcome()
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        pass
+
+
+class LogSettings:
+    """Bounds and intervals of one log.
+
+    Args: commit_interval_ns between the beginnings of puts, 0: none. lease_ns is T, None where a lock is the lease.
+    """
+
+    def __init__(self, *, segment_bytes: int = 4 << 20, segment_count: int = 20_000, puts_in_flight: int = 4,
+                 commit_interval_ns: int = 0, lazy_ns: int = 1_000_000_000, tail_bytes_max: int = 256 << 20,
+                 inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
+                 codec: Codec = Codec.ZSTD) -> None:
+        assert 1 <= puts_in_flight <= W_MAX
+        self.segment_bytes = segment_bytes
+        self.segment_count = segment_count
+        self.puts_in_flight = puts_in_flight
+        self.commit_interval_ns = commit_interval_ns
+        self.lazy_ns = lazy_ns
+        self.tail_bytes_max = tail_bytes_max
+        self.inline_bytes_max = inline_bytes_max
+        self.lease_ns = lease_ns
+        self.put_timeout_ns = put_timeout_ns
+        self.codec = codec
+
+
+Waiter = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class Segment:
+    """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
+
+    __slots__ = ("began_ns", "blocks", "data", "landed", "position", "raw_bytes", "sealed", "waiters")
+
+    def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
+        self.position = position
+        self.blocks = blocks
+        self.waiters = waiters
+        self.raw_bytes = raw_bytes
+        self.sealed: list[SealedBlock[Any]] = []
+        self.data: list[bytes] | None = None
+        self.landed = False
+        self.began_ns = 0
+
+    @property
+    def head_bytes(self) -> int:
+        """About what a recovery reads of it."""
+        return 104 + sum(216 + 32 * len(b.core.removed) + sum(r.size for r in b.core.records) for b in self.sealed)
+
+
+class Log:
+    """One shard's log. Everything but ``persisted``, ``drain`` and ``close`` is synchronous, on one event loop."""
+
+    def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
+                 state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
+                 executor: Executor | None = None, began_ns: int | None = None) -> None:
+        """A log that goes on after ``state.position``, which is in ``epoch``: the opening, at least.
+
+        Args: key_of gives a segment's key. executor encodes large segments; None: everything on the loop.
+            began_ns is when, by the monotonic clock, the put of the opening began, from which the lease counts.
+        """
+        assert state.position.epoch == epoch
+        self.store = store
+        self.state = state
+        self.epoch = epoch
+        self.nonce = nonce
+        self.settings = settings or LogSettings()
+        self.tail_bytes_max = self.settings.tail_bytes_max
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Called once, when the log is fenced or must stop; nothing that was not acknowledged by then ever will be."""
+        self.on_persisted: Callable[[Segment], None] | None = None
+        """Called after each segment's waiters: the checkpointer counts."""
+        self.held: Callable[[], bool] = _never
+        """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
+        self.on_seal: Callable[[str], Any] | None = None
+        """An async function that names the sealer of the seal at a key, for the text of Fenced."""
+        self.store_error: StoreError | None = None
+        """Why the oldest put has not landed yet; None when the store is well."""
+        self.commit_count = 0
+        self.commit_bytes = 0
+        self.shard = ShardOwner()
+        self._key_of = key_of
+        self._clock = clock
+        self._rng = rng
+        self._executor = executor
+        self._next = state.position.number + 1
+        self._blocks: dict[int, OpenBlock[Any]] = {}
+        self._lazy: dict[int, BlockOwner] = {}
+        self._waiters: list[Waiter] = []
+        self._futures: set[asyncio.Future[None]] = set()
+        self._room: list[Callable[[], object]] = []
+        self._closed: deque[Segment] = deque()
+        self._flight: deque[Segment] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last: OpenBlock[Any] | None = None
+        self._last_bytes = self._last_count = 0
+        self._open_bytes = self._open_count = 0
+        self._cut_bytes = 0
+        self._content = self._urgent = self._overdue = False
+        self._stopped = False
+        self._pumping: asyncio.Handle | None = None
+        self._lazy_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        now_ns = clock.monotonic_ns()
+        self._began_ns = now_ns - (1 << 62)
+        self._leased_ns = now_ns if began_ns is None else began_ns
+        self._loop = asyncio.get_running_loop()
+        if self.settings.lease_ns is not None:
+            self._arm(self.settings.lease_ns // 3)
+
+    # What streams call.
+
+    def block(self, owner: BlockOwner) -> OpenBlock[Any]:
+        """This stream's block in the open segment. Ask for it before each addition: segments are cut in between."""
+        if self._last is not None:
+            self._settle()
+        block = self._blocks.get(owner.stream_id)
+        if block is None:
+            block = self._blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
+            self._arm_lazy()
+        self._last = block
+        self._last_bytes = block.raw_bytes
+        self._last_count = block.count
+        return block
+
+    def urgent(self) -> None:
+        """Someone waits for what is sequenced so far.
+
+        Call it when your state is whole: at twice a segment's bound it cuts, and asks each owner for its outcome.
+        """
+        self._urgent = True
+        self._settle()
+        if (self._open_bytes >= 2 * self.settings.segment_bytes or self._open_count >= 2 * self.settings.segment_count
+                ) and self.failure is None:
+            self._cut(False)
+        if not self._flight or self._closed or self._full or self.settings.commit_interval_ns:
+            self.pump_soon()
+
+    def lazy(self, owner: BlockOwner) -> None:
+        """``owner`` has news that nobody waits for: it is asked for it when the next segment closes, within 1 s."""
+        self._lazy[owner.stream_id] = owner
+        self._arm_lazy()
+
+    def barrier(self, owner: BlockOwner | None = None) -> None:
+        """Make lazy news urgent, of ``owner`` or of all; what ``wait`` is given next waits for it too."""
+        if owner is None:
+            pending = bool(self._lazy) or self._has_content()
+        else:
+            block = self._blocks.get(owner.stream_id)
+            pending = owner.stream_id in self._lazy or (block is not None and not block.empty)
+        if pending:
+            self._content = True
+            self.urgent()
+
+    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
+
+        Lazy news counts as sequenced after ``barrier`` only. Once the log has failed ``fn`` is never called.
+        """
+        if self._content or self._has_content():
+            self._waiters.append((fn, args))
+        elif self._closed:
+            self._closed[-1].waiters.append((fn, args))
+        elif self._flight:
+            self._flight[-1].waiters.append((fn, args))
+        elif self.failure is None:
+            fn(*args)
+
+    async def persisted(self) -> None:
+        """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._futures.add(future)
+        try:
+            self.wait(resolve, future)
+            await future
+        finally:
+            self._futures.discard(future)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Raw bytes sequenced and not persisted."""
+        if self._last is not None:
+            self._settle()
+        return self._cut_bytes + self._open_bytes
+
+    def room(self) -> bool:
+        """Whether more may be sequenced: the tail is below its bound and the log lives."""
+        return self.tail_bytes < self.tail_bytes_max and self.failure is None and not self._stopped
+
+    def when_room(self, fn: Callable[[], object]) -> None:
+        """Call ``fn`` once there is room; at once when there is. Never after a failure."""
+        if self.room():
+            fn()
+        else:
+            self._room.append(fn)
+
+    @property
+    def muted(self) -> bool:
+        """Whether our last proof of owning the shard is too old to read, deliver or acknowledge on (S3 only)."""
+        lease_ns = self.settings.lease_ns
+        return lease_ns is not None and self._clock.monotonic_ns() - self._leased_ns > lease_ns
+
+    @property
+    def position(self) -> Position:
+        """The last persisted position."""
+        return self.state.position
+
+    # What the shard calls.
+
+    async def drain(self) -> None:
+        """Persist all there is, lazy news too. Raises: as ``persisted``."""
+        self.barrier()
+        await self.persisted()
+
+    def stop(self) -> Position:
+        """Begin no further segment; returns the first number that was never used, for the seal.
+
+        Drain first: what is still in the tail is dropped, its waiters never run.
+        """
+        self._stopped = True
+        for timer in (self._pumping, self._lazy_timer, self._timer):
+            if timer is not None:
+                timer.cancel()
+        return Position(self.epoch, self._next)
+
+    async def close(self) -> None:
+        """Stop, and end the puts under way: they may have landed, or may land yet."""
+        self.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.failure is None:
+            self._fail(Fenced("the log was closed"), tell=False)
+
+    def pump_soon(self) -> None:
+        """Look for something to put once the present callback, and others that are ready, have run."""
+        if self._pumping is None and not self._stopped:
+            self._pumping = self._loop.call_soon(self._pump)
+
+    # Gathering.
+
+    @property
+    def _full(self) -> bool:
+        return (self._open_bytes >= self.settings.segment_bytes or self._open_count >= self.settings.segment_count)
+
+    def _settle(self) -> None:
+        """Count what was added to the block that was handed out last."""
+        last = self._last
+        if last is None:
+            return
+        self._open_bytes += last.raw_bytes - self._last_bytes
+        self._open_count += last.count - self._last_count
+        self._last_bytes = last.raw_bytes
+        self._last_count = last.count
+        if not self._content and not last.empty:
+            self._content = True
+        if self._full and self._pumping is None:
+            self.pump_soon()
+
+    def _has_content(self) -> bool:
+        self._settle()
+        if not self._content:
+            self._content = any(not block.empty for block in self._blocks.values())
+        return self._content
+
+    def _arm_lazy(self) -> None:
+        if self._lazy_timer is None and not self._stopped:
+            self._lazy_timer = self._loop.call_later(self.settings.lazy_ns / 1e9, self._lazy_due)
+
+    def _lazy_due(self) -> None:
+        self._lazy_timer = None
+        self._overdue = True
+        self._pump()
+
+    def _arm(self, delay_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0, delay_ns) / 1e9, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _pump(self) -> None:
+        """Cut and begin whatever the rules allow now; arm a timer for what they will allow later."""
+        if self._pumping is not None:
+            self._pumping.cancel()
+            self._pumping = None
+        if self._stopped or self.failure is not None:
+            return
+        settings = self.settings
+        interval_ns = settings.commit_interval_ns
+        now_ns = self._clock.monotonic_ns()
+        wake_ns: int | None = None
+        self._settle()
+        if self._full:
+            self._cut(False)
+        while len(self._flight) < settings.puts_in_flight and not self.held():
+            if self._closed:
+                self._begin(self._closed.popleft(), now_ns)
+                continue
+            heartbeat_ns = settings.lease_ns // 3 if settings.lease_ns is not None else None
+            beat = heartbeat_ns is not None and not self._flight and now_ns - self._began_ns >= heartbeat_ns
+            due = beat or ((self._urgent or self._overdue) and (self._has_content() or bool(self._lazy)))
+            if not due:
+                break
+            if now_ns - self._began_ns < interval_ns:
+                wake_ns = self._began_ns + interval_ns
+                break
+            if self._flight and not interval_ns:
+                break  # gather until it lands
+            self._cut(beat)
+            if not self._closed:
+                break  # the lazy owners had nothing to say after all
+        if self.failure is not None:
+            return
+        if settings.lease_ns is not None:
+            beat_ns = max(self._began_ns, now_ns - settings.lease_ns) + settings.lease_ns // 3
+            wake_ns = beat_ns if wake_ns is None else min(wake_ns, beat_ns)
+            if wake_ns <= now_ns:  # it is due, but something in flight or a hold keeps it: landing pumps again
+                wake_ns = now_ns + settings.lease_ns // 3
+        if wake_ns is not None:
+            self._arm(wake_ns - now_ns)
+
+    def _cut(self, heartbeat: bool) -> None:
+        """Close the open segment: owners say their last, the position is fixed. Nothing to say, no segment."""
+        self._settle()
+        lazy, self._lazy = self._lazy, {}
+        blocks = self._blocks
+        try:
+            for owner in lazy.values():
+                if owner.stream_id not in blocks:
+                    blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
+            asked: set[int] = set()
+            while asking := [block for stream_id, block in blocks.items()
+                             if stream_id not in asked and (stream_id in lazy or not block.empty)]:
+                for block in asking:
+                    asked.add(block.stream_id)
+                    block.owner.sealing(block)
+        except Exception as error:
+            # An owner that cannot say how its stream stands: nothing of this segment may be persisted.
+            _log.exception("sealing a segment failed")
+            self._fail(error)
+            return
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
+        waiters, self._waiters = self._waiters, []
+        self._blocks = {}
+        self._last = None
+        self._open_bytes = self._open_count = 0
+        self._content = self._urgent = self._overdue = False
+        if self._lazy:
+            self._arm_lazy()
+        said = [block for block in blocks.values() if not block.empty]
+        if not said and not heartbeat:
+            for fn, args in waiters:
+                self.wait(fn, *args)
+            return
+        raw_bytes = sum(block.raw_bytes for block in said)
+        self._cut_bytes += raw_bytes
+        self._closed.append(Segment(Position(self.epoch, self._next), said, waiters, raw_bytes))
+        self._next += 1
+
+    # Putting.
+
+    def _begin(self, segment: Segment, now_ns: int) -> None:
+        segment.began_ns = self._began_ns = now_ns
+        self._flight.append(segment)
+        task = self._loop.create_task(self._write(segment), name=f"commit {segment.position}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, segment: Segment) -> None:
+        try:
+            await self._seal(segment)
+            await self._put(segment)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not isinstance(error, Fenced):
+                _log.error("the log stops at %s: %s", segment.position, error)
+            self._fail(error)
+            return
+        segment.landed = True
+        try:
+            while self._flight and self._flight[0].landed:
+                self._persist(self._flight.popleft())
+        except Exception as error:
+            _log.exception("applying a segment failed")
+            self._fail(error)
+            return
+        self._pump()
+
+    async def _seal(self, segment: Segment) -> None:
+        """The loop's part, in turns of a few thousand messages."""
+        run = 0
+        for block in segment.blocks:
+            segment.sealed.append(seal_block(block, segment.position))
+            run += 20 + block.count
+            if run >= 8_000:
+                run = 0
+                await asyncio.sleep(0)
+        segment.blocks = []
+
+    async def _put(self, segment: Segment) -> None:
+        """Put until it landed. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key."""
+        store, key = self.store, self._key_of(segment.position)
+        put_sync = store.put_sync if self._executor is not None else None
+        timeout = self.settings.put_timeout_ns
+        if self._executor is None or segment.raw_bytes < self.settings.inline_bytes_max:
+            segment.data = self._encode(segment)
+        elif put_sync is None:
+            segment.data = await self._loop.run_in_executor(self._executor, self._encode, segment)
+        backoff = Backoff(self._rng)
+        taken = False
+        while True:
+            began_ns = self._clock.monotonic_ns()
+            try:
+                if taken:
+                    # Known to be there, not yet whose it is. That it is ours proves that we owned the shard when the
+                    # first try began, no later.
+                    header = await holder_of(store, key)
+                    if header.nonce != self.nonce:
+                        raise await self._not_ours(key, header.kind) or describe(header, key)
+                    began_ns = segment.began_ns
+                elif put_sync is not None:
+                    await self._loop.run_in_executor(self._executor, self._encode_and_put, segment, put_sync, key)
+                else:
+                    assert segment.data is not None
+                    async with asyncio.timeout(None if timeout is None else timeout / 1e9):
+                        await store.put(key, segment.data)
+                break
+            except PreconditionFailed:
+                taken = True
+                continue
+            except (Transient, TimeoutError) as error:
+                failed: StoreError = error if isinstance(error, StoreError) else Transient(f"{store.url}: {key}: no answer in time")
+                taken = False
+            except StoreRefused as refused:
+                failed = refused
+            if self.store_error is None:
+                _log.warning("segment %s is not in the store yet: %s", segment.position, failed)
+            self.store_error = failed
+            await asyncio.sleep(backoff.next())
+        if self.store_error is not None:
+            _log.warning("segment %s is in the store", segment.position)
+            self.store_error = None
+        self._leased_ns = max(self._leased_ns, began_ns)
+        self.commit_count += 1
+        assert segment.data is not None
+        self.commit_bytes += sum(map(len, segment.data))
+        segment.data = None
+
+    def _encode(self, segment: Segment) -> list[bytes]:
+        return encode_segment(segment.position, self.nonce, segment.sealed, self.settings.codec)
+
+    def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
+        """In a thread: one hop for both."""
+        if segment.data is None:
+            segment.data = self._encode(segment)
+        put_sync(key, segment.data)
+
+    async def _not_ours(self, key: str, kind: ObjectKind) -> Fenced | None:
+        if kind != ObjectKind.SEAL:
+            return None
+        by = ""
+        if self.on_seal is not None:
+            try:
+                by = await self.on_seal(key)
+            except Exception as error:  # who it was is for the text alone; that it was is certain
+                _log.info("the seal at %s does not say whose it is: %s", key, error)
+        return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
+
+    # Persisted.
+
+    def _persist(self, segment: Segment) -> None:
+        state = self.state
+        state.apply_segment(segment.position)
+        sealed = segment.sealed
+        for block in sealed:
+            state.apply_block(block.core, block.ref)
+        self._cut_bytes -= segment.raw_bytes
+        for block in sealed:
+            block.owner.persisted(block)
+        for fn, args in segment.waiters:
+            try:
+                fn(*args)
+            except Exception as error:  # one reply that could not be made must not keep the others waiting
+                self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
+                                                   "exception": error})
+        if self._room and self.tail_bytes <= self.tail_bytes_max * 3 // 4:
+            waiting, self._room = self._room, []
+            for wake in waiting:
+                wake()
+        if self.on_persisted is not None:
+            self.on_persisted(segment)
+
+    def _fail(self, error: BaseException, tell: bool = True) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.stop()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._waiters.clear()
+        self._room.clear()
+        self._closed.clear()
+        self._flight.clear()
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        if tell and self.on_failure is not None:
+            self.on_failure(error)
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,73 @@
+"""One put-if-absent, settled: did it land, and if not, whose object has the key?
+
+A refused put is believed only after the object's header was read. Ours (the same nonce): it landed, perhaps by an
+earlier try whose answer was lost. A seal: we are fenced. Anything else is for the caller to judge.
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader
+from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, Transient
+
+__all__ = ["Backoff", "Fenced", "holder_of", "put_ours"]
+
+
+class Fenced(Exception):
+    """Another process run owns the shard now; nothing that we write from here on is part of it.
+
+    ``by`` is the name it goes by, "" where it is not known.
+    """
+
+    def __init__(self, why: str, by: str = "") -> None:
+        super().__init__(why)
+        self.by = by
+
+
+async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
+    """The header of the object at ``key``.
+
+    Raises: Transient, also when it is not there: it was refused a moment ago, so asking again is right; Corrupt.
+    """
+    try:
+        data = await store.get(key, 0, HEADER_BYTES)
+    except NotFound as error:
+        raise Transient(f"{store.url}: {key} was refused as taken, yet is not there") from error
+    return ObjectHeader.unpack(data, key)
+
+
+async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) -> ObjectHeader | None:
+    """Put once. Returns None when the object at ``key`` is ours, else the header of what has the key.
+
+    Raises: Transient, StoreRefused (nothing is known); Corrupt when what lies there has no readable header.
+    """
+    try:
+        await store.put(key, data)
+    except PreconditionFailed:
+        header = await holder_of(store, key)
+        return None if header.nonce == nonce else header
+    return None
+
+
+def describe(header: ObjectHeader, key: str) -> Corrupt:
+    """What to stop with when somebody else's object that is no seal has one of our keys."""
+    return Corrupt(key, "header", 8, f"a {header.kind.name.lower()} of another writer (nonce {header.nonce.hex()}) has "
+                   f"a key that only we may write")
+
+
+class Backoff:
+    """How long to wait before the same call is tried again: doubled each time, in seconds, with jitter."""
+
+    def __init__(self, rng: random.Random, first: float = 0.05, most: float = 2.0) -> None:
+        self._rng = rng
+        self._first = first
+        self._most = most
+        self.tries = 0
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        delay = min(self._most, self._first * 2.0 ** min(self.tries, 16))
+        self.tries += 1
+        return delay * (0.5 + self._rng.random() / 2)

@@ -1,0 +1,199 @@
+"""The blocks of one stream, in sequence order, and which of their messages are dead.
+
+Kept in pages of 1024 entries, as a checkpoint keeps them: only the last page gets new blocks, and a page that changed
+is marked so that a round writes just those. A block that is all dead, or lies below the stream's first sequence, leaves.
+
+Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
+page that was copied a little later than its stream may therefore be replayed over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+from broker.storage.dead import DeadSet
+from broker.storage.format.block import BlockRef
+
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "TablePage"]
+
+PAGE_ENTRIES = 1024
+
+
+class BlockEntry:
+    """One persisted block that still has a live message."""
+
+    __slots__ = ("dead", "dead_bytes", "dead_count", "ref")
+
+    def __init__(self, ref: BlockRef) -> None:
+        self.ref = ref
+        self.dead: DeadSet | None = None
+        self.dead_count = 0
+        """Messages removed by name; exact, but for blocks with gaps in their sequences where it may be too low."""
+        self.dead_bytes = 0
+        """Their user size; an estimate where a removed range ended within the block."""
+
+    def is_dead(self, seq: int) -> bool:
+        """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
+        return self.dead is not None and seq in self.dead
+
+    def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
+        """Mark what of first..last lies in this block; returns whether anything is new.
+
+        Args: msgs and size are the range's own, so they are exact where the range lies within the block.
+        """
+        ref = self.ref
+        within = first >= ref.first_seq and last <= ref.last_seq
+        low, high = max(first, ref.first_seq), min(last, ref.last_seq)
+        if low == ref.first_seq and high == ref.last_seq:
+            changed = self.dead_count < ref.count
+            self.dead_count, self.dead_bytes = ref.count, ref.bytes
+            return changed
+        if self.dead is None:
+            self.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        new = self.dead.add(low, high)
+        if not new:
+            return False
+        gapless = ref.last_seq - ref.first_seq + 1 == ref.count
+        if within:
+            self.dead_count += min(msgs, new)
+            self.dead_bytes += size
+        elif gapless:
+            self.dead_count += new
+            self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
+        return True
+
+    def pack(self) -> list[Any]:
+        ref = self.ref.pack()
+        return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]
+
+    @classmethod
+    def unpack(cls, packed: Any) -> BlockEntry:
+        """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
+        entry = cls(BlockRef.unpack(packed[0]))
+        if len(packed) > 1:
+            _, dead, entry.dead_count, entry.dead_bytes = packed
+            entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
+            entry.dead.load(dead)
+        return entry
+
+
+class TablePage:
+    """Up to 1024 neighbouring entries. ``place`` says where a checkpoint keeps them; None: changed since."""
+
+    __slots__ = ("entries", "place", "room")
+
+    def __init__(self) -> None:
+        self.entries: list[BlockEntry] = []
+        self.room = PAGE_ENTRIES
+        self.place: Any = None
+
+
+class BlockTable:
+    """The live blocks of one stream."""
+
+    __slots__ = ("_count", "pages")
+
+    def __init__(self) -> None:
+        self.pages: list[TablePage] = []
+        """None is empty."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[BlockEntry]:
+        for page in self.pages:
+            yield from page.entries
+
+    @property
+    def last_seq(self) -> int:
+        """The last sequence of the last block; 0 when there is none."""
+        return self.pages[-1].entries[-1].ref.last_seq if self.pages else 0
+
+    def append(self, ref: BlockRef) -> bool:
+        """Add a block; False when the table has it, or anything later, already (a replay over a newer page)."""
+        if ref.first_seq <= self.last_seq:
+            return False
+        if not self.pages or not self.pages[-1].room:
+            self.pages.append(TablePage())
+        page = self.pages[-1]
+        page.entries.append(BlockEntry(ref))
+        page.room -= 1
+        page.place = None
+        self._count += 1
+        return True
+
+    def find(self, seq: int) -> BlockEntry | None:
+        """The block whose range holds ``seq``; the sequence itself may be dead or in a gap."""
+        p = bisect_right(self.pages, seq, key=_page_first) - 1
+        if p < 0:
+            return None
+        entries = self.pages[p].entries
+        i = bisect_right(entries, seq, key=_entry_first) - 1
+        return entries[i] if i >= 0 and entries[i].ref.last_seq >= seq else None
+
+    def remove(self, first: int, last: int, msgs: int, size: int) -> list[BlockRef]:
+        """Mark a removed range dead; returns the blocks that left."""
+        left: list[BlockRef] = []
+        p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
+        emptied = False
+        while p < len(self.pages) and self.pages[p].entries[0].ref.first_seq <= last:
+            page = self.pages[p]
+            entries = page.entries
+            i = max(0, bisect_right(entries, first, key=_entry_first) - 1)
+            gone = []
+            while i < len(entries) and entries[i].ref.first_seq <= last:
+                entry = entries[i]
+                if entry.ref.last_seq >= first and entry.remove(first, last, msgs, size):
+                    page.place = None
+                    if entry.dead_count >= entry.ref.count:
+                        gone.append(i)
+                        left.append(entry.ref)
+                i += 1
+            if gone:
+                page.entries = [e for e in entries if e.dead_count < e.ref.count]
+                emptied = emptied or not page.entries
+            p += 1
+        self._dropped(len(left), emptied)
+        return left
+
+    def trim(self, first_seq: int) -> list[BlockRef]:
+        """Drop the blocks that lie wholly below ``first_seq``; returns them."""
+        left: list[BlockRef] = []
+        emptied = False
+        for page in self.pages:
+            entries = page.entries
+            if entries[0].ref.last_seq >= first_seq:
+                break
+            keep = 0
+            while keep < len(entries) and entries[keep].ref.last_seq < first_seq:
+                left.append(entries[keep].ref)
+                keep += 1
+            del entries[:keep]
+            page.place = None
+            emptied = emptied or not entries
+        self._dropped(len(left), emptied)
+        return left
+
+    def load(self, page: TablePage) -> None:
+        """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
+        if page.entries:
+            if page.entries[0].ref.first_seq <= self.last_seq:
+                raise ValueError("the pages of a block table overlap")
+            self.pages.append(page)
+            self._count += len(page.entries)
+
+    def _dropped(self, count: int, emptied: bool) -> None:
+        self._count -= count
+        if emptied:
+            self.pages = [page for page in self.pages if page.entries]
+
+
+def _page_first(page: TablePage) -> int:
+    return page.entries[0].ref.first_seq
+
+
+def _entry_first(entry: BlockEntry) -> int:
+    return entry.ref.first_seq
