@@ -9,11 +9,11 @@
                       inbox/<id>
     v1/streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>
 
-Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is decimal),
-so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their UTF-8 is
-``%`` and two digits, so that two names stay apart on a file system that folds case, and none leaves its place. Where that
-is longer than 120 bytes, its beginning, ``~`` and 128 bits of a hash stand for it: such a key cannot be read back to a
-name, and records know a stream by its incarnation anyway.
+Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is
+decimal), so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their
+UTF-8 is ``%`` and two digits, so that two names stay apart on a file system that folds case, and none leaves its place.
+Where that is longer than 120 bytes, its beginning, ``~`` and 128 bits of a hash stand for it: such a key cannot be read
+back to a name, and records know a stream by its incarnation anyway.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def parse(key: str) -> Key | None:
         shard = int(parts["shard"]) if parts.get("shard") else None
         if shard is not None and shard > 0xFFFF_FFFF:
             return None
-        position = Position(int(parts["epoch"], 16), int(parts.get("number") or "0", 16)) if parts.get("epoch") else None
-        return Key(kind, shard, position, int(parts.get("id") or "0", 16), account, stream,
-                   int(parts["incarnation"], 16) if parts.get("incarnation") else None)
+        epoch, number, object_id, incarnation = (
+            int(parts[part], 16) if parts.get(part) else None for part in ("epoch", "number", "id", "incarnation"))
+        position = None if epoch is None else Position(epoch, number or 0)
+        return Key(kind, shard, position, object_id or 0, account, stream, incarnation)
     return None

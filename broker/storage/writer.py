@@ -30,6 +30,7 @@ from .format.block import (
     encode_core,
 )
 from .format.codec import Codec, checksum, compress_all
+from .format.columns import compact
 from .format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
 from .format.header import ObjectKind, Position
 from .format.index import Head, encode_index
@@ -42,7 +43,7 @@ BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
 
 _ROW_BYTES: Final = 30
-"""A message counts for this much beside its subject and body: 22 of its row, 8 of its checksum in nats-server's files."""
+"""What a message counts for beside its subject and body: in nats-server's files 22 bytes of row and 8 of checksum."""
 
 _BUFFER_BYTES: Final = 64 * 1024
 """Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
@@ -62,7 +63,7 @@ class OpenBlock(Generic[Owner]):
     ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
     """
 
-    __slots__ = ("_hlens", "_runs", "bodies", "count", "first_seq", "last_seq", "lens", "outcome", "owner", "raw_bytes",
+    __slots__ = ("_hlens", "_runs", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes",
                  "records", "removed", "stream_id", "subjects")
 
     def __init__(self, stream_id: int, owner: Owner) -> None:
@@ -75,7 +76,6 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = 0
         self.subjects: list[bytes] = []
         self.bodies: list[bytes] = []
-        self.lens: list[int] = []
         self.records: list[Record] = []
         self.removed: list[Removed] = []
         self._hlens: list[int] | None = None
@@ -96,21 +96,20 @@ class OpenBlock(Generic[Owner]):
         if not count:
             return
         assert first_seq > self.last_seq, (first_seq, self.last_seq)
-        assert len(subjects) == count and time_ns >= 0
-        if not self.count:
-            self.first_seq = first_seq
-        lens = list(map(len, bodies))
+        assert len(subjects) == count
+        assert time_ns >= 0
         if hlens is not None:
             if self._hlens is None:
                 self._hlens = [0] * self.count
             self._hlens += hlens
         elif self._hlens is not None:
             self._hlens += repeat(0, count)
+        if not self.count:
+            self.first_seq = first_seq
         self.subjects += subjects
         self.bodies += bodies
-        self.lens += lens
         self._runs.append((first_seq, count, time_ns))
-        self.raw_bytes += sum(lens)
+        self.raw_bytes += sum(map(len, bodies))
         self.count += count
         self.last_seq = first_seq + count - 1
 
@@ -164,8 +163,9 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
                      outcome=block.outcome, removed=block.removed, records=block.records, object_id=object_id)
     if not count:
         return SealedBlock(block.owner, core, None, [], [])
-    head, names = _head(block, position, object_id)
-    core.raw_bytes = sum(block.lens)
+    lens = list(map(len, block.bodies))
+    head, names = _head(block, lens, position, object_id)
+    core.raw_bytes = sum(lens)
     core.bytes = core.raw_bytes + _ROW_BYTES * count + sum(map(mul, map(len, head.subjects), head.subject_counts))
     if head.hlens is not None:
         core.bytes += 4 * (count - block._hlens.count(0))  # type: ignore[union-attr]  # hlens came from there
@@ -173,29 +173,24 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         core.bytes += 4 * count
     core.first_time_ns, core.last_time_ns = head.time_of(0), head.time_of(count - 1)
     core.subjects = _summary(head)
-    chunks, frames = _frames(block, head, names)
+    chunks, frames = _frames(block, lens, head, names)
     return SealedBlock(block.owner, core, head, chunks, frames)
 
 
-def _head(block: OpenBlock[Any], position: Position, object_id: int) -> tuple[Head, list[bytes]]:
+def _head(block: OpenBlock[Any], lens: list[int], position: Position, object_id: int) -> tuple[Head, list[bytes]]:
     """The index of ``block`` with no frames yet, and each message's subject, the same object where they are equal."""
     count, subjects, runs = block.count, block.subjects, block._runs
-    distinct = set(subjects)
     ids: array[int] | None = None
-    if len(distinct) == 1:
+    if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
         names = [subjects[0]]
         of_message = names * count
         counts, firsts, lasts = [count], [0], [count - 1]
     else:
-        names = sorted(distinct)
+        names = sorted(set(subjects))
         id_list = list(map(dict(zip(names, range(len(names)), strict=True)).__getitem__, subjects))
-        ids = array("H" if len(names) <= 1 << 16 else "I", id_list)
+        ids = compact(id_list, len(names) - 1)
         of_message = list(map(names.__getitem__, id_list))
-        numbers = range(len(names))
-        counts = list(map(Counter(id_list).__getitem__, numbers))
-        # A later pair replaces an earlier one: forwards that leaves the last ordinal of each, backwards the first.
-        lasts = list(map(dict(zip(id_list, range(count), strict=True)).__getitem__, numbers))
-        firsts = list(map(dict(zip(reversed(id_list), range(count - 1, -1, -1), strict=True)).__getitem__, numbers))
+        counts, firsts, lasts = _occurrences(id_list, len(names))
     time_ns = runs[0][2]
     times: array[int] | None = None
     if any(run[2] != time_ns for run in runs):
@@ -208,16 +203,31 @@ def _head(block: OpenBlock[Any], position: Position, object_id: int) -> tuple[He
         for first_seq, messages, _ in runs:
             seqs.extend(range(first_seq, first_seq + messages))
     hlen, hlens = _constant_or_column(block._hlens) if block._hlens is not None else (0, None)
-    body_len, body_lens = _constant_or_column(block.lens)
+    body_len, body_lens = _constant_or_column(lens)
     head = Head(block.stream_id, position, object_id, count, block.first_seq, seqs=seqs, time_ns=time_ns, times=times,
                 subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens, subjects=names,
                 subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=[])
     return head, of_message
 
 
+def _occurrences(ids: list[int], subjects: int) -> tuple[list[int], list[int], list[int]]:
+    """How often each id from 0 to subjects - 1 occurs in ``ids``, and where first and last; every one does."""
+    numbers = range(subjects)
+    if subjects <= 64:
+        cells = bytes(ids)  # whose searches are memchr's
+        return list(map(cells.count, numbers)), list(map(cells.find, numbers)), list(map(cells.rfind, numbers))
+    counter = Counter(ids)
+    firsts = [0] * subjects
+    at = -1
+    for number in counter:  # in the order of their first occurrence, so one scan finds them all
+        at = firsts[number] = ids.index(number, at + 1)
+    last_of = dict(zip(ids, range(len(ids)), strict=True))  # a later pair replaces an earlier one
+    return list(map(counter.__getitem__, numbers)), firsts, list(map(last_of.__getitem__, numbers))
+
+
 def _constant_or_column(values: list[int]) -> tuple[int, array[int] | None]:
-    first = values[0]
-    return (first, None) if values.count(first) == len(values) else (0, array("I", values))
+    high = max(values)
+    return (high, None) if values.count(high) == len(values) else (0, compact(values, high))
 
 
 def _summary(head: Head) -> SubjectSummary | None:
@@ -229,14 +239,15 @@ def _summary(head: Head) -> SubjectSummary | None:
         names, head.subject_counts, head.subject_firsts, head.subject_lasts, strict=True))
 
 
-def _frames(block: OpenBlock[Any], head: Head, names: list[bytes]) -> tuple[list[Chunk], list[bytes]]:
+def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
+            names: list[bytes]) -> tuple[list[Chunk], list[bytes]]:
     """Cut the bodies into frames; adds the frame table to ``head``, stored lengths and CRCs still missing."""
     chunks: list[Chunk] = []
     frames: list[bytes] = []
     table: list[Frame] = []
     bodies, count, seqs = block.bodies, block.count, head.seqs
     hlens = block._hlens if head.hlens is not None or head.hlen else None
-    ends = list(accumulate(block.lens))
+    ends = list(accumulate(lens))
     start = before = 0
     while start < count:
         end = max(bisect_right(ends, before + FRAME_BYTES, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
@@ -290,7 +301,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
         parts.append((len(encoded), len(index), frames_bytes))
     front, rows = encode_segment_front(kind, position, object_id, nonce, [block.core for block in blocks], parts)
     for block, row in zip(blocks, rows, strict=True):
-        block.ref = row.ref(place, block.core) if row.count else None
+        block.ref = row.ref(place, block.core) if row.messages else None
     return _joined([front, *cores, *indexes, *stored_frames])
 
 

@@ -1,7 +1,7 @@
 """Bytes to values and back, for everything that lies in the store; docs/FORMAT.md draws it byte by byte.
 
-Owns: the layout of each kind of object and the checks on it. Owns neither keys (``storage.paths``), nor when anything is
-written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
+Owns: the layout of each kind of object and the checks on it. Owns neither keys (``storage.paths``), nor when anything
+is written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
 
     header     the 64 bytes at the head of every object
     document   the small objects: a header and one msgpack map
@@ -16,6 +16,6 @@ written (``storage.writer`` and ``storage.log``), nor what a record means (``sto
     columns    fixed-width integers at their minimum width
     codec      zstd, CRC and msgpack, with their bounds
 
-Nothing here does I/O, reads a clock or imports anything else of ours: it runs in a Spark executor as it does in the broker.
+Nothing here does I/O, reads a clock or imports anything else of ours: it runs in a Spark executor as in the broker.
 Whatever the bytes are, decoding ends in values or in one of the errors of ``errors``.
 """

@@ -185,12 +185,15 @@ class BlockRef:
                 subjects = _summary(subjects)
             if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
                 raise ValueError("a number is missing or is none")
-            return cls(BlockPlace(place), Position(epoch, number), *numbers, subjects)
+            values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects]
+            return cls(*values)
         except (TypeError, ValueError) as error:
             raise Corrupt("block reference", "fields", 0, str(error)) from None
 
     def __eq__(self, other: object) -> bool:
-        return self.pack() == other.pack() if isinstance(other, BlockRef) else NotImplemented
+        if not isinstance(other, BlockRef):
+            return NotImplemented
+        return self.pack() == other.pack()
 
     def __hash__(self) -> int:
         return hash((self.place, self.position, self.object_id, self.core_offset))
@@ -239,7 +242,7 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
     if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
         raise Corrupt(name, "block core", offset + 16, "it belongs to another object or stream")
     if any(spare) or number > NUMBER_MAX or sections_bytes > SECTION_BYTES_MAX or (
-            count and not (1 <= first_seq and last_seq - first_seq >= count - 1)):
+            count and not (first_seq >= 1 and last_seq - first_seq >= count - 1)):
         raise Corrupt(name, "block core", offset, "a field is out of its range")
     at = offset + CORE_BYTES_MIN
     stored = data[CORE_BYTES_MIN:]

@@ -74,8 +74,8 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes]:
         return [compress(frame) for frame in frames]
     packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
     out = list(frames)
-    for i, segment in zip(large, packed, strict=True):
-        raw = frames[i]
+    for n, i in enumerate(large):
+        raw, segment = frames[i], packed[n]
         if len(segment) <= len(raw) - (len(raw) >> 4):
             out[i] = segment.tobytes()
     return out

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["COLUMN", "Column", "Misfit", "read_column"]
+__all__ = ["COLUMN", "Column", "Misfit", "compact", "read_column"]
 
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 assert all(array(code).itemsize == width for width, code in _TYPECODES.items())
@@ -21,6 +21,12 @@ _SWAPPED: Final = sys.byteorder == "big"
 
 COLUMN: Final = struct.Struct("<QB")
 """How a section describes one of its columns: base, width."""
+
+
+def compact(values: Sequence[int], high: int) -> array[int]:
+    """``values``, none above ``high``, in an array of the least width; ``values`` itself where it already is that."""
+    code = "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q"
+    return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
 
 class Misfit(ValueError):
@@ -49,9 +55,10 @@ class Column(NamedTuple):
             return cls(low, 0, b"")
         if base:
             values, high = [value - base for value in values], high - base
-        width = 1 if high < 1 << 8 else 2 if high < 1 << 16 else 4 if high < 1 << 32 else 8
-        cells = array(_TYPECODES[width], values)
+        cells = compact(values, high)
+        width = cells.itemsize
         if _SWAPPED:
+            cells = cells[:]
             cells.byteswap()
         return cls(base, width, cells.tobytes())
 

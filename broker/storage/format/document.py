@@ -22,7 +22,8 @@ _LAYOUT: Final = struct.Struct("<II")
 _BODY_AT: Final = HEADER_BYTES + _LAYOUT.size
 
 
-def encode_document(kind: ObjectKind, position: Position, nonce: bytes, body: dict[str, Any], object_id: int = 0) -> bytes:
+def encode_document(kind: ObjectKind, position: Position, nonce: bytes, body: dict[str, Any],
+                    object_id: int = 0) -> bytes:
     """The whole object; the same arguments always give the same bytes."""
     packed = pack_value(body)
     length = len(packed).to_bytes(4, "little")

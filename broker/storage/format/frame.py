@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
     start: int
     """Ordinal of its first message in the block."""
-    count: int
+    messages: int
     offset: int
     """In bytes, from the beginning of the block's frames."""
     stored_bytes: int

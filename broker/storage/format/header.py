@@ -13,8 +13,8 @@
         56     4  0
         60     4  crc32 of bytes 0 to 60
 
-A refused or unanswered put is settled by reading this: ``nonce`` says whether the object is ours, ``kind`` whether it is
-a seal. Magic, version and CRC keep their places in every version to come.
+A refused or unanswered put is settled by reading this: ``nonce`` says whether the object is ours, ``kind`` whether
+it is a seal. Magic, version and CRC keep their places in every version to come.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, repeat
 from operator import ge, sub
 from typing import Final
 from zlib import crc32
@@ -71,7 +72,7 @@ class Head:
                  "subject_lasts", "subjects", "time_ns", "times")
 
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
-                 seqs: Sequence[int] | None, time_ns: int, times: Sequence[int] | None,
+                 seqs: Sequence[int] | None, time_ns: int, times: array[int] | None,
                  subject_ids: Sequence[int] | None, hlen: int, hlens: Sequence[int] | None, body_len: int,
                  body_lens: Sequence[int] | None, subjects: list[bytes], subject_counts: Sequence[int],
                  subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: list[Frame]) -> None:
@@ -103,8 +104,8 @@ class Head:
     @property
     def size(self) -> int:
         """About what it costs to keep, in bytes."""
-        columns = sum(len(column) * 8 for column in (self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens)
-                      if column is not None)
+        columns = sum(8 * len(column) for column in (
+            self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens) if column is not None)
         return 512 + columns + sum(map(len, self.subjects)) + 65 * len(self.subjects) + 200 * len(self.frames)
 
     def frame_of(self, ordinal: int) -> int:
@@ -249,8 +250,9 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
         raise Misfit("the subjects are not in order")
     if (max(times) if times is not None else time_ns) >= 1 << 63:
         raise Misfit("a time is out of bounds")
+    stamps = array("q", times) if times is not None else None
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
-                times=times, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
+                times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
                 subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table)
 
 
@@ -277,43 +279,53 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
     Raises: Corrupt; the offset it names counts from the beginning of the block's frames.
     """
     frame = head.frames[frame_no]
-    start, count, end = frame.start, frame.count, frame.start + frame.count
+    start, count, end = frame.start, frame.messages, frame.start + frame.messages
     name = name or f"block {head.position}"
     if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
         raise Corrupt(name, f"frame {frame_no}", frame.offset, "its checksum or length does not match")
-    lens: Sequence[int]
-    hlens: Sequence[int] | None
-    lens = head.body_lens[start:end] if head.body_lens is not None else (head.body_len,) * count
     try:
         raw = decompress(stored, frame.raw_bytes)
     except Undecodable as error:
         raise Corrupt(name, f"frame {frame_no}", frame.offset, str(error)) from None
-    ends = list(accumulate(lens))
-    if ends[-1] != len(raw):
+    lens = head.body_lens[start:end] if head.body_lens is not None else None
+    bodies = _bodies(raw, lens, head.body_len, count)
+    if bodies is None:
         raise Corrupt(name, f"frame {frame_no}", frame.offset, "its messages' lengths do not add up to its own")
+    hlens: Sequence[int] | None = None
     if head.hlens is not None:
         hlens = head.hlens[start:end]
-    else:
-        hlens = (head.hlen,) * count if head.hlen else None
+    elif head.hlen:
+        hlens = [head.hlen] * count
     if hlens is not None:
-        if max(map(sub, hlens, lens)) > 0:
+        if max(map(sub, hlens, lens if lens is not None else repeat(head.body_len))) > 0:
             raise Corrupt(name, f"frame {frame_no}", frame.offset, "a message's headers are longer than its body")
         if not any(hlens):
             hlens = None
-    begin = 0
-    bodies: list[bytes] = []
-    append = bodies.append
-    for stop in ends:
-        append(raw[begin:stop])
-        begin = stop
     subjects = head.subjects
     if head.subject_ids is None:
         names = [subjects[0]] * count
     else:
         names = list(map(subjects.__getitem__, head.subject_ids[start:end]))
-    times = array("q", (head.time_ns,)) * count if head.times is None else array("q", head.times[start:end])
+    times = array("q", (head.time_ns,)) * count if head.times is None else head.times[start:end]
     seqs = None if head.seqs is None else head.seqs[start:end]
     first_seq = head.first_seq + start if seqs is None else seqs[0]
     if seqs is not None and seqs[-1] - first_seq == count - 1:
         seqs = None
     return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw))
+
+
+def _bodies(raw: bytes, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:
+    """``raw`` cut at each message; None when the lengths (None: all are ``body_len``) do not add up to it."""
+    if lens is None:
+        return list(_equal_bodies(body_len, count).unpack(raw)) if body_len * count == len(raw) else None
+    ends = list(accumulate(lens))
+    if ends[-1] != len(raw):
+        return None
+    at = 0
+    return [raw[at:(at := end)] for end in ends]
+
+
+@lru_cache(maxsize=16)
+def _equal_bodies(body_len: int, count: int) -> struct.Struct:
+    """Cuts bodies of one length some four times as fast as slices do; most frames of such a block hold as many."""
+    return struct.Struct(f"{body_len}s" * count)

@@ -178,6 +178,7 @@ def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool 
         raise Corrupt(name, "header", 40, "the object is smaller than its own head")
     if len(prefix) < _ROWS_AT:
         return _ROWS_AT
+    count: int
     count, spare, directory_crc, crc = _FIXED.unpack_from(prefix, HEADER_BYTES)
     if crc32(prefix[HEADER_BYTES:_ROWS_AT - 4]) != crc:
         raise Corrupt(name, "fixed part", _ROWS_AT - 4, "the checksum does not match")

@@ -65,7 +65,8 @@ class Record:
 
     __slots__ = ("_body", "after_seq", "kind", "must_understand", "packed", "version")
 
-    def __init__(self, kind: int, after_seq: int, packed: bytes, version: int = 1, must_understand: bool = True) -> None:
+    def __init__(self, kind: int, after_seq: int, packed: bytes, version: int = 1,
+                 must_understand: bool = True) -> None:
         self.kind = kind
         self.after_seq = after_seq
         self.packed = packed

@@ -49,7 +49,7 @@ class DirectoryRow(NamedTuple):
     stream_id: int
     first_seq: int
     last_seq: int
-    count: int
+    messages: int
     core_offset: int
     core_bytes: int
     index_offset: int
@@ -62,7 +62,7 @@ class DirectoryRow(NamedTuple):
         """The reference to this block, whose core is ``core``."""
         return BlockRef(place, core.position, core.object_id, self.stream_id, self.core_offset, self.core_bytes,
                         self.index_offset, self.index_bytes, self.frames_offset, self.frames_bytes, self.first_seq,
-                        self.last_seq, self.count, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects)
+                        self.last_seq, self.messages, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects)
 
 
 class SegmentHead:
@@ -90,7 +90,7 @@ class SegmentHead:
                            row.stream_id, object_id=self.header.object_id, name=self.header.name,
                            offset=row.core_offset, everything=everything)
         if (core.first_seq, core.last_seq, core.count, core.raw_bytes) != (
-                row.first_seq, row.last_seq, row.count, row.raw_bytes):
+                row.first_seq, row.last_seq, row.messages, row.raw_bytes):
             raise Corrupt(self.header.name, "block core", row.core_offset, "it contradicts the directory")
         return core
 
@@ -131,7 +131,8 @@ def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectK
         raise Corrupt(name, "directory", HEAD_BYTES_MIN, "the checksum does not match")
     rows: list[DirectoryRow] = []
     core_at, index_at, frames_at = cores_at, size, size + indexes
-    for stream_id, first_seq, last_seq, count, core_bytes, index_bytes, frames_bytes, raw in _ROW.iter_unpack(directory):
+    for row in _ROW.iter_unpack(directory):
+        stream_id, first_seq, last_seq, count, core_bytes, index_bytes, frames_bytes, raw = row
         rows.append(DirectoryRow(stream_id, first_seq, last_seq, count, core_at, core_bytes, index_at, index_bytes,
                                  frames_at, frames_bytes, raw))
         if core_bytes < CORE_BYTES_MIN or bool(count) != bool(index_bytes) or (frames_bytes and not count):
@@ -148,7 +149,8 @@ def _more(name: str, needed: int, size: int) -> int:
     return needed
 
 
-def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes, blocks: Sequence[BlockCore],
+def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes,
+                         blocks: Sequence[BlockCore],
                          parts: Sequence[tuple[int, int, int]]) -> tuple[bytes, list[DirectoryRow]]:
     """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``blocks``.
 

@@ -35,5 +35,6 @@ class StoreFormat(NamedTuple):
         header, body = decode_document(data, ObjectKind.FORMAT)
         version = field(body, "version", int, header.name)
         if version > FORMAT_VERSION:
-            raise VersionUnknown(header.name, "version", 72, f"the store has format {version}, we know {FORMAT_VERSION}")
+            raise VersionUnknown(header.name, "version", 72,
+                                 f"the store has format {version}, this reader knows {FORMAT_VERSION}")
         return cls(version, field(body, "store_id", bytes, header.name), field(body, "made_at_ns", int, header.name))
