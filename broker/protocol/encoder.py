@@ -19,7 +19,7 @@ from typing import Final
 
 from .parser import Msg
 
-__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "err", "info", "no_responders"]
+__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "no_responders", "pub_acks"]
 
 OK: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
@@ -137,3 +137,83 @@ class Run:
             between = _CRLF
         buffers.append(_CRLF)
         return buffers
+
+
+def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> list[bytes]:
+    """One plain message ``prefix + number + suffix`` to each of ``replies`` for one subscription, numbers counting up.
+
+    One formatting call as long as the numbers keep their digits, since the size in the control line goes by them.
+    """
+    buffers = []
+    start = 0
+    seq = first_seq
+    escaped = (sid.replace(b"%", b"%%"), prefix.replace(b"%", b"%%"), suffix.replace(b"%", b"%%"))
+    while start < len(replies):
+        digits = len(str(seq))
+        count = min(len(replies) - start, 10 ** digits - seq)
+        template = b"MSG %%b %b %d\r\n%b%%d%b\r\n" % (escaped[0], len(prefix) + digits + len(suffix), *escaped[1:])
+        flat: list[object] = [None] * (2 * count)
+        flat[::2] = replies[start:start + count]
+        flat[1::2] = range(seq, seq + count)
+        buffers.append((template * count) % tuple(flat))
+        start += count
+        seq += count
+    return buffers
+
+
+def deliveries(sid: bytes, reply_prefix: bytes, subjects: Sequence[bytes], hlens: Sequence[int] | None,
+               bodies: Sequence[bytes], numbers: Sequence[Sequence[int]]) -> list[bytes]:
+    """JetStream messages for one subscription in one formatting call.
+
+    ``numbers`` are the five columns of the ack reply behind ``reply_prefix``; with b"" messages have no reply. All
+    columns have the same length; ``hlens`` None says that no message has headers.
+    """
+    count = len(subjects)
+    lengths = list(map(len, bodies))
+    to = sid.replace(b"%", b"%%")
+    if reply_prefix:
+        to += b" " + reply_prefix.replace(b"%", b"%%") + b"%d.%d.%d.%d.%d"
+    else:
+        numbers = ()
+    body_bytes = sum(lengths)
+    large = body_bytes >= LARGE_BYTES * count
+    tail = b"\r\n" if large else b"\r\n%b\r\n"
+    plain = b"MSG %b " + to + b" %d" + tail
+    if hlens is not None and any(hlens):
+        with_headers = b"HMSG %b " + to + b" %d %d" + tail
+    else:
+        hlens = None
+        with_headers = plain
+    if large:
+        buffers: list[bytes] = []
+        for i in range(count):
+            ack = [column[i] for column in numbers]
+            if hlens is not None and hlens[i]:
+                head = with_headers % (subjects[i], *ack, hlens[i], lengths[i])
+            else:
+                head = plain % (subjects[i], *ack, lengths[i])
+            buffers += (_CRLF + head if i else head, bodies[i])
+        buffers.append(_CRLF)
+        return buffers
+    if hlens is None or 0 not in hlens:
+        columns: list[Sequence[object]] = [subjects, *numbers]
+        if hlens is not None:
+            columns.append(hlens)
+        columns += (lengths, bodies)
+        width = len(columns)
+        flat: list[object] = [None] * (width * count)
+        for at, column in enumerate(columns):
+            flat[at::width] = column
+        return [((plain if hlens is None else with_headers) * count) % tuple(flat)]
+    template = []
+    values: list[object] = []
+    for i in range(count):
+        values.append(subjects[i])
+        values += [column[i] for column in numbers]
+        if hlens[i]:
+            template.append(with_headers)
+            values.append(hlens[i])
+        else:
+            template.append(plain)
+        values += (lengths[i], bodies[i])
+    return [b"".join(template) % tuple(values)]

@@ -41,7 +41,7 @@ _VERB_MAX: Final = 7
 class _Value:
     """Equality and display by slots, for ops that tests compare."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)

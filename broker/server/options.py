@@ -1,0 +1,66 @@
+"""What a server is told when it starts: plain values, no reading of files or flags (that is ``broker.config``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
+
+__all__ = ["COMPATIBLE_VERSION", "Authenticate", "ServerOptions"]
+
+COMPATIBLE_VERSION = "2.15.1"
+"""The nats-server release whose behaviour is offered: clients decide by INFO's version what they try at all."""
+
+Authenticate = Callable[[Mapping[str, Any]], bool]
+"""Given the fields of CONNECT, whether this client may come in."""
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(slots=True)
+class ServerOptions:
+    """Defaults are nats-server's. Durations in ns; sizes in bytes; 0 connections or subscriptions means no limit."""
+
+    host: str = "0.0.0.0"
+    port: int = 4222
+    """-1: any free port."""
+
+    server_name: str = ""
+    """"" takes the server's id."""
+
+    version: str = COMPATIBLE_VERSION
+    api_level: int = 5
+    jetstream: bool = False
+    domain: str = ""
+    headers: bool = True
+    max_payload: int = MAX_PAYLOAD
+    max_control_line: int = MAX_CONTROL_LINE
+    max_pending: int = 64 * 1024 * 1024
+    max_connections: int = 65536
+    max_subscriptions: int = 0
+    ping_interval_ns: int = 120 * _SECOND
+    ping_max: int = 2
+    write_deadline_ns: int = 10 * _SECOND
+    fast_producer_stall: bool = True
+    lame_duck_duration_ns: int = 120 * _SECOND
+    lame_duck_grace_ns: int = 10 * _SECOND
+    closed_connections_max: int = 1000
+    """How many ended connections ``connections(closed=True)`` still tells of."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    users: Sequence[tuple[str, str]] = field(default=(), repr=False)
+    """(user, password) pairs, beside or instead of the single one."""
+
+    no_auth_user: str = ""
+    """One of ``users``, as whom those without credentials come in."""
+
+    auth_timeout_ns: int = 2 * _SECOND
+    authenticate: Authenticate | None = field(default=None, repr=False)
+    """Decides in place of user, password, token and users."""
+
+    connect_urls: Sequence[str] = ()
+    """Other addresses of this server or its cluster for INFO, as host:port."""

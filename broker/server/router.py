@@ -1,0 +1,572 @@
+"""One account's subject space: where a message goes, and the bytes in which it goes there.
+
+A *route* is the answer for a set of subscriptions: who takes a message, in which form. Subjects with the same receivers
+share one route object, so that messages of many subjects still travel as one run:
+
+    ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
+    runs  ───── R1 ── ───── R2 ──        one call for each: R.batch(ops, start, end, …)
+
+Routes are kept by subject until a subscription that may matter comes or goes; two families of subjects that never
+repeat are kept by what their members share:
+
+    _INBOX.<id>.<token>                       by _INBOX.<id>, when what listens there does not look at the token
+    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when nobody subscribes to the numbers
+
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients come as ``Peer``.
+
+Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from broker.clock import Clock
+from broker.protocol import encoder
+from broker.protocol.parser import Msg
+from broker.protocol.subject import is_literal, matches
+
+from .sublist import Match, Sublist
+
+__all__ = ["BatchHandler", "Columns", "InterestWatch", "Peer", "Router", "Subscription"]
+
+ROUTES_KEPT: Final = 8192
+"""Bound of each route cache, in entries; past it the older half goes."""
+
+_SCAN_MAX: Final = 2048
+"""A wildcard subscription looks for the routes that it affects among so many; more are cleared instead."""
+
+_INBOX: Final = b"_INBOX."
+_ACK: Final = b"$JS.ACK."
+_ACK_TOKENS: Final = 9
+_REFUSED: Final = (b"$NRG.", b"_GR_.")
+
+
+class Peer(Protocol):
+    """A client connection, as the router sees it; also the ``Source`` of what it publishes."""
+
+    headers: bool
+    no_echo: bool
+    wants_no_responders: bool
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+
+    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
+        """Queue ``count`` messages, ``size`` bytes in all, ``body_bytes`` of them theirs."""
+
+    def expire(self, sub: Subscription) -> None:
+        """Forget a subscription that got its last message."""
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None: ...
+
+    def refuse_publish(self, subject: bytes) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
+
+
+class Columns(Protocol):
+    """A batch of JetStream deliveries (``broker.jetstream.bus.Deliveries``)."""
+
+    reply_prefix: bytes
+    subjects: Sequence[bytes]
+    hlens: Sequence[int] | None
+    bodies: Sequence[bytes]
+    delivered: Sequence[int]
+    stream_seqs: Sequence[int]
+    consumer_seqs: Sequence[int]
+    times_ns: Sequence[int]
+    pendings: Sequence[int]
+
+    def __len__(self) -> int: ...
+
+
+class Subscription:
+    """A client's (``peer`` and ``sid``) or an in-process one (``handler``). ``max`` 0: no limit on ``delivered``."""
+
+    __slots__ = ("delivered", "handler", "max", "peer", "queue", "sid", "subject")
+
+    def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
+                 handler: BatchHandler | None = None) -> None:
+        self.subject = subject
+        self.queue = queue
+        self.peer = peer
+        self.sid = sid
+        self.handler = handler
+        self.max = 0
+        self.delivered = 0
+
+
+class InterestWatch:
+    """A standing question; ``interested`` is always the present answer, ``changed`` is told a moment later."""
+
+    __slots__ = ("_cancelled", "_router", "_scheduled", "_told", "changed", "interested", "queue", "subject")
+
+    def __init__(self, router: Router, subject: bytes, queue: bytes, changed: Callable[[bool], None],
+                 interested: bool) -> None:
+        self._router = router
+        self._cancelled = False
+        self._scheduled = False
+        self._told = interested
+        self.subject = subject
+        self.queue = queue
+        self.changed = changed
+        self.interested = interested
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._router._unwatch(self)
+
+    def _update(self, interested: bool, call_soon: Callable[..., object]) -> None:
+        self.interested = interested
+        # Not called from within a delivery or another handler: whoever watches may well be the one delivering.
+        if not self._scheduled:
+            self._scheduled = True
+            call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._scheduled = False
+        if not self._cancelled and self._told != self.interested:
+            self._told = self.interested
+            self.changed(self.interested)
+
+
+class _Route:
+    """Who takes the messages of some subjects. Only ``limited`` ever changes, so it may be walked while others do."""
+
+    __slots__ = ("__weakref__", "clients", "groups", "handlers", "limited", "receivers", "rng", "serial")
+
+    def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random) -> None:
+        self.receivers = receivers
+        self.clients = [sub for sub in match.plain if sub.peer is not None]
+        self.handlers = [sub.handler for sub in match.plain if sub.handler is not None]
+        self.groups = list(match.groups.values())
+        self.limited = any(sub.max for sub in receivers)
+        self.rng = rng
+        # A connection that hears the same message under two sids hears them message by message.
+        peers = [sub.peer for sub in receivers if sub.peer is not None]
+        self.serial = len(set(map(id, peers))) != len(peers)
+
+    def only_client(self) -> Subscription | None:
+        """The subscription, when it is a client's and the only receiver, without a limit."""
+        if len(self.clients) == 1 and not self.groups and not self.handlers and not self.limited:
+            return self.clients[0]
+        return None
+
+    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+        """Send ops[start:end] to everybody; returns how often one of them was taken."""
+        if self.groups or self.limited or self.serial:
+            taken = self.spread(ops[start:end], source, now_ns)
+            if source is not None and source.wants_no_responders and not all(taken):
+                for i, count in enumerate(taken):
+                    if not count and ops[start + i][1]:
+                        source.no_responders(ops[start + i][0], ops[start + i][1])
+            return sum(taken)
+        clients = self.clients
+        if clients:
+            if source is not None and source.no_echo:
+                clients = [sub for sub in clients if sub.peer is not source]
+            if clients:
+                _send(clients, encoder.Run(ops[start:end]))
+        handlers = self.handlers
+        for handler in handlers:
+            handler(ops, start, end, source, now_ns)
+        count = len(clients) + len(handlers)
+        if not count and source is not None and source.wants_no_responders:
+            for i in range(start, end):
+                if ops[i][1]:
+                    source.no_responders(ops[i][0], ops[i][1])
+        return count * (end - start)
+
+    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
+        """``batch`` for any mixture of limits and queue groups; returns how many took each message."""
+        if self.serial and len(msgs) > 1:
+            return [self.spread([msg], source, now_ns)[0] for msg in msgs]
+        count = len(msgs)
+        taken = [0] * count
+        silent = source if source is not None and source.no_echo else None
+        run = encoder.Run(msgs)
+        for sub in self.clients:
+            if sub.peer is silent and silent is not None:
+                continue
+            room = _room(sub, count)
+            if room:
+                _send_limited(sub, run if room == count else encoder.Run(msgs[:room]))
+                for i in range(room):
+                    taken[i] += 1
+        for group in self.groups:
+            for sub, indexes in self._assign(group, count, silent):
+                for i in indexes:
+                    taken[i] += 1
+                own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
+                if sub.handler is not None:
+                    sub.handler(own, 0, len(own), source, now_ns)
+                else:
+                    _send_limited(sub, run if own is msgs else encoder.Run(own))
+        for handler in self.handlers:
+            handler(msgs, 0, count, source, now_ns)
+            for i in range(count):
+                taken[i] += 1
+        return taken
+
+    def _assign(self, group: list[Subscription], count: int,
+                silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
+        """Give each message a random member of ``group``, or the next one that may still take it."""
+        if silent is not None:
+            group = [sub for sub in group if sub.peer is not silent]
+        size = len(group)
+        if not size:
+            return []
+        if size == 1:
+            room = _room(group[0], count)
+            return [(group[0], list(range(room)))] if room else []
+        chosen: dict[int, list[int]] = {}
+        rooms = [_room(sub, count) for sub in group]
+        randrange = self.rng.randrange
+        for i in range(count):
+            first = randrange(size)
+            for step in range(size):
+                at = (first + step) % size
+                if rooms[at]:
+                    rooms[at] -= 1
+                    chosen.setdefault(at, []).append(i)
+                    break
+        return [(group[at], indexes) for at, indexes in chosen.items()]
+
+
+class _Refusal(_Route):
+    """Subjects that only servers may publish to."""
+
+    __slots__ = ()
+
+    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+        if source is not None:
+            for i in range(start, end):
+                source.refuse_publish(ops[i][0])
+        return 0
+
+
+def _room(sub: Subscription, count: int) -> int:
+    """How many of ``count`` messages ``sub`` may still have."""
+    return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
+
+
+def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:
+    count = run.count
+    for sub in subs:
+        peer = sub.peer
+        assert peer is not None
+        sub.delivered += count
+        own = run if peer.headers else run.without_headers()
+        buffers = own.encode(sub.sid)
+        peer.send(buffers, sum(map(len, buffers)), count, own.bytes)
+
+
+def _send_limited(sub: Subscription, run: encoder.Run) -> None:
+    _send((sub,), run)
+    if sub.max and sub.delivered >= sub.max:
+        assert sub.peer is not None
+        sub.peer.expire(sub)
+
+
+class Router:
+    """One account. ``call_soon`` defers interest news; by default they are told at once (tests without a loop)."""
+
+    def __init__(self, clock: Clock, rng: random.Random | None = None,
+                 call_soon: Callable[..., object] | None = None, name: str = "$G") -> None:
+        self.name = name
+        self._clock = clock
+        self._rng = rng if rng is not None else random.Random()
+        self._call_soon: Callable[..., object] = call_soon if call_soon is not None else lambda told: told()
+        self._subs: Sublist[Subscription] = Sublist()
+        # routes by subject; by inbox prefix (None: ask for each subject); by the head of an ack subject.
+        self._routes: dict[bytes, _Route] = {}
+        self._inboxes: dict[bytes, _Route | None] = {}
+        self._acks: dict[bytes, _Route] = {}
+        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], _Route] = WeakValueDictionary()
+        self._ack_readers = 0
+        self._watches: dict[bytes, list[InterestWatch]] = {}
+        self._nobody = _Route(Match(), (), self._rng)
+        self._refusal = _Refusal(Match(), (), self._rng)
+
+    @property
+    def subscription_count(self) -> int:
+        return self._subs.count
+
+    def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> None:
+        """Deliver ops[start:end], published by ``source``, as runs."""
+        get = self._routes.get
+        resolve = self._resolve
+        while start < end:
+            subject = ops[start][0]
+            route = get(subject) or resolve(subject)
+            at = start + 1
+            while at < end:
+                following = ops[at][0]
+                if following is not subject:
+                    if (get(following) or resolve(following)) is not route:
+                        break
+                    subject = following
+                at += 1
+            route.batch(ops, start, at, source, now_ns)
+            start = at
+
+    # What JetStream asks for (Bus).
+
+    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"") -> Subscription:
+        """Hear ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
+        sub = Subscription(subject, queue, handler=handler)
+        self.add(sub)
+        return sub
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End an in-process subscription; ending it twice does nothing."""
+        self.remove(subscription)
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """Route one message to everybody who listens; returns how many took it."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
+        """Send each message to the subscribers of ``to``, shown to them under its own subject.
+
+        ``queue`` names the group without which a message counts as not received; everybody else who listens to ``to``
+        hears it too, as with any message. Returns how many of the batch had a receiver, counted from its front.
+        """
+        route = self._routes.get(to) or self._resolve(to)
+        count = len(batch)
+        if not route.receivers or not count:
+            return 0
+        numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
+        sub = route.only_client()
+        if sub is not None:
+            if queue:
+                return 0
+            peer = sub.peer
+            assert peer is not None
+            bodies = batch.bodies
+            hlens = batch.hlens
+            if hlens is not None and not peer.headers:
+                bodies = [body[hlen:] for body, hlen in zip(bodies, hlens, strict=True)]
+                hlens = None
+            buffers = encoder.deliveries(sub.sid, batch.reply_prefix, batch.subjects, hlens, bodies, numbers)
+            sub.delivered += count
+            peer.send(buffers, sum(map(len, buffers)), count, sum(map(len, bodies)))
+            return count
+        if queue and not any(group[0].queue == queue for group in route.groups):
+            return 0
+        prefix = batch.reply_prefix
+        replies = [b"%b%d.%d.%d.%d.%d" % (prefix, *row) for row in zip(*numbers, strict=True)] if prefix else [
+            b""] * count
+        msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
+        taken = route.spread(msgs, None, self._clock.now_ns())
+        return taken.index(0) if 0 in taken else count
+
+    def pub_acks(self, source: Peer | None, replies: Sequence[bytes], prefix: bytes, first_seq: int,
+                 suffix: bytes) -> None:
+        """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
+        count = len(replies)
+        if not count:
+            return
+        if count > 1:
+            # Publishers wait at one inbox prefix: one look-up and one formatting call then serve the whole batch.
+            inbox = replies[0].rpartition(b".")[0]
+            route = self._inbox(inbox) if inbox else None
+            sub = route.only_client() if route is not None else None
+            if sub is not None:
+                dotted = inbox + b"."
+                joined = b"\n".join(replies)
+                # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
+                if (joined.count(b"\n" + dotted) == count - 1
+                        and joined.count(b".") == count * dotted.count(b".")):
+                    peer = sub.peer
+                    assert peer is not None
+                    buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
+                    sub.delivered += count
+                    last = first_seq + count - 1
+                    body_bytes = count * (len(prefix) + len(suffix)) + (
+                        count * len(str(last)) if len(str(first_seq)) == len(str(last))
+                        else sum(len(str(seq)) for seq in range(first_seq, last + 1)))
+                    peer.send(buffers, sum(map(len, buffers)), count, body_bytes)
+                    return
+        ops = [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix))
+               for seq, reply in enumerate(replies, first_seq) if reply]
+        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+
+    def interest(self, subject: bytes, queue: bytes = b"") -> bool:
+        """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        if not queue:
+            return bool(route.receivers)
+        return any(group[0].queue == queue for group in route.groups)
+
+    def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
+        """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
+        watch = InterestWatch(self, subject, queue, changed, self.interest(subject, queue))
+        self._watches.setdefault(subject, []).append(watch)
+        return watch
+
+    def pending_bytes(self, subject: bytes) -> int:
+        """Unsent bytes towards the subscriber of ``subject`` that is furthest behind."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return max((sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None), default=0)
+
+    # What connections ask for.
+
+    def add(self, sub: Subscription) -> None:
+        """Insert a subscription whose subject is valid."""
+        self._subs.insert(sub)
+        if _reads_acks(sub.subject):
+            self._ack_readers += 1
+        self._changed(sub.subject)
+
+    def remove(self, sub: Subscription) -> None:
+        """Take a subscription out; one that is not there is ignored."""
+        if self._subs.remove(sub):
+            if _reads_acks(sub.subject):
+                self._ack_readers -= 1
+            self._changed(sub.subject)
+
+    def limit(self, sub: Subscription, max: int) -> None:
+        """Let ``sub`` have ``max`` messages in all, those it has had included."""
+        sub.max = max
+        if is_literal(sub.subject):
+            known = self._routes.get(sub.subject)
+            if known is not None:
+                known.limited = True
+            return
+        for route in list(self._by_receivers.values()):
+            if sub in route.receivers:
+                route.limited = True
+
+    def refuses(self, subject: bytes) -> bool:
+        """Whether clients may not publish to ``subject``."""
+        return subject.startswith(_REFUSED)
+
+    def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
+        """The plain subscription by which ``peer`` hears the literal ``subject``, if it has one."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        for sub in route.clients:
+            if sub.peer is peer:
+                return sub
+        return None
+
+    # Routes.
+
+    def _resolve(self, subject: bytes) -> _Route:
+        """The route of a subject that is not in ``_routes``; remembers it there or by its family."""
+        if subject.startswith(_INBOX):
+            route = self._inbox(subject.rpartition(b".")[0])
+            if route is not None:
+                return route
+        elif subject.startswith(_ACK) and not self._ack_readers:
+            head = subject.rsplit(b".", 5)[0]
+            route = self._acks.get(head)
+            if route is not None:
+                return route
+            if subject.count(b".") == _ACK_TOKENS - 1:
+                route = self._build(self._subs.match(subject))
+                if len(self._acks) >= ROUTES_KEPT:
+                    _halve(self._acks)
+                self._acks[head] = route
+                return route
+        route = self._refusal if subject.startswith(_REFUSED) else self._build(self._subs.match(subject))
+        if len(self._routes) >= ROUTES_KEPT:
+            _halve(self._routes)
+        self._routes[subject] = route
+        return route
+
+    def _inbox(self, prefix: bytes) -> _Route | None:
+        """The route of all subjects one token longer than ``prefix``, or None where that differs."""
+        try:
+            return self._inboxes[prefix]
+        except KeyError:
+            match = self._subs.match_prefix(prefix)
+            route = self._build(match) if match is not None else None
+            if len(self._inboxes) >= ROUTES_KEPT:
+                _halve(self._inboxes)
+            self._inboxes[prefix] = route
+            return route
+
+    def _build(self, match: Match[Subscription]) -> _Route:
+        if not match.plain and not match.groups:
+            return self._nobody
+        receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
+        route = self._by_receivers.get(receivers)
+        if route is None:
+            route = self._by_receivers[receivers] = _Route(match, receivers, self._rng)
+        return route
+
+    def _changed(self, subject: bytes) -> None:
+        """Forget the routes, and ask the watches, that a subscription to ``subject`` may matter to."""
+        if is_literal(subject):
+            self._routes.pop(subject, None)
+            self._inboxes.pop(subject.rpartition(b".")[0], None)
+            watched = self._watches.get(subject)
+            if watched:
+                self._ask(watched)
+            return
+        lead = []
+        for token in subject.split(b"."):
+            if token in (b"*", b">"):
+                break
+            lead.append(token)
+        prefix = b".".join(lead)
+        dotted = prefix + b"."
+        caches: tuple[dict[bytes, _Route] | dict[bytes, _Route | None], ...] = (self._routes, self._inboxes, self._acks)
+        for cache in caches:
+            if not prefix or len(cache) > _SCAN_MAX:
+                cache.clear()
+            else:
+                for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
+                    del cache[key]
+        if self._watches:
+            for watched_subject in [key for key in self._watches
+                                    if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
+                self._ask(self._watches[watched_subject])
+
+    def _ask(self, watches: list[InterestWatch]) -> None:
+        for watch in list(watches):
+            interested = self.interest(watch.subject, watch.queue)
+            if interested != watch.interested:
+                watch._update(interested, self._call_soon)
+
+    def _unwatch(self, watch: InterestWatch) -> None:
+        watches = self._watches.get(watch.subject)
+        if watches and watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.subject]
+
+
+def _halve(cache: dict[bytes, _Route] | dict[bytes, _Route | None]) -> None:
+    for key in list(islice(cache, len(cache) // 2)):
+        del cache[key]
+
+
+def _reads_acks(subject: bytes) -> bool:
+    """Whether a subscription tells acks of one consumer apart, so that they do not share a route.
+
+    ``$JS.ACK.<stream>.<consumer>.>`` and wider do not; nor does one with a word where acks have a number.
+    """
+    tokens = subject.split(b".")
+    if tokens[-1] == b">":
+        if len(tokens) <= 5:
+            return False
+        tokens = tokens[:-1]
+    elif len(tokens) != _ACK_TOKENS:
+        return False
+    if len(tokens) > _ACK_TOKENS or tokens[0] not in (b"$JS", b"*") or tokens[1] not in (b"ACK", b"*"):
+        return False
+    return all(token == b"*" or token.isdigit() for token in tokens[4:])

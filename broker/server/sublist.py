@@ -1,0 +1,172 @@
+"""Who listens to what: subscriptions in a tree of tokens.
+
+    foo.bar     ─ "foo" ── "bar"       [plain subs, queue groups]
+    foo.*.baz   ─ "foo" ── star ── "baz"
+    foo.>       ─ "foo" ── rest
+
+It holds and finds, and does not deliver; what it finds is kept by the router, which knows when that goes stale.
+
+Source: nats-server, server/sublist.go (Insert, Match).
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Listener", "Match", "Sublist"]
+
+
+class Listener(Protocol):
+    """What a subscription must tell: plain when ``queue`` is b""."""
+
+    @property
+    def subject(self) -> bytes: ...
+
+    @property
+    def queue(self) -> bytes: ...
+
+
+S = TypeVar("S", bound=Listener)
+
+
+class Match(Generic[S]):
+    """All that hear one subject: every one of ``plain``, and one of each of ``groups``."""
+
+    __slots__ = ("groups", "plain")
+
+    def __init__(self) -> None:
+        self.plain: list[S] = []
+        self.groups: dict[bytes, list[S]] = {}
+
+
+class _Node(Generic[S]):
+    """One token's place. Sets of subscriptions are dicts, for their order: the first to subscribe is served first."""
+
+    __slots__ = ("children", "groups", "plain", "rest", "star")
+
+    def __init__(self) -> None:
+        self.plain: dict[S, None] = {}
+        self.groups: dict[bytes, dict[S, None]] = {}
+        self.children: dict[bytes, _Node[S]] = {}
+        self.star: _Node[S] | None = None
+        self.rest: _Node[S] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.plain or self.groups or self.children or self.star or self.rest)
+
+
+class Sublist(Generic[S]):
+    """The tree. ``insert`` takes subjects that ``protocol.subject.is_valid`` accepts, and nothing else."""
+
+    def __init__(self) -> None:
+        self._root: _Node[S] = _Node()
+        self.count = 0
+
+    def insert(self, sub: S) -> None:
+        node = self._root
+        for token in sub.subject.split(b"."):
+            if token == b"*":
+                following = node.star
+                if following is None:
+                    following = node.star = _Node()
+            elif token == b">":
+                following = node.rest
+                if following is None:
+                    following = node.rest = _Node()
+            else:
+                following = node.children.get(token)
+                if following is None:
+                    following = node.children[token] = _Node()
+            node = following
+        if sub.queue:
+            node.groups.setdefault(sub.queue, {})[sub] = None
+        else:
+            node.plain[sub] = None
+        self.count += 1
+
+    def remove(self, sub: S) -> bool:
+        """Take ``sub`` out, and the branch that only it kept; False when it was not there."""
+        path: list[tuple[_Node[S], bytes]] = []
+        node = self._root
+        for token in sub.subject.split(b"."):
+            path.append((node, token))
+            following = (node.star if token == b"*" else node.rest if token == b">" else node.children.get(token))
+            if following is None:
+                return False
+            node = following
+        members = node.groups.get(sub.queue, {}) if sub.queue else node.plain
+        if sub not in members:
+            return False
+        del members[sub]
+        if sub.queue and not members:
+            del node.groups[sub.queue]
+        self.count -= 1
+        for parent, token in reversed(path):
+            if not node.empty:
+                break
+            if token == b"*":
+                parent.star = None
+            elif token == b">":
+                parent.rest = None
+            else:
+                del parent.children[token]
+            node = parent
+        return True
+
+    def match(self, subject: bytes) -> Match[S]:
+        """Who hears a literal subject; nobody hears one with an empty token."""
+        found: Match[S] = Match()
+        tokens = subject.split(b".")
+        if b"" in tokens:
+            return found
+        level = [self._root]
+        for token in tokens:
+            following: list[_Node[S]] = []
+            for node in level:
+                if node.rest is not None:
+                    self._collect(node.rest, found)
+                if node.star is not None:
+                    following.append(node.star)
+                child = node.children.get(token)
+                if child is not None:
+                    following.append(child)
+            if not following:
+                return found
+            level = following
+        for node in level:
+            self._collect(node, found)
+        return found
+
+    def match_prefix(self, prefix: bytes) -> Match[S] | None:
+        """Who hears ``prefix`` with exactly one more token, if that does not depend on which token; otherwise None."""
+        found: Match[S] = Match()
+        tokens = prefix.split(b".")
+        if b"" in tokens:
+            return None
+        level = [self._root]
+        for token in tokens:
+            following: list[_Node[S]] = []
+            for node in level:
+                if node.rest is not None:
+                    self._collect(node.rest, found)
+                if node.star is not None:
+                    following.append(node.star)
+                child = node.children.get(token)
+                if child is not None:
+                    following.append(child)
+            level = following
+        for node in level:
+            if node.children:
+                return None
+            if node.rest is not None:
+                self._collect(node.rest, found)
+            if node.star is not None:
+                self._collect(node.star, found)
+        return found
+
+    @staticmethod
+    def _collect(node: _Node[S], found: Match[S]) -> None:
+        found.plain.extend(node.plain)
+        for queue, members in node.groups.items():
+            found.groups.setdefault(queue, []).extend(members)
