@@ -148,10 +148,10 @@ class Minio(Process):
         self.url = "s3://bench/store"
 
     def command(self) -> list[str]:
-        from tests.real.parts import minio_binary
+        from tests.real import parts
 
         (self.dir / "data" / "bench").mkdir(parents=True, exist_ok=True)  # MinIO takes a folder for a bucket
-        return [str(minio_binary()), "server", str(self.dir / "data"), "--address", f"127.0.0.1:{self.port}",
+        return [str(parts.minio()), "server", str(self.dir / "data"), "--address", f"127.0.0.1:{self.port}",
                 "--console-address", f"127.0.0.1:{free_port()}"]
 
     def environment(self) -> dict[str, str]:

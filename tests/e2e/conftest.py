@@ -1,0 +1,17 @@
+"""Each test of this folder runs on a directory and on MinIO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.s3 import minio
+from tests.stores import Store, make_store
+
+__all__ = ["minio", "store"]
+
+
+@pytest.fixture(params=["directory", "minio"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return make_store(request.param, tmp_path, request)

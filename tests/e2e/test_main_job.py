@@ -1,0 +1,141 @@
+"""The main job: the standard library's files through a broker that is killed while they are published and while they are read.
+
+Shown: every PubAck's message is there afterwards, byte for byte, once, at the sequence it was acknowledged with; two durable
+consumers get all of theirs, again only what the contract allows; last by subject finds each file; `inspect` finds nothing wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import nats.js.api
+from tests.harness import BrokerProcess
+from tests.stores import Store
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def tour() -> ModuleType:
+    """docs/tour/library.py, which the README's tour runs as a script."""
+    spec = importlib.util.spec_from_file_location("library", ROOT / "docs" / "tour" / "library.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["library"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+library = tour()
+
+PLAIN_ACK_GRACE = 1.5
+"""Seconds before a kill in which plain acks may be lost: 1 s by the contract, and the put they ride in."""
+
+
+async def test_library_through_two_kills(store: Store) -> None:
+    files = library.files()
+    assert len(files) > 1000
+    async with BrokerProcess("--store", store.url, environ=store.environ) as broker:
+        nc = await library.connect(broker.url)
+        await library.make_stream(nc.jetstream())
+
+        # Publish; the broker is killed when a third has been acknowledged, and the publisher goes on with the same ids.
+        first: dict[str, int] = {}
+        third = asyncio.Event()
+
+        def acked(file: library.File, seq: int, duplicate: bool) -> None:
+            assert first.setdefault(file.subject, seq) == seq
+            if len(first) >= len(files) // 3:
+                third.set()
+
+        publishing = asyncio.create_task(library.publish(nc, files, acked=acked, timeout=10))
+        await third.wait()
+        await broker.restart()
+        seqs = await publishing
+        assert seqs.keys() == {f.subject for f in files}
+        assert sorted(seqs.values()) == list(range(1, len(files) + 1)), "stored twice, or a gap"
+
+        # Two durable consumers read everything back; the broker is killed in the middle of both.
+        wanted = {"all": [], "some": ["lib.asyncio.>", "lib.email.>"]}
+        sizes = {"all": len(files), "some": sum(f.subject.startswith(("lib.asyncio.", "lib.email.")) for f in files)}
+        half = asyncio.Event()
+        readings = {name: library.Reading() for name in wanted}
+        reading = [asyncio.create_task(library.read(
+            nc, name, filters, sizes[name], batch=50, reading=readings[name],
+            progress=lambda n, name=name: half.set() if name == "all" and n >= len(files) // 2 else None))
+            for name, filters in wanted.items()]
+        await half.wait()
+        killed_at = time.monotonic()
+        await broker.restart()
+        await asyncio.gather(*reading)
+        for name, got in readings.items():
+            assert not got.wrong, (name, got.wrong[:3])
+            assert len(got.seqs) == sizes[name]
+            assert all(seqs[subject] == seq for subject, seq in got.seqs.items())
+            for seq, acked_at in got.again:
+                assert acked_at is None or acked_at > killed_at - PLAIN_ACK_GRACE, (
+                    f"{name}: sequence {seq}, acked {killed_at - acked_at:.2f} s before the kill, came again")
+
+        # Last by subject gets each file by its name.
+        js = nc.jetstream()
+        by_subject = {f.subject: f for f in files}
+        for subject in list(by_subject)[::7]:
+            message = await js.get_last_msg(library.STREAM, subject, direct=True)
+            assert message.data == by_subject[subject].data
+            assert message.seq == seqs[subject]
+        info = await js.stream_info(library.STREAM, subjects_filter=">")
+        assert info.state.messages == info.state.last_seq == len(files)
+        assert info.state.subjects == dict.fromkeys(by_subject, 1)
+        await nc.close()
+        assert await broker.stop() in (0, 1)
+
+    report = await inspect(store)
+    assert report["problems"] == []
+    streams = {s["name"]: s for s in report["streams"]}
+    assert streams[library.STREAM]["messages"] == len(files)
+
+
+async def inspect(store: Store) -> dict:
+    """`jetblock inspect --json` over the whole store, every checksum read."""
+    import os
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT, env={**os.environ, **store.environ},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return dict(json.loads(out))
+
+
+async def test_key_value_and_object_store(store: Store) -> None:
+    """nats-py's own KV, its watcher, and its object store work unchanged and are there after a kill."""
+    async with BrokerProcess("--store", store.url, environ=store.environ) as broker:
+        nc = await library.connect(broker.url)
+        js = nc.jetstream()
+        kv = await js.create_key_value(bucket="settings", history=3)
+        watcher = await kv.watchall()
+        for i in range(5):
+            await kv.put("color", b"shade %d" % i)
+        await kv.put("size", b"large")
+        await kv.delete("size")
+        seen = []
+        while len(seen) < 8:
+            entry = await watcher.updates(timeout=5)
+            seen.append((entry.key, entry.value) if entry else None)
+        assert seen[0] is None
+        assert [value for entry in seen if entry and entry[0] == "color" for value in entry[1:]] == [b"shade %d" % i for i in range(5)]
+
+        store_ = await js.create_object_store("files", nats.js.api.ObjectStoreConfig())
+        data = bytes(range(256)) * 4096
+        await store_.put("blob", data)
+
+        await broker.restart()
+        assert (await kv.get("color")).value == b"shade 4"
+        assert len(await kv.history("color")) == 3
+        assert (await store_.get("blob")).data == data
+        await nc.close()

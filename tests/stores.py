@@ -1,0 +1,29 @@
+"""The stores that whole-broker tests run on: a directory, and a bucket of a real MinIO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.real.s3 import S3Server
+
+__all__ = ["Store", "make_store"]
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store of its own for one test: its URL, and what a broker's environment needs to reach it."""
+
+    url: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    """``kind`` is ``directory`` or ``minio``; MinIO is started when the first test asks for it."""
+    if kind == "directory":
+        return Store(f"file://{tmp_path / 'store'}")
+    server: S3Server = request.getfixturevalue("minio")
+    return Store(server.new_url(), server.env)
