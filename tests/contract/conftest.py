@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from broker.clock import SystemClock
 from broker.storage.objectstore import open_store
 from broker.storage.objectstore.base import ObjectStore
+from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.objectstore.retrying import RetryingStore
 from tests.real.s3 import S3Server, minio, seaweed, tell_missing
 
 __all__ = ["minio", "seaweed"]
 
-BACKENDS = ["memory", "file", "file-named", "minio", "seaweed"]
+BACKENDS = ["memory", "file", "file-named", "retrying", "instrumented", "faulty", "retrying-faulty", "stack-file",
+            "minio", "seaweed"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -28,19 +35,36 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path,
 
 
 def _make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    match request.param:
+    kind: str = request.param
+    clock, rng = SystemClock(), random.Random(1)
+    match kind:
         case "memory":
             return MemoryStore()
         case "file":
             return FileStore(tmp_path / "store")
         case "file-named":
             return FileStore(tmp_path / "store", nameless=False)
-        case "minio" | "seaweed" as name:
-            server: S3Server = request.getfixturevalue(name)
+        case "minio" | "seaweed":
+            server: S3Server = request.getfixturevalue(kind)
             for variable, value in server.env.items():
                 monkeypatch.setenv(variable, value)
-            return open_store(server.new_url())
-    raise AssertionError(request.param)
+            # SeaweedFS lets those who put one key at once wait for each other, a second each.
+            return open_store(server.new_url(), put_timeout_ns=60_000_000_000)
+        case "retrying":
+            return RetryingStore(MemoryStore(), clock=clock, rng=rng)
+        case "instrumented":
+            return InstrumentedStore(MemoryStore(), clock=clock)
+        case "faulty":
+            return FaultyStore(MemoryStore(), rng=rng)
+        case "retrying-faulty":
+            # Only faults that leave no doubt whether a put was done: then retrying hides them all.
+            faults = Faults(refused=0.2, lost=0.1, slow=0.1, slow_ns_max=1000, timeout_ns=1000)
+            return RetryingStore(FaultyStore(MemoryStore(), rng=rng, faults=faults), clock=clock, rng=rng,
+                                 sleep=lambda _seconds: asyncio.sleep(0))
+        case "stack-file":
+            inner = FileStore(tmp_path / "store")
+            return RetryingStore(InstrumentedStore(inner, clock=clock), clock=clock, rng=rng)
+    raise AssertionError(kind)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -45,9 +45,10 @@ async def test_a_key_is_taken_once(store: ObjectStore) -> None:
     assert await store.get("k") == b"first"
 
 
-async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore) -> None:
+async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     """Put-if-absent is what fencing stands on: of 16 puts at once, one is told yes, 15 no, and its bytes lie there."""
-    for round_ in range(3):
+    # SeaweedFS takes five seconds over a round: it lets the sixteen wait for each other, a second a step.
+    for round_ in range(1 if "seaweed" in request.node.name else 5):
         key = f"epochs/{round_:08x}"
         results = await asyncio.gather(*(store.put(key, [b"writer %d" % i]) for i in range(16)), return_exceptions=True)
         # A store may answer "two of you at once, try again" (409): that is nobody's yes, and is tried again.

@@ -17,8 +17,6 @@ Errors are sorted by what the caller does next:
     Transient            nothing is known: the same call may be tried again (a put may have landed, or may land yet)
     StoreRefused         trying again at once cannot help (credentials, bucket, disk full): say so to the operator, who
                          may remedy it while we run, so a log goes on trying, slowly
-
-A put whose answer was lost is settled by reading the object's header, which names its writer; see ``put``.
 """
 
 from __future__ import annotations
@@ -44,13 +42,7 @@ class NotFound(StoreError):
 
 
 class PreconditionFailed(StoreError):
-    """An object already has this key, so the put did nothing.
-
-    ``maybe_ours``: an earlier try of the same call ended in Transient, so the object may well be what we put. (False
-    says nothing for a caller that itself tried before.)
-    """
-
-    maybe_ours: bool = False
+    """An object already has this key, and it may be our own: see ``ObjectStore.put``."""
 
 
 class Transient(StoreError):
@@ -99,8 +91,9 @@ class ObjectStore(ABC):
         """Create ``key`` with these bytes, whole and durable when this returns.
 
         After Transient, or when the call was cancelled, the object may be there, or may yet come. Putting the same
-        bytes again is right; PreconditionFailed then says only that *something* is there, whole and durable, and the
-        caller reads its header to learn whether it is his.
+        bytes again is right. PreconditionFailed says only that *something* is there, whole and durable: also on a
+        first call it may be what we put, since a wrapper, an HTTP client or a proxy may have sent the request twice.
+        So whoever acts on it reads the object's header first, to learn whose it is.
         Raises: PreconditionFailed when the key exists; Transient; StoreRefused.
         """
 
@@ -150,10 +143,10 @@ def check_key(key: str) -> str:
 
 
 def can_begin_key(prefix: str) -> bool:
-    """Whether there can be keys with this prefix; stores differ in what they make of the others, so nobody asks them."""
+    """Whether any key can have this prefix; stores differ in what they make of the others, so they are not asked."""
     *folders, last = prefix.split("/")
     return (all(s and s[0] != "." and s != "lock" and s.isprintable() for s in folders)
-            and (not last or last[0] != "." and last.isprintable()))
+            and (not last or (last[0] != "." and last.isprintable())))
 
 
 def size_of(data: Buffers) -> int:

@@ -1,8 +1,8 @@
 """Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and their like.
 
-Each call is one request, with no retries of botocore's own: RetryingStore owns those. (The HTTP client below may still
-send a request twice when a kept connection turns out dead, one more reason why a put's refusal is settled by reading
-what lies there.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
+Each call is one request, with no retries of botocore's own: RetryingStore owns those. (The HTTP client below still
+sends a request twice when a kept connection turns out dead: one reason why a refused put proves nothing before what lies
+there was read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
 What the environment says counts: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS chain of credentials.
 An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would cost a
@@ -217,7 +217,7 @@ class S3Store(ObjectStore):
             return StoreRefused(f"{text}: {_REMEDIES['XMinioStorageFull']}")
         if status in (401, 403):
             return StoreRefused(f"{text}: {_KEYS}, and {_ACCESS}")
-        if status in (408, 409, 425, 429) or status >= 500 and status != 501:
+        if status in (408, 409, 425, 429) or (status >= 500 and status != 501):
             return Transient(text)
         return StoreRefused(f"{text}: check AWS_ENDPOINT_URL, AWS_REGION and the bucket")
 

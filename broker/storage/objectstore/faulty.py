@@ -1,0 +1,236 @@
+"""A store that fails as real ones do, by a seed or by a script: for the simulation and the fault tests.
+
+What may happen to one call, drawn from ``Faults`` by the given random.Random:
+
+    slow         it takes a while, and is then done
+    refused      nothing happens; the answer is Transient ("503")
+    unanswered   it is done; the answer is Transient (the answer was lost)
+    lost         nothing happens; the answer, after ``timeout_ns``, is Transient
+    late         puts only: the answer is Transient, and the put lands after it, however long after
+    torn         puts only, on a directory: as lost, and half the object stays behind as a temporary file
+
+None of them breaks the contract of base.py: that is the point. Listings and ranges come as they are. All waiting is by
+``sleep`` (asyncio.sleep), so a virtual-time loop runs it without real time, and a seed gives the same run every time.
+
+A script steers single calls by a hook, which every call passes twice; see ``before`` and ``after``. One FaultyStore
+stands for one process's way to the store: brokers that share a store each have their own around it. ``halt`` is
+the end of that process: no call that has not reached the store yet ever will, and none is answered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from broker.storage.objectstore.base import (
+    Buffers,
+    Listing,
+    ObjectStore,
+    StoreError,
+    Transient,
+    check_key,
+    size_of,
+)
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.wrapper import Wrapper
+
+__all__ = ["Faults", "FaultyStore", "Hook", "Stall"]
+
+_T = TypeVar("_T")
+
+Hook = Callable[[str, str], Awaitable[None]]
+"""hook(operation, key): may wait, or raise what the call shall raise."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities, each for one call, and how long things take. The default is a store without faults."""
+
+    slow: float = 0.0
+    slow_ns_max: int = 2_000_000_000
+    refused: float = 0.0
+    unanswered: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    late_ns_max: int = 30_000_000_000
+    torn: float = 0.0
+    latency_ns: int = 0
+    """Taken by every call, half of it before and half after the store is asked; 0 yields to the loop all the same."""
+    timeout_ns: int = 5_000_000_000
+
+    def scaled(self, factor: float) -> Faults:
+        """The same with all probabilities multiplied."""
+        return replace(self, slow=self.slow * factor, refused=self.refused * factor, torn=self.torn * factor,
+                       unanswered=self.unanswered * factor, lost=self.lost * factor, late=self.late * factor)
+
+
+class Stall:
+    """A call that is held until it is let go: ``await stall.reached.wait()`` … ``stall.release()``."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.released = asyncio.Event()
+        self.key = ""
+
+    def release(self) -> None:
+        """Let the call go on."""
+        self.released.set()
+
+
+class FaultyStore(Wrapper):
+    """One process's unreliable way to ``inner``. Has no ``put_sync``, since threads have no virtual time."""
+
+    def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults | None = None,
+                 sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        super().__init__(inner)
+        self.put_sync = None
+        self.faults = faults or Faults()
+        """May be exchanged at any time."""
+        self.before: Hook | None = None
+        """Passed by each call before the store is asked. Raising: the call never reached the store."""
+        self.after: Hook | None = None
+        """Passed by each call after the store was asked. Raising: the answer was lost."""
+        self.down = False
+        """While true every call ends in Transient, after a turn of the loop, without reaching the store."""
+        self.puts = 0
+        """Puts begun so far; the first is number 0 to ``stall_put``."""
+        self.injected: dict[str, int] = {}
+        """How often each fault happened, so that a test can say it has tried what it means to try."""
+        self._rng = rng
+        self._sleep = sleep
+        self._stalls: dict[int, Stall] = {}
+        self._halted = False
+        self._late: set[asyncio.Task[None]] = set()
+
+    def stall_put(self, number: int) -> Stall:
+        """Hold put ``number`` (``puts`` is the next one's) before it reaches the store."""
+        assert number >= self.puts
+        return self._stalls.setdefault(number, Stall())
+
+    def halt(self) -> None:
+        """The process dies: no later call reaches the store, none under way is answered. They wait to be cancelled.
+
+        Puts that are late land all the same, as what is in the network does.
+        """
+        self._halted = True
+        for stall in self._stalls.values():
+            stall.release()
+
+    async def settle(self) -> None:
+        """Wait until every late put has landed or been refused."""
+        while self._late:
+            await asyncio.gather(*self._late)
+
+    async def put(self, key: str, data: Buffers) -> None:
+        check_key(key)
+        number, self.puts = self.puts, self.puts + 1
+        if (stall := self._stalls.pop(number, None)) is not None:
+            stall.key = key
+            stall.reached.set()
+            if not self._halted:
+                await stall.released.wait()
+        fault = self._draw("put", [("refused", self.faults.refused), ("unanswered", self.faults.unanswered),
+                                   ("lost", self.faults.lost), ("late", self.faults.late), ("torn", self.faults.torn)])
+        kept = [bytes(part) for part in data]
+        if fault in ("late", "torn"):
+            await self._pass("put", key, self.before)
+            if fault == "late":
+                task = asyncio.get_running_loop().create_task(self._put_late(key, kept), name=f"late put {key}")
+                self._late.add(task)
+                task.add_done_callback(self._late.discard)
+            else:
+                self._tear(kept)
+            await self._time_out("put", key)
+        await self._call("put", key, lambda: self.inner.put(key, kept), fault)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return await self._call("get", key, lambda: self.inner.get(key, start, end), self._draw_any("get"))
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        return await self._call("list", prefix, lambda: self.inner.list(prefix, after, limit), self._draw_any("list"))
+
+    async def delete(self, key: str) -> None:
+        await self._call("delete", key, lambda: self.inner.delete(key), self._draw_any("delete"))
+
+    async def close(self) -> None:
+        """Close ``inner`` too, so share a store among several of these by closing none of them."""
+        for task in self._late:
+            task.cancel()
+        self.faults = Faults()
+        await self.inner.close()
+
+    def _draw_any(self, operation: str) -> str:
+        return self._draw(operation, [("refused", self.faults.refused), ("unanswered", self.faults.unanswered),
+                                      ("lost", self.faults.lost)])
+
+    def _draw(self, operation: str, chances: Sequence[tuple[str, float]]) -> str:
+        """One fault at most; one number of the rng for each call, whatever the chances, so that runs stay alike."""
+        at = self._rng.random()
+        for name, chance in chances:
+            if at < chance:
+                self.injected[name] = self.injected.get(name, 0) + 1
+                return name
+            at -= chance
+        return ""
+
+    async def _call(self, operation: str, key: str, call: Callable[[], Awaitable[_T]], fault: str) -> _T:
+        await self._pass(operation, key, self.before)
+        if fault == "lost":
+            await self._time_out(operation, key)
+        if fault == "refused":
+            raise Transient(f"{self.url}: {operation} {key}: 503, please reduce your request rate (injected)")
+        error: StoreError | None = None
+        try:
+            result = await call()
+        except StoreError as e:
+            error = e
+        await self._pass(operation, key, self.after)
+        if fault == "unanswered":
+            await self._time_out(operation, key)
+        if error is not None:
+            raise error
+        return result
+
+    async def _pass(self, operation: str, key: str, hook: Hook | None) -> None:
+        """Half the way, there or back."""
+        wait_ns = self.faults.latency_ns // 2
+        if self.faults.slow and self._rng.random() < self.faults.slow:
+            self.injected["slow"] = self.injected.get("slow", 0) + 1
+            wait_ns += self._rng.randrange(1 + self.faults.slow_ns_max // 2)
+        await self._sleep(wait_ns / 1e9)
+        await self._unless_halted()
+        if self.down:
+            raise Transient(f"{self.url}: {operation} {key}: connection refused (injected)")
+        if hook is not None:
+            await hook(operation, key)
+            await self._unless_halted()
+
+    async def _time_out(self, operation: str, key: str) -> None:
+        await self._sleep(self.faults.timeout_ns / 1e9)
+        await self._unless_halted()
+        raise Transient(f"{self.url}: {operation} {key}: no answer (injected)")
+
+    async def _unless_halted(self) -> None:
+        if self._halted:
+            await asyncio.get_running_loop().create_future()
+
+    async def _put_late(self, key: str, data: Buffers) -> None:
+        wait_ns = self.faults.timeout_ns + self._rng.randrange(1 + self.faults.late_ns_max)
+        await self._sleep(wait_ns / 1e9)
+        try:
+            await self.inner.put(key, data)
+        except StoreError:
+            pass  # nobody is left to tell
+
+    def _tear(self, data: Buffers) -> None:
+        """Leave half of it where a process that was killed while writing would have left it."""
+        store: ObjectStore = self.inner
+        while isinstance(store, Wrapper):
+            store = store.inner
+        if isinstance(store, FileStore):
+            folder = store.directory / ".tmp" / f"{self._rng.getrandbits(64):016x}"
+            folder.mkdir(parents=True)
+            (folder / "0").write_bytes(b"".join(data)[:size_of(data) // 2])

@@ -1,0 +1,76 @@
+"""A store that tries again what failed for a while: Transient errors, with growing pauses, up to a bound in time.
+
+    try ── Transient ──> pause ──> try ── Transient ──> pause … past give_up_ns ──> the last Transient
+     └── anything else: done, at once
+
+The n-th pause is drawn from the upper half of ``pause_ns * 2**n``, at most ``pause_ns_max``: brokers that were turned
+away together do not come back together.
+
+A put is tried again like the rest, with the same bytes. A later try may meet what an earlier one left, so that
+PreconditionFailed comes back from a put that landed; who put tells it by the object's header, as after any refusal.
+``put_sync`` is tried once: after a Transient the caller goes on with ``put``, on the loop, where waiting costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from broker.clock import Clock
+from broker.storage.objectstore.base import Buffers, Listing, ObjectStore, Transient
+from broker.storage.objectstore.wrapper import Wrapper
+
+__all__ = ["RetryingStore"]
+
+_T = TypeVar("_T")
+
+
+class RetryingStore(Wrapper):
+    """Retries by the rule above."""
+
+    def __init__(self, inner: ObjectStore, *, clock: Clock, rng: random.Random, give_up_ns: int = 30_000_000_000,
+                 pause_ns: int = 50_000_000, pause_ns_max: int = 2_000_000_000,
+                 sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """``give_up_ns`` is measured from a call's beginning; no pause is begun that would end past it."""
+        super().__init__(inner)
+        self._clock = clock
+        self._rng = rng
+        self._give_up_ns = give_up_ns
+        self._pause_ns = pause_ns
+        self._pause_ns_max = pause_ns_max
+        self._sleep = sleep
+        self.retries = 0
+        """How often anything was tried again."""
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await self._tried(lambda: self.inner.put(key, data))
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return await self._tried(lambda: self.inner.get(key, start, end))
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        return await self._tried(lambda: self.inner.list(prefix, after, limit))
+
+    async def delete(self, key: str) -> None:
+        await self._tried(lambda: self.inner.delete(key))
+
+    async def close(self) -> None:
+        """Calls under way are not tried again."""
+        self._give_up_ns = -1
+        await self.inner.close()
+
+    async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        began_ns = self._clock.monotonic_ns()
+        ceiling_ns = self._pause_ns
+        while True:
+            try:
+                return await call()
+            except Transient:
+                pause_ns = int(ceiling_ns * self._rng.uniform(0.5, 1.0))
+                if self._clock.monotonic_ns() + pause_ns - began_ns > self._give_up_ns:
+                    raise
+                await self._sleep(pause_ns / 1e9)
+                ceiling_ns = min(2 * ceiling_ns, self._pause_ns_max)
+                self.retries += 1

@@ -1,0 +1,36 @@
+"""What the wrappers share: each stands before another store and passes on what it has no part in."""
+
+from __future__ import annotations
+
+from broker.storage.objectstore.base import Buffers, Listing, ObjectStore
+
+__all__ = ["Wrapper"]
+
+
+class Wrapper(ObjectStore):
+    """A store that passes every call on to ``inner``."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.puts_cost = inner.puts_cost
+        self.put_sync = inner.put_sync
+        self.try_lock = inner.try_lock
+
+    async def put(self, key: str, data: Buffers) -> None:
+        await self.inner.put(key, data)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return await self.inner.get(key, start, end)
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        return await self.inner.list(prefix, after, limit)
+
+    async def delete(self, key: str) -> None:
+        await self.inner.delete(key)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def now_ns(self) -> int | None:
+        return await self.inner.now_ns()
