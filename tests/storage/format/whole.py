@@ -1,0 +1,124 @@
+"""Whole objects to plain values, and back from them: what the format's tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.storage.format.block import BlockCore, Outcome
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.codec import Codec
+from broker.storage.format.document import decode_document
+from broker.storage.format.frame import Chunk
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.page import decode_page, decode_pages_directory
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.store import StoreFormat
+from broker.storage.writer import OpenBlock, encode_segment, seal_block
+
+NONCE = bytes(range(16))
+AT = Position(3, 0x2A)
+
+
+class Row(NamedTuple):
+    """One message as a reader sees it."""
+
+    seq: int
+    time_ns: int
+    subject: bytes
+    hlen: int
+    body: bytes
+
+
+def chunk_rows(chunk: Chunk) -> list[Row]:
+    """The messages of a chunk."""
+    assert chunk.last_seq == chunk.seq(len(chunk) - 1)
+    return [Row(chunk.seq(i), chunk.times[i], chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i],
+                chunk.bodies[i]) for i in range(len(chunk))]
+
+
+def open_block(stream_id: int, runs: Sequence[Sequence[Row]], **outcome: int) -> OpenBlock[None]:
+    """A block of these messages; those of one run stand side by side in sequence and have one time."""
+    block: OpenBlock[None] = OpenBlock(stream_id, None)
+    for run in runs:
+        hlens = [row.hlen for row in run]
+        block.append_run(run[0].seq, [row.subject for row in run], hlens if any(hlens) else None,
+                         [row.body for row in run], run[0].time_ns)
+    block.outcome = Outcome(**outcome)
+    return block
+
+
+def encode(*blocks: OpenBlock[Any], position: Position = AT, codec: Codec = Codec.ZSTD) -> bytes:
+    """A segment of these blocks."""
+    return b"".join(encode_segment(position, NONCE, [seal_block(block, position) for block in blocks], codec))
+
+
+def head_of(data: bytes, position: Position = AT, **which: Any) -> SegmentHead:
+    """The head of a whole object."""
+    head = decode_head(data, position, complete=True, **which)
+    assert isinstance(head, SegmentHead)
+    return head
+
+
+def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[Row]]:
+    """One block of a whole object, read as a reader does: core, index, every frame."""
+    core = head.core(i)
+    for record in core.records:
+        assert record.body is record.body
+    ref = head.ref(i, core)
+    if ref is None:
+        return core, []
+    index = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, head.header.name)
+    rows: list[Row] = []
+    for frame_no, frame in enumerate(index.frames):
+        start = ref.frames_offset + frame.offset
+        rows += chunk_rows(decode_frame(index, frame_no, data[start:start + frame.stored_bytes], head.header.name))
+    assert [index.subject_of(i) for i in range(index.count)] == [row.subject for row in rows]
+    assert sum(map(index.user_bytes, range(index.count))) == core.bytes
+    return core, rows
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it; bytes as latin-1 text, which shows what is text and keeps what is not."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value
+
+
+def decode_plain(data: bytes, kind: ObjectKind, position: Position, object_id: int = 0) -> Any:
+    """Everything that an object says, as JSON values. Raises: FormatError."""
+    if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
+        return _segment(data, kind, position, object_id)
+    if kind is ObjectKind.PAGES:
+        refs = decode_pages_directory(data, position, complete=True)
+        assert isinstance(refs, list)
+        return plain([[ref.pack(), decode_page(data[ref.offset:ref.offset + ref.size], ref)] for ref in refs])
+    if kind is ObjectKind.ROOT:
+        return plain(Root.decode(data, position))
+    if kind is ObjectKind.SEAL:
+        return plain(Seal.decode(data, position))
+    if kind is ObjectKind.CLAIM:
+        return plain(Claim.decode(data, position.epoch))
+    if kind is ObjectKind.FORMAT:
+        return plain(StoreFormat.decode(data))
+    return plain(decode_document(data, kind, position, object_id)[1])
+
+
+def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) -> Any:
+    head = head_of(data, position, kind=kind, object_id=object_id)
+    blocks = []
+    for i in range(len(head)):
+        core, rows = block_rows(data, head, i)
+        blocks.append(plain({
+            "stream_id": core.stream_id, "codec": core.codec.name, "outcome": core.outcome, "bytes": core.bytes,
+            "raw_bytes": core.raw_bytes, "first_seq": core.first_seq, "last_seq": core.last_seq,
+            "first_time_ns": core.first_time_ns, "last_time_ns": core.last_time_ns, "removed": list(core.removed),
+            "records": [[r.kind, r.version, r.must_understand, r.after_seq, r.body] for r in core.records],
+            "subjects": core.subjects, "messages": rows}))
+    return {"nonce": head.header.nonce.hex(), "blocks": blocks}
