@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from broker.clock import Clock
-from broker.monitor.views import ConnectionView, JetStreamView, SubscriptionView, Views
+from broker.monitor.views import JetStreamView, Views
+from broker.protocol.subject import is_literal, matches
 
 __all__ = ["BadQuery", "Page", "Pages"]
 
@@ -29,15 +30,19 @@ _CALLBACK = re.compile(r"[A-Za-z_$][\w$.]{0,127}")
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
-_SORTS: dict[str, tuple[Callable[[ConnectionView], Any], bool]] = {
-    # Option to key and whether the highest comes first.
-    "cid": (lambda c: c.cid, False), "start": (lambda c: c.start_at_ns, False),
-    "subs": (lambda c: c.subscriptions, True), "pending": (lambda c: c.pending_bytes, True),
-    "msgs_to": (lambda c: c.out_msgs, True), "msgs_from": (lambda c: c.in_msgs, True),
-    "bytes_to": (lambda c: c.out_bytes, True), "bytes_from": (lambda c: c.in_bytes, True),
-    "last": (lambda c: c.last_activity_at_ns, True), "idle": (lambda c: c.last_activity_at_ns, False),
-    "uptime": (lambda c: c.start_at_ns, False), "rtt": (lambda c: c.rtt_ns, True),
+_SORTS: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
+    # Option to key and whether the highest comes first. Ids are given in the order of start.
+    "cid": (lambda row: row["cid"], False), "start": (lambda row: row["cid"], False),
+    "uptime": (lambda row: row["cid"], False),
+    "subs": (lambda row: row["subscriptions"], True), "pending": (lambda row: row["pending_bytes"], True),
+    "msgs_to": (lambda row: row["out_msgs"], True), "msgs_from": (lambda row: row["in_msgs"], True),
+    "bytes_to": (lambda row: row["out_bytes"], True), "bytes_from": (lambda row: row["in_bytes"], True),
+    # Without the Z at their end, instants sort as text does.
+    "last": (lambda row: row["last_activity"][:-1], True), "idle": (lambda row: row["last_activity"][:-1], False),
+    "stop": (lambda row: row["stop"][:-1], True), "reason": (lambda row: row["reason"], False),
+    "rtt": (lambda row: _seconds(row.get("rtt", "0s")), True),
 }
+_ENDED_SORTS = frozenset({"stop", "reason"})
 _STATES = frozenset({"open", "closed", "any", "all"})
 
 
@@ -95,7 +100,6 @@ class Pages:
 
     def __init__(self, views: Views, clock: Clock, base_path: str = "/") -> None:
         self._views = views
-        self._clock = clock
         self._base = "/" + base_path.strip("/") if base_path.strip("/") else ""
         self._asked: dict[str, int] = {}
         self._cpu = _Cpu(clock)
@@ -128,12 +132,18 @@ class Pages:
     def _json(self, make: Callable[[_Query], dict[str, Any]]) -> Callable[[_Query], Page]:
         return lambda query: Page(200, json.dumps(make(query), indent=2, ensure_ascii=False).encode())
 
+    def _server_id(self) -> str:
+        return str(self._views.varz()["server_id"])
+
+    def _now(self) -> str:
+        return str(self._views.varz()["now"])
+
     # ---- the pages
 
     def _root(self, query: _Query) -> Page:
         links = "".join(f'<a href=".{html.escape(path)}">{html.escape(path[1:])}</a><br/>\n'
                         for path in self._pages if path not in ("/", "/subscriptionsz"))
-        name = html.escape(self._views.server().server_name)
+        name = html.escape(str(self._views.varz()["server_name"]))
         text = f"<!doctype html>\n<title>jetblock {name}</title>\n<h1>jetblock</h1>\n<p>{name}</p>\n{links}"
         return Page(200, text.encode(), "text/html; charset=utf-8")
 
@@ -161,93 +171,78 @@ class Pages:
         return ""
 
     def _varz(self, query: _Query) -> dict[str, Any]:
-        view, now_ns = self._views.server(), self._clock.now_ns()
+        view = self._views.varz()
         jetstream = self._views.jetstream()
-        page: dict[str, Any] = {
-            "server_id": view.server_id, "server_name": view.server_name, "version": view.version, "proto": 1,
-            "go": f"python{sys.version_info.major}.{sys.version_info.minor}", "host": view.host, "port": view.port,
-        }
-        if view.auth_required:
-            page["auth_required"] = True
-        if view.connect_urls:
-            page["connect_urls"] = view.connect_urls
-        page |= {"http_host": view.http_host, "http_port": view.http_port, "http_base_path": self._base,
-                 "https_port": 0, **view.options, "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {}, "websocket": {},
-                 "jetstream": _jetstream_varz(jetstream) if jetstream else {}}
-        return page | {
-            "start": _instant(view.start_at_ns), "now": _instant(now_ns), "uptime": _uptime(now_ns - view.start_at_ns),
+        return {
+            **view, "git_commit": "", "go": f"python{sys.version_info.major}.{sys.version_info.minor}",
+            "http_base_path": self._base, "https_port": 0,
+            "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {}, "websocket": {},
+            "jetstream": {"config": jetstream.config, "stats": _jetstream_stats(jetstream), "limits": {}}
+            if jetstream else {},
             "mem": _resident_bytes(), "cores": os.cpu_count() or 1, "gomaxprocs": 1, "cpu": self._cpu.percent(),
-            "connections": view.connections, "total_connections": view.total_connections,
             "routes": 0, "remotes": 0, "leafnodes": 0,
-            "in_msgs": view.in_msgs, "in_bytes": view.in_bytes,
-            "in_client_msgs": view.in_msgs, "in_client_bytes": view.in_bytes,
-            "out_msgs": view.out_msgs, "out_bytes": view.out_bytes,
-            "out_client_msgs": view.out_msgs, "out_client_bytes": view.out_bytes,
-            "slow_consumers": view.slow_consumers, "stale_connections": view.stale_connections,
-            "stalled_clients": view.stalled_clients, "subscriptions": view.subscriptions,
-            "http_req_stats": dict(sorted(self._asked.items())), "config_load_time": _instant(view.start_at_ns),
+            # Whatever comes in or goes out does so by way of a client: there are no routes or leaf nodes.
+            **{f"{way}_client_{what}": view[f"{way}_{what}"] for way in ("in", "out") for what in ("msgs", "bytes")},
+            "http_req_stats": dict(sorted(self._asked.items())), "config_load_time": view["start"],
             "config_digest": "",
-            "slow_consumer_stats": {"clients": view.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
-            "stale_connection_stats": {"clients": view.stale_connections, "routes": 0, "gateways": 0, "leafs": 0},
+            "stale_connection_stats": {"clients": view["stale_connections"], "routes": 0, "gateways": 0, "leafs": 0},
         }
 
     def _connz(self, query: _Query) -> dict[str, Any]:
-        now_ns = self._clock.now_ns()
-        sort = query.text("sort") or "cid"
-        if sort not in _SORTS:
+        sort, state = query.text("sort") or "cid", (query.text("state") or "open").lower()
+        if state not in _STATES:
+            raise BadQuery(f"Error decoding state for {query.text('state')}")
+        if sort not in _SORTS or (sort in _ENDED_SORTS and state != "closed"):
             raise BadQuery(f"invalid sorting option: {sort}")
-        state = query.text("state") or "open"
-        if state.lower() not in _STATES:
-            raise BadQuery(f"Error decoding state for {state}")
-        auth = query.flag("auth")
+        auth, detail = query.flag("auth"), query.text("subs").lower() == "detail"
+        listed = not detail and query.flag("subs")
         user, account, cid = query.text("user"), query.text("acc"), query.number("cid")
         if user and not auth:
             raise BadQuery("filter by user only valid with auth option")
-        # Closed connections are not kept.
-        rows = [] if state.lower() == "closed" else list(self._views.connections())
+        connections = self._views.connections
+        rows: list[dict[str, Any]] = []
+        if state != "open":
+            rows += connections(closed=True, subs=detail or listed)
+        if state != "closed":
+            rows += connections(subs=detail or listed)
         total = len(rows)
-        rows = [row for row in rows if (not cid or row.cid == cid) and (not user or row.user == user)
-                and (not account or row.account == account)]
+        rows = [row for row in rows if (not cid or row["cid"] == cid)
+                and (not user or row.get("authorized_user") == user) and (not account or row["account"] == account)]
         if user or account:
             total = len(rows)
         key, highest_first = _SORTS[sort]
         rows.sort(key=key, reverse=highest_first)
         offset, limit = (0, 1) if cid else query.window()
         rows = rows[offset:offset + limit]
-        detail = query.text("subs").lower() == "detail"
-        listed = not detail and query.flag("subs")
-        return {"server_id": self._views.server().server_id, "now": _instant(now_ns), "num_connections": len(rows),
-                "total": total, "offset": offset, "limit": limit,
-                "connections": [_connection(row, now_ns, auth=auth, listed=listed, detail=detail) for row in rows]}
+        return {"server_id": self._server_id(), "now": self._now(), "num_connections": len(rows), "total": total,
+                "offset": offset, "limit": limit,
+                "connections": [_connection(row, auth=auth, listed=listed, detail=detail) for row in rows]}
 
     def _subsz(self, query: _Query) -> dict[str, Any]:
-        view = self._views.router()
         test, account = query.text("test"), query.text("acc")
         offset, limit = query.window()
-        page: dict[str, Any] = {
-            "server_id": self._views.server().server_id, "now": _instant(self._clock.now_ns()),
-            "num_subscriptions": view.num_subscriptions, "num_cache": view.num_cache, "num_inserts": view.num_inserts,
-            "num_removes": view.num_removes, "num_matches": view.num_matches, "cache_hit_rate": view.cache_hit_rate,
-            "max_fanout": view.max_fanout, "avg_fanout": view.avg_fanout,
-        }
-        if test and (not _literal(test)):
-            raise BadQuery("invalid test subject, must be valid publish subject: " + test)
+        if test and not is_literal(test.encode()):
+            raise BadQuery(f"invalid test subject, must be valid publish subject: {test}")
+        page: dict[str, Any] = {"server_id": self._server_id(), "now": self._now(),
+                                "num_subscriptions": self._views.subscription_count(),
+                                # Routes are kept by receivers, not by subject: there is nothing to count as these do.
+                                "num_cache": 0, "num_inserts": 0, "num_removes": 0, "num_matches": 0,
+                                "cache_hit_rate": 0, "max_fanout": 0, "avg_fanout": 0}
         if not query.flag("subs"):
             return page | {"total": 0, "offset": offset, "limit": limit}
-        rows = [row for row in self._views.subscriptions() if (not account or row.account == account)
-                and (not test or _matches(row.subject, test))]
+        rows = [sub for row in self._views.connections() for sub in row["subscriptions_list_detail"]
+                if (not account or sub["account"] == account)
+                and (not test or matches(sub["subject"].encode(), test.encode()))]
         return page | {"total": len(rows), "offset": offset, "limit": limit,
-                       "subscriptions_list": [{"account": row.account, **_subscription(row)}
-                                              for row in rows[offset:offset + limit]]}
+                       "subscriptions_list": rows[offset:offset + limit]}
 
     def _jsz(self, query: _Query) -> dict[str, Any]:
-        view, server = self._views.jetstream(), self._views.server()
-        now = _instant(self._clock.now_ns())
+        view, server_id, now = self._views.jetstream(), self._server_id(), self._now()
         if view is None:
-            return {**_jetstream_stats(JetStreamView({})), "server_id": server.server_id, "now": now, "disabled": True,
+            return {**_jetstream_stats(JetStreamView({})), "server_id": server_id, "now": now, "disabled": True,
                     "config": {"max_memory": 0, "max_storage": 0}, "limits": {}, "streams": 0, "consumers": 0,
                     "messages": 0, "bytes": 0, "total": 0}
-        page = {**_jetstream_stats(view), "server_id": server.server_id, "now": now, "config": view.config,
+        page = {**_jetstream_stats(view), "server_id": server_id, "now": now, "config": view.config,
                 "limits": {}, "streams": view.streams, "consumers": view.consumers, "messages": view.messages,
                 "bytes": view.bytes, "total": 1}
         consumers, streams = query.flag("consumers"), query.flag("streams")
@@ -275,32 +270,18 @@ def _with_callback(page: Page, query: _Query) -> Page:
     return Page(page.status, callback.encode() + b"(" + page.body + b")", "application/javascript")
 
 
-def _connection(row: ConnectionView, now_ns: int, *, auth: bool, listed: bool, detail: bool) -> dict[str, Any]:
-    page: dict[str, Any] = {"cid": row.cid, "kind": "Client", "type": "nats", "ip": row.ip, "port": row.port,
-                            "start": _instant(row.start_at_ns), "last_activity": _instant(row.last_activity_at_ns)}
-    if row.rtt_ns:
-        page["rtt"] = _duration(row.rtt_ns)
-    page |= {"uptime": _uptime(now_ns - row.start_at_ns), "idle": _uptime(now_ns - row.last_activity_at_ns),
-             "pending_bytes": row.pending_bytes, "in_msgs": row.in_msgs, "out_msgs": row.out_msgs,
-             "in_bytes": row.in_bytes, "out_bytes": row.out_bytes, "subscriptions": row.subscriptions}
-    page |= {name: value for name, value in (("name", row.name), ("lang", row.lang), ("version", row.version)) if value}
-    if auth:
-        page |= {"authorized_user": row.user, "account": row.account}
+def _connection(row: dict[str, Any], *, auth: bool, listed: bool, detail: bool) -> dict[str, Any]:
+    """The columns that were asked for."""
+    hidden = {"subscriptions_list_detail"} | (set() if auth else {"authorized_user", "account"})
+    page = {name: value for name, value in row.items() if name not in hidden}
+    subs = row.get("subscriptions_list_detail", [])
     if detail:
-        page["subscriptions_list_detail"] = [_subscription(sub) for sub in row.list_subscriptions()]
+        # The account is the connection's: shown once, with `auth`.
+        page["subscriptions_list_detail"] = [{name: value for name, value in sub.items() if name != "account"}
+                                             for sub in subs]
     elif listed:
-        page["subscriptions_list"] = [sub.subject for sub in row.list_subscriptions()]
+        page["subscriptions_list"] = [sub["subject"] for sub in subs]
     return page
-
-
-def _subscription(row: SubscriptionView) -> dict[str, Any]:
-    page: dict[str, Any] = {"subject": row.subject}
-    if row.queue:
-        page["qgroup"] = row.queue
-    page |= {"sid": row.sid, "msgs": row.msgs}
-    if row.max_msgs:
-        page["max"] = row.max_msgs
-    return page | {"cid": row.cid}
 
 
 def _jetstream_stats(view: JetStreamView) -> dict[str, Any]:
@@ -309,55 +290,15 @@ def _jetstream_stats(view: JetStreamView) -> dict[str, Any]:
             "api": {"level": view.api_level, "total": view.api_total, "errors": view.api_errors}}
 
 
-def _jetstream_varz(view: JetStreamView) -> dict[str, Any]:
-    return {"config": view.config, "stats": _jetstream_stats(view), "limits": {}}
-
-
 def _stream(row: dict[str, Any], *, config: bool, consumers: bool) -> dict[str, Any]:
     hidden = {name for name, shown in (("config", config), ("consumer_detail", consumers)) if not shown}
     return {name: value for name, value in row.items() if name not in hidden}
 
 
-def _literal(subject: str) -> bool:
-    return all(token and token not in ("*", ">") for token in subject.split(".")) and not re.search(r"\s", subject)
-
-
-def _matches(pattern: str, subject: str) -> bool:
-    wanted, given = pattern.split("."), subject.split(".")
-    for i, token in enumerate(wanted):
-        if token == ">":
-            return len(given) > i
-        if i >= len(given) or (token not in ("*", given[i])):
-            return False
-    return len(wanted) == len(given)
-
-
-def _instant(at_ns: int) -> str:
-    """RFC 3339 with as many digits as the nanoseconds need."""
-    from datetime import UTC, datetime
-
-    seconds, rest = divmod(at_ns, 1_000_000_000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return text + (f".{rest:09d}".rstrip("0") if rest else "") + "Z"
-
-
-def _duration(ns: int) -> str:
-    """As Go prints a time.Duration below a minute: ``750µs``, ``1.5ms``, ``2s``."""
-    for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
-        if ns >= factor:
-            return f"{ns / factor:.9f}".rstrip("0").rstrip(".") + unit
-    return f"{ns}ns"
-
-
-def _uptime(ns: int) -> str:
-    """``1y2d3h4m5s`` in whole units, leading zero ones left out."""
-    seconds = max(ns, 0) // 1_000_000_000
-    text = ""
-    for unit, length in (("y", 365 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60)):
-        count, seconds = divmod(seconds, length)
-        if count or text:
-            text += f"{count}{unit}"
-    return f"{text}{seconds}s"
+def _seconds(duration: str) -> float:
+    """Of a short duration as the rows have it: ``750µs``, ``1.5ms``, ``2s``."""
+    found = re.fullmatch(r"([\d.]+)(ns|µs|ms|s)", duration)
+    return float(found[1]) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]] if found else 0.0
 
 
 class _Cpu:

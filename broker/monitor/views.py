@@ -1,102 +1,27 @@
-"""What the monitoring pages show, as plain values: who has the facts fills these in, and the pages look no further.
+"""What the monitoring pages are made from, as plain values; the pages look no further.
 
-Counts are since the start of the process. Instants are Unix UTC nanoseconds, durations nanoseconds.
+Server and connections speak nats-server's field names already; the pages choose, sort, cut and join.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-__all__ = ["ConnectionView", "Health", "JetStreamView", "RouterView", "ServerView", "SubscriptionView", "Views"]
-
-
-@dataclass(slots=True)
-class ServerView:
-    """The server as a whole."""
-
-    server_id: str
-    server_name: str
-    version: str
-    host: str
-    port: int
-    """The true port; 0 while no client may connect (a standby)."""
-    start_at_ns: int
-    connections: int = 0
-    total_connections: int = 0
-    in_msgs: int = 0
-    in_bytes: int = 0
-    out_msgs: int = 0
-    out_bytes: int = 0
-    subscriptions: int = 0
-    slow_consumers: int = 0
-    stale_connections: int = 0
-    stalled_clients: int = 0
-    auth_required: bool = False
-    connect_urls: list[str] = field(default_factory=list)
-    http_host: str = ""
-    http_port: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further fields of /varz that only repeat the configuration (``max_payload``, ``ping_interval``…)."""
+__all__ = ["Connections", "Health", "JetStreamView", "Views"]
 
 
-@dataclass(slots=True)
-class SubscriptionView:
-    subject: str
-    sid: str
-    queue: str = ""
-    msgs: int = 0
-    """Messages delivered to it."""
-    max_msgs: int = 0
-    """After which it ends; 0: it does not."""
-    cid: int = 0
-    account: str = "$G"
+class Connections(Protocol):
+    """Rows of /connz in the order of their cid."""
 
-
-@dataclass(slots=True)
-class ConnectionView:
-    """One open client connection."""
-
-    cid: int
-    ip: str
-    port: int
-    start_at_ns: int
-    last_activity_at_ns: int
-    subscriptions: int
-    list_subscriptions: Callable[[], Iterable[SubscriptionView]]
-    """Asked only where a page shows them: a connection may have a million."""
-    rtt_ns: int = 0
-    """0: not measured yet."""
-    pending_bytes: int = 0
-    in_msgs: int = 0
-    in_bytes: int = 0
-    out_msgs: int = 0
-    out_bytes: int = 0
-    name: str = ""
-    lang: str = ""
-    version: str = ""
-    user: str = ""
-    account: str = "$G"
-
-
-@dataclass(slots=True)
-class RouterView:
-    """The subject space's own figures."""
-
-    num_subscriptions: int
-    num_cache: int = 0
-    num_inserts: int = 0
-    num_removes: int = 0
-    num_matches: int = 0
-    cache_hit_rate: float = 0.0
-    max_fanout: int = 0
-    avg_fanout: float = 0.0
+    def __call__(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
+        """Open connections, or those that ended; ``subs`` False leaves out ``subscriptions_list_detail``."""
 
 
 @dataclass(slots=True)
 class JetStreamView:
-    """JetStream's figures; ``streams`` in the API's own JSON, with what /jsz adds."""
+    """JetStream's figures since the start of the process; ``list_streams`` in the API's own JSON."""
 
     config: dict[str, Any]
     """``max_memory``, ``max_storage``, ``store_dir``, ``strict``…"""
@@ -112,12 +37,12 @@ class JetStreamView:
     messages: int = 0
     bytes: int = 0
     list_streams: Callable[[], Iterable[dict[str, Any]]] = tuple
-    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``."""
+    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``; asked only where they are shown."""
 
 
 @dataclass(slots=True)
 class Health:
-    """``ok``, or a ``status`` (``standby``, ``unavailable``, ``error``) and why."""
+    """``ok``, or another ``status`` (``standby``, ``unavailable``, ``error``) and why."""
 
     status: str = "ok"
     error: str = ""
@@ -127,9 +52,10 @@ class Health:
 class Views:
     """Where the pages get each of these; called anew for every request, on the event loop."""
 
-    server: Callable[[], ServerView]
+    varz: Callable[[], dict[str, Any]]
+    """The server's part of /varz: ``server_id``, ``server_name``, counts, ``start``, ``uptime``…"""
     health: Callable[[], Health]
-    connections: Callable[[], Iterable[ConnectionView]] = tuple
-    subscriptions: Callable[[], Iterable[SubscriptionView]] = tuple
-    router: Callable[[], RouterView] = lambda: RouterView(0)
+    connections: Connections
+    subscription_count: Callable[[], int]
     jetstream: Callable[[], JetStreamView | None] = lambda: None
+    """None: JetStream is off."""

@@ -230,11 +230,14 @@ class Server:
             "subscriptions": self.router.subscription_count,
         }
 
-    def connections(self, *, closed: bool = False) -> list[dict[str, Any]]:
-        """/connz entries in order of cid, ``subscriptions_list_detail`` included; those that ended when ``closed``."""
+    def connections(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
+        """/connz entries in order of cid; those that ended when ``closed``.
+
+        ``subs`` False leaves ``subscriptions_list_detail`` out of the open ones: there may be a million.
+        """
         if closed:
             return list(self._closed)
-        return [self._describe(client) for client in self.clients.values()]
+        return [self._describe(client, subs=subs) for client in self.clients.values()]
 
     def connect_urls(self) -> list[str]:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
@@ -245,7 +248,7 @@ class Server:
             return [_host_port(host, self.port)]
         return [_host_port(address, self.port) for address in _own_addresses()]
 
-    def _describe(self, client: Client) -> dict[str, Any]:
+    def _describe(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
         options = client.options
         end_ns = client.stopped_at_ns or self.clock.now_ns()
         fields: dict[str, Any] = {
@@ -270,6 +273,8 @@ class Server:
         if self.authenticate is not None and (options.get("user") or options.get("auth_token")):
             fields["authorized_user"] = options.get("user") or "[REDACTED]"
         fields["account"] = client.router.name
+        if not subs:
+            return fields
         fields["subscriptions_list_detail"] = [
             {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
              **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
