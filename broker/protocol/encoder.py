@@ -61,7 +61,7 @@ class Run:
         self._plain: Run | None = None
         self.count = count = len(msgs)
         if count == 1:
-            subject, reply, hlen, body = msgs[0]
+            _, reply, hlen, body = msgs[0]
             self._bodies: Sequence[bytes] = (body,)
             self.bytes = len(body)
             self.has_headers = hlen > 0

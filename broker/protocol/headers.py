@@ -69,7 +69,7 @@ def remove(block: bytes, *names: bytes) -> bytes:
 
 
 def set(block: bytes, name: bytes, value: bytes) -> bytes:
-    """``block`` with ``name`` having ``value``: the first occurrence is replaced in place, else it is added at the end."""
+    """``block`` with ``name`` having ``value``: its first occurrence is replaced in place, else it comes at the end."""
     mark = b"\r\n" + name + b":"
     start = block.find(mark)
     if start >= 0:

@@ -144,6 +144,12 @@ def _verb(line: bytes) -> bytes:
     raise _unknown()
 
 
+def _miscounted(line: bytes) -> ProtocolError:
+    """What a PUB or HPUB with a wrong number of arguments is; without a blank behind it, it is no verb."""
+    _verb(line)
+    return _silent()
+
+
 def _argument(verb: bytes, line: bytes) -> bytes:
     """What stands behind the verb and its blanks; one CR at the end belongs to the newline."""
     argument = line[len(verb):].lstrip(b" \t")
@@ -256,7 +262,7 @@ class Parser:
                             _, subject, digits = parts
                             reply = b""
                         else:
-                            raise _silent()
+                            raise _miscounted(line)
                         hlen = 0
                     else:
                         if not self.headers:
@@ -267,7 +273,7 @@ class Parser:
                             _, subject, header_digits, digits = parts
                             reply = b""
                         else:
-                            raise _silent()
+                            raise _miscounted(line)
                         hlen = _number(header_digits)
                     # Inboxes are never reserved replies; a second letter other than theirs is worth a closer look.
                     if reply and reply[:2] != b"_I":

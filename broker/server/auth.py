@@ -1,4 +1,4 @@
-"""Who may come in, by what CONNECT says. Plain user, password and token; anything more brings its own ``Authenticate``."""
+"""Who may come in, by what CONNECT says: user and password, or a token; anything more brings its own check."""
 
 from __future__ import annotations
 

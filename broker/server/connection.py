@@ -350,6 +350,12 @@ class Client(asyncio.Protocol):
         self._set_first_ping()
         options = self.options
         options.update(fields)
+        if self.connected:
+            # A second CONNECT may be for another account, so it begins without subscriptions.
+            subs = list(self.subs.values())
+            self.subs = {}
+            for sub in subs:
+                self.router.remove(sub)
         authenticate = self._server.authenticate
         welcome = authenticate is None or authenticate(options)
         if not welcome or options.get("account") or options.get("new_account"):

@@ -373,7 +373,7 @@ class Router:
         taken = route.spread(msgs, None, self._clock.now_ns())
         return taken.index(0) if 0 in taken else count
 
-    def pub_acks(self, source: Peer | None, replies: Sequence[bytes], prefix: bytes, first_seq: int,
+    def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
         """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
         count = len(replies)

@@ -1,0 +1,65 @@
+"""A raw client for tests: bytes out, bytes in, nothing understood but what ends a wait."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Self
+
+__all__ = ["Wire"]
+
+SECONDS = 10.0
+
+
+class Wire:
+    """One TCP connection; ``info`` is the first INFO line as it came."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.info = b""
+        self.closed = False
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        async with asyncio.timeout(SECONDS):
+            self.info = await self.reader.readuntil(b"\r\n")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def until(self, mark: bytes) -> bytes:
+        """All up to and including ``mark``, or to the end of the connection."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                return await self.reader.readuntil(mark)
+            except asyncio.IncompleteReadError as error:
+                self.closed = True
+                return error.partial
+            except ConnectionResetError:
+                self.closed = True
+                return b""
+
+    async def end(self) -> bytes:
+        """All up to the end of the connection."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                data = await self.reader.read()
+            except ConnectionResetError:
+                data = b""
+        self.closed = True
+        return data
+
+    async def settled(self) -> bytes:
+        """What the server has sent by the time it answers a PING; for a connection between two operations."""
+        self.send(b"PING\r\n")
+        return await self.until(b"PONG\r\n")
+
+    @staticmethod
+    def plain(data: bytes) -> bytes:
+        """``data`` with INFO lines replaced by what of them does not depend on server and connection."""
+        return re.sub(rb"INFO \{[^\n]*\r\n",
+                      lambda line: b"INFO connect\r\n" if b'"connect_info":true' in line[0] else b"INFO\r\n", data)
