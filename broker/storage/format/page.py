@@ -92,7 +92,7 @@ class PageRef(NamedTuple):
 
     def pack(self) -> list[int]:
         """A compact list for msgpack."""
-        return [*self.position, self.offset, self.size, self.kind, self.key]
+        return [*self.position, self.offset, self.size, int(self.kind), self.key]
 
     @classmethod
     def unpack(cls, packed: Any) -> PageRef:
