@@ -1,0 +1,316 @@
+"""Where one consumer stands in its stream: the messages it gets next, and how many are to come.
+
+Owns the next sequence to look at, the count of messages still to be delivered for the first time (``num_pending``), and
+the list of a consumer that begins with the last message of each subject. Reads chunks that the stream hands out and
+cuts columns from them; it never waits: what is not in memory is a ``Loading``, to be awaited by the caller.
+
+    ....delivered........│next_seq .... counted│......... persisted_seq
+                         └──── num_pending ────┘ + count()  brings ``counted`` up to persisted_seq
+
+Everything at or below ``counted`` is in ``pending``; ``removed`` takes out what leaves the stream before it was
+delivered. When that cannot be told (a range of a filtered consumer), the count is void and ``recount`` makes it anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Container, Sequence
+from itertools import compress
+from typing import Protocol
+
+from broker.jetstream.filters import Filters
+from broker.storage.format.frame import Chunk
+
+__all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
+
+
+class Loading(Protocol):
+    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again."""
+
+    ready: Awaitable[object]
+
+
+class Block(Protocol):
+    """The block that a chunk is part of."""
+
+    last_seq: int
+
+    @property
+    def dead(self) -> Container[int] | None:
+        """Sequences of this block that were removed, below the stream's first_seq or not; None: none."""
+
+
+class Readable(Protocol):
+    """What a cursor asks of its stream, over messages at or below ``persisted_seq``."""
+
+    first_seq: int
+    persisted_seq: int
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
+        """The chunk with the first message at or after ``seq``, and that message's place in it; None: nothing yet."""
+
+    async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
+        """How many messages match from ``seq`` on, and up to which sequence they were counted."""
+
+
+class Taken:
+    """Consecutive messages for one consumer, as columns. ``end`` is the sequence to go on at when all are used."""
+
+    __slots__ = ("bodies", "end", "hlens", "seqs", "subjects", "times")
+
+    def __init__(self, seqs: Sequence[int], subjects: Sequence[bytes], hlens: Sequence[int] | None,
+                 bodies: Sequence[bytes], times: Sequence[int], end: int) -> None:
+        self.seqs = seqs
+        self.subjects = subjects
+        self.hlens = hlens
+        self.bodies = bodies
+        self.times = times
+        self.end = end
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def cut(self, n: int) -> Taken:
+        """The first ``n`` of them."""
+        if n == len(self.bodies):
+            return self
+        return Taken(self.seqs[:n], self.subjects[:n], None if self.hlens is None else self.hlens[:n],
+                     self.bodies[:n], self.times[:n], self.seqs[n - 1] + 1)
+
+
+class Cursor:
+    """Reads a stream for one consumer.
+
+    ``pending`` is exact while ``known``; ``ahead`` (shared with the ack state) holds sequences to pass over because
+    they were acked before, which ``pending`` no longer counts.
+    """
+
+    def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int]) -> None:
+        self.stream = stream
+        self.filters = filters
+        self.next_seq = next_seq
+        self.ahead = ahead
+        self.pending = 0
+        self.known = False
+        self.counted = next_seq - 1
+        self.skip: deque[int] = deque()
+        self.resume = 0
+        self._void = False
+        self._picked: tuple[Chunk, list[int] | None] | None = None
+
+    @property
+    def narrow(self) -> Filters | None:
+        return None if self.filters.all else self.filters
+
+    # ---- reading
+
+    def take(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
+        """Up to ``count_max`` next messages of one chunk, at least one; about ``bytes_max`` of bodies.
+
+        Returns None at the end of what is persisted. Nothing moves until ``passed`` is told.
+        """
+        if self.skip:
+            return self._take_listed()
+        while True:
+            found = self.stream.next_chunk(self.next_seq, self.narrow)
+            if found is None:
+                self._ended()
+                return None
+            if not isinstance(found, tuple):
+                return found
+            chunk, block, i = found
+            taken = self._cut(chunk, block, i, count_max, bytes_max)
+            if taken is not None:
+                return taken
+            # Nothing in this chunk is ours.
+            self._move(min(chunk.last_seq, self.stream.persisted_seq) + 1)
+
+    def _cut(self, chunk: Chunk, block: Block, i: int, count_max: int, bytes_max: int) -> Taken | None:
+        n = len(chunk)
+        picks: list[int] | None = None
+        if not self.filters.all:
+            picks = self._picks(chunk)
+            if picks is not None:
+                picks = picks[bisect_left(picks, i):]
+        dead, ahead = block.dead, self.ahead
+        first = self.stream.first_seq
+        if dead is not None or ahead or chunk.first_seq < first:
+            seq = chunk.seq
+            picks = [k for k in (range(i, n) if picks is None else picks)
+                     if (s := seq(k)) >= first and (dead is None or s not in dead) and s not in ahead]
+        limit = max(1, min(count_max, bytes_max * len(chunk) // (chunk.size + 1) + 1))
+        if picks is None:
+            stop = i + limit
+            if stop >= n:
+                stop, end = n, chunk.last_seq + 1
+            else:
+                end = chunk.seq(stop - 1) + 1
+            seqs = range(chunk.first_seq + i, chunk.first_seq + stop) if chunk.seqs is None else chunk.seqs[i:stop]
+            hlens = chunk.hlens
+            return Taken(seqs, chunk.subjects[i:stop], None if hlens is None else hlens[i:stop],
+                         chunk.bodies[i:stop], chunk.times[i:stop], end)
+        if not picks:
+            return None
+        end = chunk.last_seq + 1
+        if len(picks) > limit:
+            picks = picks[:limit]
+            end = chunk.seq(picks[-1]) + 1
+        return self._columns(chunk, picks, end)
+
+    def _picks(self, chunk: Chunk) -> list[int] | None:
+        """Which messages of ``chunk`` match, by place; None: all. Kept for the chunk that is being read."""
+        if self._picked is None or self._picked[0] is not chunk:
+            wanted = list(map(self.filters.match, chunk.subjects))
+            self._picked = chunk, None if all(wanted) else list(compress(range(len(wanted)), wanted))
+        return self._picked[1]
+
+    @staticmethod
+    def _columns(chunk: Chunk, picks: Sequence[int], end: int) -> Taken:
+        subjects, bodies, hlens, times, first = chunk.subjects, chunk.bodies, chunk.hlens, chunk.times, chunk.first_seq
+        seqs = [first + k for k in picks] if chunk.seqs is None else [chunk.seqs[k] for k in picks]
+        return Taken(seqs, [subjects[k] for k in picks], None if hlens is None else [hlens[k] for k in picks],
+                     [bodies[k] for k in picks], [times[k] for k in picks], end)
+
+    def _take_listed(self) -> Taken | Loading | None:
+        """The next of the listed sequences (last message of each subject), one at a time."""
+        while self.skip:
+            found = self.find(self.skip[0])
+            if isinstance(found, Taken):
+                return found
+            if found is not None:
+                return found
+            self.pending -= self.known
+            self._unlist()
+        return None
+
+    def find(self, seq: int) -> Taken | Loading | None:
+        """The one message ``seq``, or None when it is no more."""
+        found = self.stream.next_chunk(seq, None)
+        if not isinstance(found, tuple):
+            return found
+        chunk, block, i = found
+        if chunk.seq(i) != seq or seq < self.stream.first_seq or (block.dead is not None and seq in block.dead):
+            return None
+        return self._columns(chunk, (i,), seq + 1)
+
+    def passed(self, taken: Taken, n: int) -> None:
+        """The first ``n`` of ``taken`` were delivered."""
+        if self.skip:
+            self.pending -= 1
+            self._unlist()
+            return
+        if not n:
+            return
+        self.pending -= n
+        end = taken.end if n == len(taken) else taken.seqs[n - 1] + 1
+        self._move(end)
+
+    def _unlist(self) -> None:
+        self.next_seq = self.skip.popleft() + 1
+        if not self.skip:
+            self.next_seq = self.resume + 1
+
+    def _move(self, next_seq: int) -> None:
+        self.next_seq = next_seq
+        if next_seq > self.counted + 1:
+            self.counted = next_seq - 1
+
+    def _ended(self) -> None:
+        """Nothing is left at or after ``next_seq``: what we hold about it is nothing, whatever was counted."""
+        end = self.stream.persisted_seq
+        if end >= self.next_seq:
+            self.next_seq = end + 1
+        if end >= self.counted:
+            self.counted = max(end, self.next_seq - 1)
+            self.pending = 0
+            self.known = True
+
+    # ---- counting
+
+    def count(self) -> Loading | None:
+        """Bring ``pending`` up to ``persisted_seq``; a Loading when that needs more than memory holds."""
+        stream = self.stream
+        while self.known and self.counted < stream.persisted_seq:
+            found = stream.next_chunk(self.counted + 1, self.narrow)
+            if found is None:
+                self.counted = stream.persisted_seq
+                break
+            if not isinstance(found, tuple):
+                return found
+            chunk, block, i = found
+            self.pending += self._matching(chunk, block, i)
+            self.counted = chunk.last_seq
+        return None
+
+    def _matching(self, chunk: Chunk, block: Block, i: int) -> int:
+        n = len(chunk)
+        dead, first = block.dead, self.stream.first_seq
+        if dead is None and chunk.first_seq >= first:
+            if self.filters.all:
+                return n - i
+            return sum(map(self.filters.match, chunk.subjects[i:]))
+        match, subjects = self.filters.match, chunk.subjects
+        return sum(1 for k in range(i, n) if (s := chunk.seq(k)) >= first and (dead is None or s not in dead)
+                   and match(subjects[k]))
+
+    async def recount(self) -> None:
+        """Count afresh, through the stream's indexes. The caller delivers nothing meanwhile; removals are noticed."""
+        stream = self.stream
+        while not self.known:
+            if self.skip:
+                self.pending, self.counted = len(self.skip), self.resume
+                self.known = True
+                return
+            self._void = False
+            start = self.next_seq
+            n, end = await stream.count_from(start, self.narrow)
+            if self._void or start != self.next_seq:
+                continue
+            self.pending = n - sum(1 for s in self.ahead if start <= s <= end)
+            self.counted = max(end, start - 1)
+            self.known = True
+
+    def removed(self, first: int, last: int, msgs: int, subject: bytes | None) -> None:
+        """``msgs`` messages within first..last left the stream, all of ``subject`` if it is given."""
+        if self.skip and last >= self.skip[0]:
+            return  # listed ones are looked up one by one
+        if last < self.next_seq or first > self.counted:
+            return
+        if not self.known:
+            self._void = True
+            return
+        if subject is not None and not self.filters.match(subject):
+            return
+        low, high = max(first, self.next_seq), min(last, self.counted)
+        whole = low == first and high == last
+        if not (whole or msgs == last - first + 1) or not (self.filters.all or subject is not None):
+            self._invalidate()
+            return
+        self.pending -= msgs if whole else high - low + 1
+        if self.ahead:
+            # What was acked ahead was no longer counted.
+            self.pending += sum(1 for s in self.ahead if low <= s <= high)
+
+    def acked_ahead(self, seq: int) -> None:
+        """``seq``, not yet delivered by us, was acked: it is no longer to come."""
+        if self.known:
+            self.pending -= 1
+
+    def refilter(self, filters: Filters) -> None:
+        """Other filters from here on; what lies behind is not revisited."""
+        self.filters = filters
+        self._picked = None
+        self._invalidate()
+
+    def jump(self, next_seq: int) -> None:
+        """Go on at ``next_seq``, forwards or back."""
+        self.next_seq = next_seq
+        self.skip.clear()
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        self.known = False
+        self._void = True
+        self.pending = 0
+        self.counted = self.next_seq - 1

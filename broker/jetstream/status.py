@@ -1,0 +1,49 @@
+"""Status messages of consumers: header-only messages whose first line carries a code and a text.
+
+Clients match these texts letter by letter; one changed letter breaks them.
+
+Source: nats-server consumer.go; the list stands in ADR-37.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BATCH_COMPLETED",
+    "CONSUMER_DELETED",
+    "FLOW_CONTROL",
+    "MESSAGE_SIZE",
+    "NO_MESSAGES",
+    "PUSH_BASED",
+    "REQUEST_TIMEOUT",
+    "SERVER_SHUTDOWN",
+    "idle_heartbeat",
+    "line",
+    "with_pending",
+]
+
+_V = b"NATS/1.0 "
+REQUEST_TIMEOUT = _V + b"408 Request Timeout"
+MESSAGE_SIZE = _V + b"409 Message Size Exceeds MaxBytes"
+BATCH_COMPLETED = _V + b"409 Batch Completed"
+SERVER_SHUTDOWN = _V + b"409 Server Shutdown"
+CONSUMER_DELETED = _V + b"409 Consumer Deleted"
+NO_MESSAGES = _V + b"404 No Messages\r\n\r\n"
+PUSH_BASED = _V + b"409 Consumer is push based\r\n\r\n"
+FLOW_CONTROL = _V + b"100 FlowControl Request\r\n\r\n"
+
+
+def line(text: str) -> bytes:
+    """A whole status message of ``text`` ("409 Exceeded MaxWaiting"); line breaks in it become spaces."""
+    return _V + text.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\r\n\r\n"
+
+
+def with_pending(text: bytes, messages: int, size: int) -> bytes:
+    """A whole status message that says what was left of a request."""
+    return b"%b\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n\r\n" % (text, messages, size)
+
+
+def idle_heartbeat(consumer_seq: int, stream_seq: int, stalled: bytes = b"") -> bytes:
+    """The last sequences sent; ``stalled``: the flow control reply that delivery waits for."""
+    extra = b"Nats-Consumer-Stalled: %b\r\n" % stalled if stalled else b""
+    return (b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n%b\r\n"
+            % (consumer_seq, stream_seq, extra))
