@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["API_LEVEL", "LIST_PAGE", "NAMES_PAGE", "SUBJECTS_PAGE", "AccountLimits", "ServerLimits"]
+from broker.protocol import headers
+
+__all__ = ["API_LEVEL", "LIST_PAGE", "NAMES_PAGE", "SUBJECTS_PAGE", "AccountLimits", "ServerLimits", "level_refused"]
 
 API_LEVEL = 5
 """JetStream API level of nats-server 2.15: what clients may ask for by ``Nats-Required-Api-Level``."""
+
+_REQUIRED_LEVEL = b"Nats-Required-Api-Level"
 
 NAMES_PAGE = 1024
 LIST_PAGE = 256
@@ -42,3 +46,14 @@ class ServerLimits:
     max_ack_pending: int = 0
     max_request_batch: int = 0
     duplicate_window_ns: int = 0
+
+
+def level_refused(block: bytes) -> bool:
+    """Whether a request's headers ask for a higher API level than this server's, or for what is no number."""
+    wanted = headers.get(block, _REQUIRED_LEVEL)
+    if not wanted:
+        return False
+    try:
+        return int(wanted) > API_LEVEL
+    except ValueError:
+        return True

@@ -29,7 +29,7 @@ from broker.jetstream.errors import ApiError, invalid_json
 from broker.jetstream.json_syntax import syntax_error
 
 __all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_duration",
-           "format_time", "int32", "int64", "integer", "load", "parse_time", "read", "record", "records",
+           "format_time", "int32", "int64", "integer", "load", "load_one", "parse_time", "read", "record", "records",
            "string_map", "text", "texts", "time", "uint64", "write"]
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ _DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_parse_int, parse_con
 
 
 def load(data: bytes) -> object:
-    """Decode one JSON text; empty or blank gives None, as Go's decoder leaves its target untouched at end of input.
+    """Decode JSON as Go's Decoder does: empty or blank gives None, for its target stays untouched at end of input.
 
     Raises: ApiError 10025 in the words of Go's decoder.
     """
@@ -73,11 +73,24 @@ def load(data: bytes) -> object:
             following, at = _DECODER.raw_decode(source, at)
         except (ValueError, RecursionError):
             raise invalid_json(syntax_error(source)) from None
-        # Go decodes value after value into the same target.
+        # It decodes value after value into the same target.
         both = isinstance(value, dict) and isinstance(following, dict)
         value = {**value, **following} if both else following
         at = _blank(source, at)
     return value
+
+
+def load_one(data: bytes) -> object:
+    """Decode JSON as Go's Unmarshal does: exactly one value.
+
+    Raises: ApiError 10025 in the words of Go's decoder, which names no offset here.
+    """
+    source = data.decode("utf-8", "replace")
+    try:
+        return _DECODER.decode(source)
+    except (ValueError, RecursionError):
+        reason = syntax_error(source).partition(" at offset ")[0]
+        raise invalid_json("unexpected end of JSON input" if reason == "unexpected EOF" else reason) from None
 
 
 def _blank(source: str, at: int) -> int:

@@ -1,0 +1,430 @@
+"""One account: its streams and consumers made, changed, removed, restored, and joined to the bus.
+
+Owns: which streams and consumers exist, their records in the log, their subscriptions, the limits of the account.
+Does not own: what a request looks like (api.py and its parts), what happens inside a stream or consumer.
+
+Every decision here is taken at once, from the live state, and written into the stream's open block; whoever answers for
+it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
+not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
+
+    Account "$G" ── Stream "ORDERS" ── Consumer "billing"
+        │                │                  └─ hears its acks and pull requests by itself
+        │                └─ its subjects, subscribed to here
+        └─ Api: $JS.API.>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.jetstream.api import Api
+from broker.jetstream.consumer import Consumer, starting_state
+from broker.jetstream.consumer_config import ConsumerConfig
+from broker.jetstream.consumer_rules import (
+    INACTIVE_THRESHOLD_DEFAULT_NS,
+    check_consumer,
+    check_consumer_supported,
+    check_consumer_update,
+    consumer_level,
+    same_consumer,
+)
+from broker.jetstream.errors import STREAM_NOT_FOUND, ApiError
+from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.stream import Stream
+from broker.jetstream.stream_config import StreamConfig
+from broker.jetstream.stream_rules import (
+    NAME_MAX,
+    check_stream,
+    check_supported,
+    check_update,
+    required_level,
+    same_config,
+    subjects_overlap,
+    with_static_metadata,
+)
+from broker.storage.applied import ConsumerState
+from broker.storage.format.record import RecordKind
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Subscription
+    from broker.jetstream.manager import JetStream
+    from broker.storage.applied import ShardState, StreamState
+    from broker.storage.log import BlockOwner
+    from broker.storage.writer import OpenBlock
+
+__all__ = ["Account", "JetStreamSettings", "StreamLog"]
+
+_log = logging.getLogger(__name__)
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class StreamLog(Protocol):
+    """What is asked of a log here: storage.log.Log or storage.memory_log.MemoryLog."""
+
+    @property
+    def state(self) -> ShardState: ...
+    def block(self, owner: BlockOwner) -> OpenBlock[Any]: ...
+    def urgent(self) -> None: ...
+    def barrier(self, owner: BlockOwner | None = None) -> None: ...
+    def wait(self, fn: Callable[..., object], *args: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """What the configuration says of JetStream; values in wire units."""
+
+    server_name: str = "jetblock"
+    version: str = "2.15.1"
+    domain: str = ""
+    strict: bool = True
+    account: AccountLimits = field(default_factory=AccountLimits)
+    server: ServerLimits = field(default_factory=ServerLimits)
+    max_payload: int = 1 << 20
+    direct_bytes_max: int = 64 << 20
+    """Bytes after which a batched direct get ends (nats-server: max_pending)."""
+
+
+class Account:
+    """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
+
+    Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``available``
+        whether requests may be served (the shard is ours and our proof of that is fresh); ``log`` the shard's log.
+    """
+
+    def __init__(self, js: JetStream, name: str, bus: Bus) -> None:
+        self.name = name
+        self.bus = bus
+        self.streams: dict[str, Stream] = {}
+        self.offline: dict[str, StreamState] = {}
+        self.api_total = 0
+        self.api_errors = 0
+        self.api = Api(self)
+        self._js = js
+        self._subscriptions: dict[Stream, dict[str, Subscription]] = {}
+        self._pulls: dict[bytes, Consumer] = {}
+        self.settings = js.settings
+        self.server_name = js.settings.server_name
+        self.version = js.settings.version
+        self.domain = js.settings.domain
+        self.clock = js.clock
+
+    @property
+    def available(self) -> bool:
+        return self._js.available
+
+    @property
+    def log(self) -> StreamLog:
+        return self._js.log
+
+    def stream(self, name: str) -> Stream:
+        """The live stream of that name.
+
+        Raises: ApiError 10059; 10194 when it is offline.
+        """
+        stream = self.streams.get(name)
+        if stream is None:
+            state = self.offline.get(name)
+            raise ApiError(STREAM_NOT_FOUND) if state is None else ApiError(10194, err=state.offline)
+        return stream
+
+    def pulled_from(self, names: bytes) -> Consumer | None:
+        """The consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
+        return self._pulls.get(names)
+
+    def info(self) -> dict[str, Any]:
+        """Members of account_info_response: what is used, reserved and allowed."""
+        used = {"memory": 0, "storage": 0, "reserved_memory": 0, "reserved_storage": 0}
+        for stream in self.streams.values():
+            kind = "memory" if stream.config.storage == "memory" else "storage"
+            used[kind] += stream.bytes
+            used[f"reserved_{kind}"] += max(stream.config.max_bytes, 0)
+        shown: dict[str, Any] = {
+            **used, "streams": len(self.streams) + len(self.offline),
+            "consumers": sum(len(stream.consumers) for stream in self.streams.values()),
+            "limits": self.settings.account.to_json()}
+        if self.domain:
+            shown["domain"] = self.domain
+        shown["api"] = {"level": API_LEVEL, "total": self.api_total, "errors": self.api_errors}
+        return shown
+
+    def restore(self, state: StreamState) -> list[Coroutine[Any, Any, None]]:
+        """Take up a stream as its persisted blocks left it; returns what is to be awaited until its consumers serve."""
+        if state.offline is None:
+            try:
+                config = StreamConfig.from_json(state.config)
+                check_supported(config)
+            except ApiError as error:
+                state.offline = error.description
+        if state.offline is not None:
+            _log.error("stream %s is off line: %s", state.name, state.offline)
+            self.offline[state.name] = state
+            return []
+        stream = self._js.make_stream(self, config, state)
+        openings = []
+        for name, consumer_state in state.consumers.items():
+            try:
+                consumer_config = ConsumerConfig.from_json(consumer_state.config)
+                check_consumer_supported(consumer_config)
+            except ApiError as error:
+                _log.error("consumer %s > %s is off line: %s", state.name, name, error)
+                continue
+            consumer = self._consumer(stream, consumer_config, consumer_state)
+            stream.consumers[name] = consumer
+            self._attend(consumer)
+            openings.append(self._open(consumer))
+        self._join(stream)
+        return openings
+
+    def release(self, *, tell: bool) -> None:
+        """Let go of everything: subscriptions, timers, state. Nothing is written."""
+        for stream in list(self.streams.values()):
+            for consumer in stream.consumers.values():
+                if tell:
+                    consumer.shutdown()
+                else:
+                    consumer.stop()
+            for subscription in self._subscriptions.pop(stream).values():
+                self.bus.unsubscribe(subscription)
+            stream.close()
+        self.streams.clear()
+        self.offline.clear()
+        self._pulls.clear()
+
+    async def _open(self, consumer: Consumer) -> None:
+        """Open a restored consumer, again and again while the store fails."""
+        while True:
+            try:
+                await consumer.open()
+            except StoreError as error:
+                _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
+                await asyncio.sleep(1)
+            else:
+                return
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def check(self, given: StreamConfig, *, pedantic: bool) -> None:
+        """Judge a configuration on its own. Raises: ApiError."""
+        check_stream(given, self._configs(), self.settings.account, self.settings.server, pedantic=pedantic)
+
+    def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
+        """Make a stream, or return the one that is there already with the same configuration.
+
+        Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or what the configuration breaks.
+        """
+        settings = self.settings
+        self._check_room(given, given.max_bytes)
+        configs = self._configs()
+        config = check_stream(given, configs, settings.account, settings.server, pedantic=pedantic)
+        config.metadata = with_static_metadata(config.metadata, required_level(config))
+        if config.num_replicas > 1:
+            raise ApiError(10074)
+        if config.name in self.offline:
+            raise ApiError(10194, err=self.offline[config.name].offline)
+        existing = self.streams.get(config.name)
+        if existing is not None:
+            if same_config(config, existing.config):
+                return existing
+            raise ApiError(10058)
+        self._check_room(config, config.max_bytes if config.max_bytes >= 0 else 1)
+        if subjects_overlap(config.subjects, configs.values()):
+            raise ApiError(10065)
+        check_supported(config)
+        stream = self._js.make_stream(self, config)
+        self._record(stream, RecordKind.STREAM_CREATE, {
+            "account": self.name, "name": stream.name, "config": config.to_json(), "created_ns": stream.created_ns})
+        self._join(stream)
+        return stream
+
+    def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
+        """Give a stream another configuration; what no longer fits its limits leaves at once.
+
+        Raises: ApiError.
+        """
+        old, settings, configs = stream.config, self.settings, self._configs()
+        config = check_update(old, given, configs, settings.account, settings.server, pedantic=pedantic)
+        config.metadata = with_static_metadata(config.metadata, required_level(config))
+        self._check_room(config, max(0, max(config.max_bytes, 0) - max(old.max_bytes, 0)), whole=False)
+        self._check_consumer_limits(stream, config)
+        del configs[stream.name]
+        if subjects_overlap(config.subjects, configs.values()):
+            raise ApiError(10065)
+        check_supported(config)
+        self._record(stream, RecordKind.STREAM_UPDATE, {"config": config.to_json()})
+        stream.update(config)
+        self._listen(stream)
+
+    def delete_stream(self, stream: Stream) -> None:
+        """Remove a stream with its consumers; waiting pull requests are told."""
+        for consumer in list(stream.consumers.values()):
+            self._leave(consumer)
+            consumer.delete()
+        stream.consumers.clear()
+        self._record(stream, RecordKind.STREAM_DELETE, {})
+        for subscription in self._subscriptions.pop(stream).values():
+            self.bus.unsubscribe(subscription)
+        del self.streams[stream.name]
+        stream.close()
+
+    def _configs(self) -> dict[str, StreamConfig]:
+        configs = {name: stream.config for name, stream in self.streams.items()}
+        for name, state in self.offline.items():
+            # Its subjects stay its own, whatever else its configuration says.
+            configs[name] = StreamConfig(name=name, subjects=list(state.config.get("subjects", ())))
+        return configs
+
+    def _check_room(self, config: StreamConfig, add_bytes: int, *, whole: bool = True) -> None:
+        """Whether one more stream, and its reservation, fits the limits. ``whole`` False: it is there already."""
+        limits = self.settings.account
+        others = [stream for stream in self.streams.values() if stream.name != config.name]
+        if whole and 0 < limits.max_streams <= len(others):
+            raise ApiError(10027)
+        if config.max_consumers > 0 and 0 < limits.max_consumers < config.max_consumers:
+            raise ApiError(10026)
+        memory = config.storage == "memory"
+        reserved = sum(max(stream.config.max_bytes, 0) for stream in (others if whole else self.streams.values())
+                       if (stream.config.storage == "memory") == memory)
+        server = self.settings.server
+        caps = (limits.max_memory, server.max_memory) if memory else (limits.max_storage, server.max_storage)
+        if any(0 <= cap < reserved + max(add_bytes, 0) for cap in caps):
+            raise ApiError(10028 if memory else 10047)
+
+    @staticmethod
+    def _check_consumer_limits(stream: Stream, config: StreamConfig) -> None:
+        """Refuse limits that consumers of the stream exceed already."""
+        old, new = stream.config.consumer_limits, config.consumer_limits
+        if old == new:
+            return
+        over = [name for name, consumer in stream.consumers.items()
+                if 0 < new.inactive_threshold < consumer.config.inactive_threshold
+                or 0 < new.max_ack_pending < consumer.config.max_ack_pending]
+        if over:
+            raise ApiError(10069, err=f"change to limits violates consumers: {', '.join(over)}")
+
+    def _join(self, stream: Stream) -> None:
+        self.streams[stream.name] = stream
+        self._subscriptions[stream] = {}
+        self._listen(stream)
+
+    def _listen(self, stream: Stream) -> None:
+        """Subscribe to what the stream's configuration names, and to nothing else."""
+        subscriptions, wanted = self._subscriptions[stream], set(stream.config.subjects)
+        for subject in [subject for subject in subscriptions if subject not in wanted]:
+            self.bus.unsubscribe(subscriptions.pop(subject))
+        for subject in stream.config.subjects:
+            if subject not in subscriptions:
+                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish)
+
+    @staticmethod
+    def _record(stream: Stream, kind: RecordKind, body: dict[str, Any]) -> None:
+        stream.log.block(stream).add_record(kind, body)
+        stream.log.urgent()
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    async def create_consumer(self, stream: Stream, given: ConsumerConfig, action: str = "", *,
+                              pedantic: bool = False) -> Consumer:
+        """Make a consumer, or change the one of that name.
+
+        Args: ``action`` "create" refuses to change one, "update" to make one.
+        Raises: ApiError: 10148, 10149, 10026, 10012, or what the configuration breaks.
+        """
+        existing = stream.consumers.get(given.durable_name or given.name)
+        if existing is not None:
+            given = given.copy()
+            given.pause_until = existing.config.pause_until
+        settings = self.settings
+        config = check_consumer(given, stream.config, settings.account, settings.server, pedantic=pedantic)
+        if existing is not None:
+            if action == "create" and not same_consumer(config, existing.config):
+                raise ApiError(10148)
+            self._update_consumer(existing, config)
+            return existing
+        if action == "update":
+            raise ApiError(10149)
+        caps = [cap for cap in (stream.config.max_consumers, settings.account.max_consumers) if cap > 0]
+        if caps and len(stream.consumers) >= min(caps):
+            raise ApiError(10026)
+        name = config.durable_name or config.name
+        if len(name.encode()) > NAME_MAX:
+            raise ApiError(10102, max=NAME_MAX)
+        check_consumer_supported(config)
+        _settle_threshold(config)
+        while not name or name in stream.consumers:
+            name = "".join(self._js.rng.choices(_DIGITS, k=8))
+        return await self._make_consumer(stream, name, config)
+
+    async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
+        """A new consumer, open and in the log. An error of the store leaves nothing behind."""
+        created: dict[str, Any] = {"name": name, "config": config.to_json(), "created_ns": self.clock.now_ns(),
+                                   **await starting_state(stream, config)}
+        consumer = self._consumer(stream, config, ConsumerState.created(created))
+        # Among the stream's before it counts what is pending, so that it hears of what is removed meanwhile.
+        stream.consumers[name] = consumer
+        try:
+            await consumer.open()
+        except BaseException:
+            consumer.stop()
+            del stream.consumers[name]
+            raise
+        self._attend(consumer)
+        self._consumer_record(consumer, RecordKind.CONSUMER_CREATE, created)
+        return consumer
+
+    def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState) -> Consumer:
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._js.rng)
+        consumer.on_inactive = self._inactive
+        return consumer
+
+    def _attend(self, consumer: Consumer) -> None:
+        self._pulls[f"{consumer.stream.name}.{consumer.name}".encode()] = consumer
+
+    def _leave(self, consumer: Consumer) -> None:
+        self._pulls.pop(f"{consumer.stream.name}.{consumer.name}".encode(), None)
+
+    def _inactive(self, consumer: Consumer) -> None:
+        """Nobody has used the consumer for its inactive_threshold."""
+        _log.debug("consumer %s > %s is deleted: not used", consumer.stream.name, consumer.name)
+        self.delete_consumer(consumer)
+
+    def _consumer_record(self, consumer: Consumer, kind: RecordKind, body: dict[str, Any]) -> None:
+        """Consumers with mem_storage are forgotten at a restart, so nothing of them is stored."""
+        if not consumer.config.mem_storage:
+            self._record(consumer.stream, kind, body)
+
+    def _update_consumer(self, consumer: Consumer, config: ConsumerConfig) -> None:
+        check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
+        check_consumer_supported(config)
+        _settle_threshold(config)
+        if config != consumer.config:
+            self._consumer_record(consumer, RecordKind.CONSUMER_UPDATE,
+                                  {"name": consumer.name, "config": config.to_json()})
+            consumer.update(config)
+
+    def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
+        """Hold deliveries until ``until_ns`` (Unix UTC), None: let them go on."""
+        config = consumer.config.copy()
+        config.pause_until = until_ns
+        config.metadata = with_static_metadata(config.metadata, consumer_level(config))
+        self._update_consumer(consumer, config)
+
+    def delete_consumer(self, consumer: Consumer) -> None:
+        """Remove a consumer; waiting pull requests are told."""
+        stream = consumer.stream
+        if stream.consumers.get(consumer.name) is not consumer:
+            return
+        del stream.consumers[consumer.name]
+        self._leave(consumer)
+        self._consumer_record(consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
+        consumer.delete()
+
+
+def _settle_threshold(config: ConsumerConfig) -> None:
+    if not config.durable and config.inactive_threshold == 0:
+        config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS

@@ -1,0 +1,200 @@
+"""$JS.API: which request goes where, and how its answer gets back.
+
+One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) hears everything:
+
+    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   its consumer hears it by itself; here only what has none
+    direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py; raw messages, no JSON
+    the rest       a row of ROUTES                         JSON, in the order of arrival for each stream
+    unknown                                                no answer, as nats-server: the subscription is a responder
+
+The first two are answered with "no responders" when there is nobody for them. JSON requests of one stream wait in its
+*lane*, so that what a client asked for in order happens in order even where one of them has to read the store; an answer
+leaves through the log's queue, once all that it shows is persisted.
+
+Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases: seen on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream import consumer_api, message_api, stream_api, wire
+from broker.jetstream.api_request import Request, Route, Silent
+from broker.jetstream.direct_get import DirectGets
+from broker.jetstream.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.limits import level_refused
+
+if TYPE_CHECKING:
+    from broker.jetstream.account import Account
+    from broker.jetstream.bus import Msg, Source, Subscription
+
+__all__ = ["Api"]
+
+_log = logging.getLogger(__name__)
+
+ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **consumer_api.ROUTES, **message_api.ROUTES}
+
+TYPE_PREFIX = "io.nats.jetstream.api.v1."
+_PREFIX = b"$JS.API."
+_NEXT = b"CONSUMER.MSG.NEXT."
+_DIRECT = b"DIRECT.GET."
+
+REQUESTS_MAX = 10_000
+"""JSON requests that may wait at once (nats-server's request_queue_limit); past it they are dropped unanswered."""
+
+
+class Api:
+    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and ends what is still being served."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self._directs = DirectGets(account)
+        self._lanes: dict[str, deque[Request]] = {}
+        self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Subscription] = []
+
+    def start(self) -> None:
+        """Listen."""
+        bus = self.account.bus
+        self._subscriptions.append(bus.subscribe(_PREFIX + b">", self.on_requests))
+        if self.account.domain:
+            prefix = b"$JS.%b.API." % self.account.domain.encode()
+            cut = len(prefix)
+
+            def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None,
+                                   now_ns: int) -> None:
+                renamed = [(_PREFIX + subject[cut:], reply, hlen, body)
+                           for subject, reply, hlen, body in ops[start:end]]
+                self.on_requests(renamed, 0, len(renamed), source, now_ns)
+                for i, op in enumerate(renamed):
+                    rest = op[0][len(_PREFIX):]
+                    consumer = self.account.pulled_from(rest[len(_NEXT):]) if rest.startswith(_NEXT) else None
+                    if consumer is not None:
+                        consumer.on_next(renamed, i, i + 1, source, now_ns)
+
+            self._subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
+
+    async def stop(self) -> None:
+        """Stop listening; requests being served are cancelled unanswered."""
+        for subscription in self._subscriptions:
+            self.account.bus.unsubscribe(subscription)
+        self._subscriptions.clear()
+        self._lanes.clear()
+        tasks = [*self._tasks, *self._directs.stop()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Take a run of requests: the bus's handler."""
+        at = start
+        while at < end:
+            op = ops[at]
+            subject = op[0]
+            rest = subject[len(_PREFIX):]
+            at += 1
+            if rest.startswith(_NEXT):
+                if source is not None and self.account.pulled_from(rest[len(_NEXT):]) is None:
+                    source.no_responders(subject, op[1])
+            elif rest.startswith(_DIRECT):
+                if not self._directs.take(rest[len(_DIRECT):], op) and source is not None:
+                    source.no_responders(subject, op[1])
+            else:
+                self._take(rest, op)
+
+    # --- JSON requests ------------------------------------------------------------------------------------------------
+
+    def _take(self, rest: bytes, op: Msg) -> None:
+        tokens = rest.decode("utf-8", "replace").split(".")
+        route = _route(tokens)
+        if route is None:
+            return
+        _, reply, hlen, body = op
+        account = self.account
+        request = Request(account, tokens, reply, body[hlen:])
+        if not account.available:
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+        elif hlen and level_refused(body[:hlen]):
+            self._refuse(request, route, ApiError(10185))
+        elif self._waiting >= REQUESTS_MAX:
+            _log.warning("JetStream API: %d requests are waiting, dropping %s", self._waiting, rest.decode())
+        else:
+            self._enqueue(request, route)
+
+    def _enqueue(self, request: Request, route: Route) -> None:
+        """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
+        request.route = route
+        key = _lane(request.tokens)
+        self._waiting += 1
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.append(request)
+            return
+        self._lanes[key] = lane = deque([request])
+        task = asyncio.get_running_loop().create_task(self._serve(key, lane), name=f"api {key or 'account'}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, key: str, lane: deque[Request]) -> None:
+        while lane:
+            request = lane.popleft()
+            route = request.route
+            assert route is not None
+            try:
+                members = await route.handler(request)
+            except ApiError as error:
+                self._refuse(request, route, error)
+            except Silent:
+                pass
+            except Exception:
+                # Whatever it was, the next request in the lane is not to blame; the client times out or tries again.
+                _log.exception("JetStream API: %s failed", ".".join(request.tokens))
+                self._refuse(request, route, ApiError(NOT_AVAILABLE))
+            else:
+                if route.counted:
+                    self.account.api_total += 1
+                self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
+            finally:
+                self._waiting -= 1
+        # No await since the lane was seen empty, so nobody has added to it meanwhile.
+        if self._lanes.get(key) is lane:
+            del self._lanes[key]
+
+    def _refuse(self, request: Request, route: Route, error: ApiError) -> None:
+        account = self.account
+        account.api_total += 1
+        account.api_errors += 1
+        answer = {"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros}
+        if error.err_code != NOT_AVAILABLE:
+            self._answer(request, answer)
+        elif request.reply:
+            # It shows nothing of the state, and the log may be what is not available.
+            account.bus.publish(request.reply, b"", 0, wire.dump(answer))
+
+    def _answer(self, request: Request, answer: dict[str, Any]) -> None:
+        if request.reply:
+            log = request.log or self.account.log
+            log.wait(self.account.bus.publish, request.reply, b"", 0, wire.dump(answer))
+
+
+def _route(tokens: list[str]) -> Route | None:
+    """The row of ROUTES for these tokens: from the most literal form to the one with most stars."""
+    if "" in tokens:
+        return None
+    for stars in range(3):
+        literal = len(tokens) - stars
+        route = ROUTES.get((*tokens[:literal], *("*",) * stars))
+        if route is not None:
+            return route
+    return ROUTES.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
+
+
+def _lane(tokens: list[str]) -> str:
+    """The stream that a request is about: behind its verbs, which differ in number; "" for those about none."""
+    verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
+    return tokens[verbs] if len(tokens) > verbs else ""
