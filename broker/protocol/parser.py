@@ -224,7 +224,7 @@ class Parser:
         subject, reply, hlen, size = self._values
         marks: list[int] = []
         payload_bytes = 0
-        odd = False
+        odd = bool(reply) and reply[:2] != b"_I"
         limit = self.max_control_line
         pos = 0
         end_of_data = len(data)
@@ -310,7 +310,7 @@ class Parser:
             self._values = (subject, reply, hlen, size)
             self.marks = marks
             self.payload_bytes = payload_bytes
-            self.odd_replies = odd or (bool(ops) and bool(reply) and reply[:2] != b"_I")
+            self.odd_replies = odd
         return ops
 
     def _size(self, digits: bytes) -> int:

@@ -107,6 +107,7 @@ class Client(asyncio.Protocol):
         self._outbound = Outbound(self._loop, server.flusher, self._transport, options.max_pending,
                                   options.write_deadline_ns, self._slow)
         self.cid = server.next_cid()
+        server.made()
         self._awaiting_connect = server.authenticate is not None
         self._proto(encoder.info(server.info(self)))
         refused = server.admit(self)
@@ -122,6 +123,9 @@ class Client(asyncio.Protocol):
             return
         now_ns = self._clock.now_ns()
         parser = self.parser
+        stalled = self._server.stalled
+        if stalled:
+            stalled.clear()
         if self._awaiting_connect and parser.idle and data[:1] not in b"Cc" and not self._admit_without_connect():
             return
         size = len(data)
@@ -136,7 +140,7 @@ class Client(asyncio.Protocol):
                 self._fail(error.text, error.reason)
             return
         self._turn_bytes += size
-        if self._server.stalled:
+        if stalled:
             self._stall(size)
         if self._turn_bytes >= _TURN_BYTES:
             self._turn_bytes = 0
@@ -151,6 +155,7 @@ class Client(asyncio.Protocol):
         self._closing("Read Error" if isinstance(exc, OSError) and not isinstance(exc, ConnectionResetError)
                       else "Client Closed")
         self._outbound.lost()
+        self._server.lost()
 
     def pause_writing(self) -> None:
         self._outbound.pause()

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 
+_CLOSE_SECONDS = 2.0
+"""How long ``close`` waits for clients to take what is queued for them."""
+
 
 class Server:
     """Core NATS on one port.
@@ -66,7 +69,12 @@ class Server:
         self._closed: deque[dict[str, Any]] = deque(maxlen=options.closed_connections_max)
         self._last_cid = 0
         self._listener: asyncio.Server | None = None
-        self._empty: asyncio.Event = asyncio.Event()
+        self._transports = 0
+        # Set while there is no client, and while there is no connection that still has to write what is queued.
+        self._no_clients = asyncio.Event()
+        self._no_clients.set()
+        self._silent = asyncio.Event()
+        self._silent.set()
         self._info: dict[str, Any] = {}
         self._connect_urls = list(options.connect_urls)
 
@@ -88,8 +96,7 @@ class Server:
         self._stop_listening()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
-        # The transports write what is left and close on the loop's next turns.
-        await asyncio.sleep(0)
+        await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
         """Tell clients to go elsewhere, wait the grace period, then close them spread over the rest, and end."""
@@ -105,7 +112,7 @@ class Server:
         rest_s = self.options.lame_duck_duration_ns / 1e9 - grace_s
         if rest_s <= 0:
             rest_s = 1.0
-        if self.clients and not await self._emptied(grace_s):
+        if not await _within(self._no_clients, grace_s):
             log.info("Closing existing clients")
             clients = list(self.clients.values())
             # No need to spread ten clients over two minutes.
@@ -129,14 +136,6 @@ class Server:
             self._listener.close()
             self._listener = None
 
-    async def _emptied(self, timeout_s: float) -> bool:
-        self._empty.clear()
-        try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
     def _call_soon(self, callback: Any) -> None:
         self.loop.call_soon(callback)
 
@@ -146,6 +145,17 @@ class Server:
         self._last_cid += 1
         return self._last_cid
 
+    def made(self) -> None:
+        """A connection is open."""
+        self._transports += 1
+        self._silent.clear()
+
+    def lost(self) -> None:
+        """A connection is gone, everything written."""
+        self._transports -= 1
+        if not self._transports:
+            self._silent.set()
+
     def admit(self, client: Client) -> str:
         """Register ``client``; what to tell it instead, or "" when it may stay."""
         self.total_connections += 1
@@ -153,6 +163,7 @@ class Server:
         if limit and len(self.clients) >= limit:
             return "maximum connections exceeded"
         self.clients[client.cid] = client
+        self._no_clients.clear()
         return ""
 
     def left(self, client: Client) -> None:
@@ -166,7 +177,7 @@ class Server:
             if self._closed.maxlen:
                 self._closed.append(self._describe(client))
             if not self.clients:
-                self._empty.set()
+                self._no_clients.set()
 
     def count_slow(self, client: Client, reason: str) -> None:
         self.slow_consumers += 1
@@ -282,6 +293,16 @@ class Server:
              **({"max": sub.max} if sub.max else {}), "cid": client.cid}
             for sub in client.subs.values()]
         return fields
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether ``event`` was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def rfc3339(at_ns: int) -> str:

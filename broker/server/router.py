@@ -153,9 +153,12 @@ class _Route:
         self.groups = list(match.groups.values())
         self.limited = any(sub.max for sub in receivers)
         self.rng = rng
-        # A connection that hears the same message under two sids hears them message by message.
-        peers = [sub.peer for sub in receivers if sub.peer is not None]
-        self.serial = len(set(map(id, peers))) != len(peers)
+        # A connection that hears the same message under two sids hears them message by message. Members of one queue
+        # group never hear the same one.
+        peers = [id(sub.peer) for sub in self.clients]
+        for group in self.groups:
+            peers += {id(sub.peer) for sub in group if sub.peer is not None}
+        self.serial = len(set(peers)) != len(peers)
 
     def only_client(self) -> Subscription | None:
         """The subscription, when it is a client's and the only receiver, without a limit."""

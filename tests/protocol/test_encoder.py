@@ -1,0 +1,53 @@
+"""The encoder's batches are the messages one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.protocol import encoder
+from broker.protocol.parser import Msg
+
+words = st.sampled_from([b"a", b"a.b", b"100%", b"%b.%d", b"_INBOX.x.1"])
+bodies = st.sampled_from([b"", b"x", b"\r\n", b"%s%d%%", b"y" * 200, b"z" * 10_000])
+msgs = st.lists(st.tuples(words, st.one_of(st.just(b""), words), st.integers(0, 5), bodies).map(
+    lambda msg: (msg[0], msg[1], min(msg[2], len(msg[3])), msg[3])), min_size=1, max_size=8)
+
+
+def one(msg: Msg, sid: bytes) -> bytes:
+    subject, reply, hlen, body = msg
+    line = [b"HMSG" if hlen else b"MSG", subject, sid, *([reply] if reply else []),
+            *([b"%d" % hlen] if hlen else []), b"%d" % len(body)]
+    return b" ".join(line) + b"\r\n" + body + b"\r\n"
+
+
+@given(msgs, words, words)
+def test_run(batch: list[Msg], sid: bytes, other: bytes) -> None:
+    """Any mixture, for several subscriptions in turn, with headers and without."""
+    run = encoder.Run(batch)
+    for to in (sid, other, sid):
+        assert b"".join(run.encode(to)) == b"".join(one(msg, to) for msg in batch)
+    stripped = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in batch]
+    assert b"".join(run.without_headers().encode(sid)) == b"".join(one(msg, sid) for msg in stripped)
+    assert run.bytes == sum(len(msg[3]) for msg in batch)
+
+
+@given(st.lists(words, min_size=1, max_size=30), words, words, words, st.sampled_from([1, 7, 95, 9_999, 10**15]))
+def test_pub_acks(replies: list[bytes], sid: bytes, prefix: bytes, suffix: bytes, first_seq: int) -> None:
+    """Numbers that gain a digit on the way change the size in the control line."""
+    wanted = b"".join(one((reply, b"", 0, b"%b%d%b" % (prefix, first_seq + i, suffix)), sid)
+                      for i, reply in enumerate(replies))
+    assert b"".join(encoder.pub_acks(sid, replies, prefix, first_seq, suffix)) == wanted
+
+
+@given(msgs, words, st.one_of(st.just(b""), words), st.booleans())
+def test_deliveries(batch: list[Msg], sid: bytes, prefix: bytes, with_headers: bool) -> None:
+    """Deliveries with and without replies, headers, large bodies."""
+    count = len(batch)
+    numbers = [list(range(at, at + count)) for at in (1, 90, 9, 10**18, 0)]
+    hlens = [msg[2] for msg in batch] if with_headers else None
+    wanted = b"".join(
+        one((msg[0], b"%b%d.%d.%d.%d.%d" % (prefix, *(column[i] for column in numbers)) if prefix else b"",
+             hlens[i] if hlens else 0, msg[3]), sid) for i, msg in enumerate(batch))
+    got = encoder.deliveries(sid, prefix, [msg[0] for msg in batch], hlens, [msg[3] for msg in batch], numbers)
+    assert b"".join(got) == wanted

@@ -1,0 +1,67 @@
+"""Header blocks: read without trust, written so that they can be read."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.protocol import headers
+
+BLOCK = b"NATS/1.0\r\nA: 1\r\nAB:2\r\nA: 3\r\n Nats-X: no\r\nb:  spaced \r\n\r\n"
+
+
+def test_get() -> None:
+    """The first value of exactly that name; no value inside a value, no name inside a name."""
+    assert headers.get(BLOCK, b"A") == b"1"
+    assert headers.get(BLOCK, b"AB") == b"2"
+    assert headers.get(BLOCK, b"B") is None
+    assert headers.get(BLOCK, b"a") is None
+    assert headers.get(BLOCK, b"Nats-X") is None
+    assert headers.get(BLOCK, b"b") == b"spaced "
+    assert headers.get(b"NATS/1.0\r\nA:", b"A") == b""
+    assert headers.get(b"", b"A") is None
+
+
+def test_status() -> None:
+    """The status line's text, when there is one."""
+    assert headers.status(headers.build(status=b"404 No Messages")) == b"404 No Messages"
+    assert headers.status(BLOCK) == b""
+    assert headers.status(b"junk") == b""
+
+
+def test_remove() -> None:
+    """All occurrences go; a block without headers goes as a whole, one with a status stays."""
+    assert headers.items(headers.remove(BLOCK, b"A", b"AB"))[0][1] == b"no"
+    assert headers.remove(headers.build([(b"A", b"1"), (b"A", b"2")]), b"A") == b""
+    assert headers.remove(headers.build([(b"A", b"1")], b"100 Idle"), b"A") == b"NATS/1.0 100 Idle\r\n\r\n"
+    assert headers.remove(BLOCK, b"C") == BLOCK
+
+
+def test_set() -> None:
+    """In place when it is there, at the end when not, a new block when there is none."""
+    assert headers.items(headers.set(BLOCK, b"A", b"9"))[0] == (b"A", b"9")
+    assert headers.set(b"", b"A", b"1") == b"NATS/1.0\r\nA: 1\r\n\r\n"
+    assert headers.items(headers.set(headers.build([(b"A", b"1")]), b"B", b"2")) == [(b"A", b"1"), (b"B", b"2")]
+
+
+names = st.binary(min_size=1, max_size=5).filter(lambda name: not set(name) & set(b"\r\n: "))
+values = st.binary(max_size=8).filter(lambda value: b"\r\n" not in value).map(lambda value: value.strip(b" \r\n"))
+
+
+@given(st.lists(st.tuples(names, values)))
+def test_round_trip(pairs: list[tuple[bytes, bytes]]) -> None:
+    """What is built is read back, pair by pair and by name."""
+    block = headers.build(pairs)
+    assert headers.items(block) == pairs
+    for name, _ in pairs:
+        assert headers.get(block, name) == next(value for other, value in pairs if other == name)
+
+
+@given(st.binary(), names, values)
+def test_any_bytes(block: bytes, name: bytes, value: bytes) -> None:
+    """No bytes make them raise."""
+    headers.get(block, name)
+    headers.items(block)
+    headers.status(block)
+    headers.remove(block, name)
+    headers.set(block, name, value)
