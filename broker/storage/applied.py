@@ -379,7 +379,11 @@ class ShardState:
                     self.segments.pop(key, None)
                     self.unnamed.discard(key)
                 if letgo.segments or letgo.pages or letgo.roots:
-                    self.letgo[self.position] = letgo
+                    earlier = self.letgo.setdefault(self.position, letgo)
+                    if earlier is not letgo:  # two rounds ended within one segment
+                        earlier.segments += letgo.segments
+                        earlier.pages += letgo.pages
+                        earlier.roots += letgo.roots
             elif record.kind == RecordKind.OPENING:
                 self.opening = body
 

@@ -63,11 +63,15 @@ class ShardOwner:
 
     stream_id = 0
 
+    def __init__(self) -> None:
+        self.on_persisted: Callable[[SealedBlock[Any]], None] | None = None
+
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        pass
+        if self.on_persisted is not None:
+            self.on_persisted(block)
 
 
 class LogSettings:
@@ -303,7 +307,7 @@ class Log:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.failure is None:
-            self._fail(Fenced("the log was closed"), tell=False)
+            self.fail(Fenced("the log was closed"), tell=False)
 
     def pump_soon(self) -> None:
         """Look for something to put once the present callback, and others that are ready, have run."""
@@ -413,7 +417,7 @@ class Log:
         except Exception as error:
             # An owner that cannot say how its stream stands: nothing of this segment may be persisted.
             _log.exception("sealing a segment failed")
-            self._fail(error)
+            self.fail(error)
             return
         if self._lazy_timer is not None:
             self._lazy_timer.cancel()
@@ -453,7 +457,7 @@ class Log:
         except Exception as error:
             if not isinstance(error, Fenced):
                 _log.error("the log stops at %s: %s", segment.position, error)
-            self._fail(error)
+            self.fail(error)
             return
         segment.landed = True
         try:
@@ -461,7 +465,7 @@ class Log:
                 self._persist(self._flight.popleft())
         except Exception as error:
             _log.exception("applying a segment failed")
-            self._fail(error)
+            self.fail(error)
             return
         self._pump()
 
@@ -508,7 +512,9 @@ class Log:
                 taken = True
                 continue
             except (Transient, TimeoutError) as error:
-                failed: StoreError = error if isinstance(error, StoreError) else Transient(f"{store.url}: {key}: no answer in time")
+                failed: StoreError = Transient(f"{store.url}: {key}: no answer in time")
+                if isinstance(error, StoreError):
+                    failed = error
                 taken = False
             except StoreRefused as refused:
                 failed = refused
@@ -569,7 +575,8 @@ class Log:
         if self.on_persisted is not None:
             self.on_persisted(segment)
 
-    def _fail(self, error: BaseException, tell: bool = True) -> None:
+    def fail(self, error: BaseException, tell: bool = True) -> None:
+        """Stop for good: what is not persisted never is, waiters never run."""
         if self.failure is not None:
             return
         self.failure = error

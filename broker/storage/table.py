@@ -1,7 +1,8 @@
 """The blocks of one stream, in sequence order, and which of their messages are dead.
 
 Kept in pages of 1024 entries, as a checkpoint keeps them: only the last page gets new blocks, and a page that changed
-is marked so that a round writes just those. A block that is all dead, or lies below the stream's first sequence, leaves.
+is marked so that a round writes just those. A block that is all dead, or lies below the stream's first sequence,
+leaves.
 
 Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
 page that was copied a little later than its stream may therefore be replayed over.

@@ -1,0 +1,142 @@
+"""When to try to take a shard. Wrong guesses cost a take-over, never a message: that is what seals are for.
+
+On S3 the log is the lease: an owner that is idle puts an empty segment every T/3; a standby asks for the next number
+and the next epoch every T/6, and goes ahead when it has seen nothing new for T by its own monotonic clock. At once:
+when there is no owner, when the last one sealed its own epoch (a clean stop), and when the last claim is by our own
+name (a restart).
+
+On a directory a lock is: taken by flock, held for life. A paused process keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from broker.clock import Clock
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import BATCH, entries, newest_checkpoint, positions, retried
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
+from broker.storage.paths import ShardPaths
+
+__all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
+
+LEASE_NS = 15_000_000_000
+"""T."""
+LOCK_POLL_NS = 100_000_000
+
+_log = logging.getLogger(__name__)
+
+
+async def wait_for_lock(store: ObjectStore, paths: ShardPaths) -> StoreLock:
+    """The shard's lock, once nobody else holds it. Raises: StoreRefused where locks don't work."""
+    assert store.try_lock is not None
+    folder = paths.prefix.rstrip("/")
+    waiting = False
+    while (lock := store.try_lock(folder)) is None:
+        if not waiting:
+            waiting = True
+            _log.info("standby: another broker holds the lock of %s%s", store.url, f"/{folder}")
+        await asyncio.sleep(LOCK_POLL_NS / 1e9)
+    return lock
+
+
+async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
+                         lease_ns: int = LEASE_NS) -> None:
+    """Return when the shard may be tried for: its log has not grown for ``lease_ns``, or one of the short cuts holds.
+
+    Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
+    """
+    watch = _Watch(store, paths, me, rng)
+    seen_at_ns = clock.monotonic_ns()
+    waiting = False
+    while True:
+        try:
+            grew = await watch.look()
+            if watch.free:
+                return
+            now_ns = clock.monotonic_ns()
+            if grew:
+                seen_at_ns = now_ns
+            elif now_ns - seen_at_ns >= lease_ns:
+                # What we wait for may have been swept since the last look: then a checkpoint lies beyond it.
+                if not await watch.skip_to_checkpoint():
+                    return
+                seen_at_ns = now_ns
+        except Transient as error:
+            _log.info("standby: the store does not answer: %s", error)
+        if not waiting:
+            waiting = True
+            _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
+        await asyncio.sleep(lease_ns / 6e9)
+
+
+class _Watch:
+    """What a standby knows of the log's end."""
+
+    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, rng: random.Random) -> None:
+        self.free = False
+        self.owner = ""
+        self._store = store
+        self._paths = paths
+        self._me = me
+        self._rng = rng
+        self._next: Position | None = None
+
+    async def look(self) -> bool:
+        """Whether there is anything that was not there at the last look."""
+        store, paths, rng = self._store, self._paths, self._rng
+        grew = False
+        if self._next is None:
+            self._next = _after(await newest_checkpoint(store, paths, rng))
+            grew = True
+        claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), rng)
+        if claims:
+            self._next = Position(claims[-1].epoch, 0)
+            grew = True
+        if not self._next.epoch:
+            self.free = True  # nobody ever was
+            return grew
+        if grew:
+            self.owner = await self._claimant(self._next.epoch)
+            if self.owner == self._me.name:
+                self.free = True
+                return True
+        size = 1
+        while True:
+            for header in await entries(store, paths, self._next, size, rng):
+                if header is None:
+                    return grew
+                if header.kind == ObjectKind.SEAL:
+                    self.free = await self._sealed_by_owner(self._next)
+                    return grew
+                self._next = _after(self._next)
+                grew = True
+            size = BATCH
+
+    async def skip_to_checkpoint(self) -> bool:
+        """Whether a checkpoint lies at or beyond the number that is waited for; then the watch goes on behind it."""
+        newest = await newest_checkpoint(self._store, self._paths, self._rng)
+        if self._next is not None and newest >= self._next:
+            self._next = _after(newest)
+            return True
+        return False
+
+    async def _claimant(self, epoch: int) -> str:
+        data = await retried(lambda: self._store.get(self._paths.epoch(epoch)), self._rng)
+        return Claim.decode(data, epoch).owner
+
+    async def _sealed_by_owner(self, position: Position) -> bool:
+        """Whether the seal there ends its epoch by its owner's own hand."""
+        try:
+            data = await retried(lambda: self._store.get(self._paths.log(position)), self._rng)
+        except NotFound:
+            return False
+        return Seal.decode(data, position).sealer_epoch == position.epoch
+
+
+def _after(position: Position) -> Position:
+    return Position(position.epoch, position.number + 1) if position.epoch else position

@@ -1,0 +1,110 @@
+"""A shard as its owner runs it: recovery, then the log with its checkpointer and sweeper; and the way down.
+
+Who owns the shard is settled before (``cluster.ownership``): an epoch is passed in, and the seal that ends a clean
+stop is put by the caller, at the position that ``close`` returns.
+
+    wait_for_lock or wait_for_lease -> take -> Shard.open -> serve -> Shard.close -> seal_at -> release the lock
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from broker.clock import Clock
+from broker.storage.applied import ShardState
+from broker.storage.checkpointer import Checkpointer, CheckpointSettings
+from broker.storage.format.header import Position
+from broker.storage.log import Log, LogSettings
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths
+from broker.storage.recovery import recover
+from broker.storage.snapshot import Snapshot
+from broker.storage.sweeper import SWEEP_GRACE_NS, Sweeper
+
+__all__ = ["Shard", "ShardSettings"]
+
+
+class ShardSettings:
+    """Everything that can be set of a shard; see the parts."""
+
+    def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
+                 sweep_grace_ns: int = SWEEP_GRACE_NS) -> None:
+        self.log = log or LogSettings()
+        self.checkpoint = checkpoint or CheckpointSettings()
+        self.sweep_grace_ns = sweep_grace_ns
+
+    @classmethod
+    def for_store(cls, store: ObjectStore, *, lease_ns: int, commit_interval_ns: int | None = None,
+                  put_timeout_ns: int = 5_000_000_000, sweep_grace_ns: int = SWEEP_GRACE_NS,
+                  **log: Any) -> ShardSettings:
+        """The defaults for a kind of store: a lease, time-outs and 20 ms between puts where puts cost; else none of it,
+        and rounds sixteen times as far apart, since heads are read at the speed of the page cache."""
+        if store.puts_cost:
+            interval_ns = 20_000_000 if commit_interval_ns is None else commit_interval_ns
+            return cls(log=LogSettings(commit_interval_ns=interval_ns, lease_ns=lease_ns, put_timeout_ns=put_timeout_ns,
+                                       **log), sweep_grace_ns=sweep_grace_ns)
+        return cls(log=LogSettings(commit_interval_ns=commit_interval_ns or 0, **log),
+                   checkpoint=CheckpointSettings(segments=4096), sweep_grace_ns=sweep_grace_ns)
+
+
+class Shard:
+    """One shard, owned."""
+
+    def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot) -> None:
+        self.log = log
+        self.checkpointer = checkpointer
+        self.sweeper = sweeper
+        self.recovered = snapshot
+        """What it was recovered from: how much was replayed, which checkpoints could not be used."""
+
+    @property
+    def state(self) -> ShardState:
+        """The applied state."""
+        return self.log.state
+
+    @classmethod
+    async def open(cls, store: ObjectStore, paths: ShardPaths, epoch: int, nonce: bytes, clock: Clock,
+                   rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
+                   executor: Executor | None = None, clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
+        """Recover the shard, whose ``epoch`` was just opened, and start its log.
+
+        Args: began_ns is when the put of the opening began (monotonic). executor: for encoding; None: no threads.
+        Raises: Fenced; Corrupt, naming the object; StoreError.
+        """
+        settings = settings or ShardSettings()
+        snapshot = await recover(store, paths, epoch, rng)
+        log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
+                  began_ns=began_ns)
+        checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, executor=executor)
+        sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
+        sweeper.start(checkpointer)
+        checkpointer.start()
+        return cls(log, checkpointer, sweeper, snapshot)
+
+    async def close(self, *, checkpoint: bool = True) -> Position:
+        """Drain the log, cut a last checkpoint, stop; returns the first number never used, for the seal.
+
+        Streams must have said their last. Raises: Fenced, or what stopped the log: then there is nothing to seal.
+        """
+        try:
+            await self.log.drain()
+            await self.checkpointer.finish()
+            await self.sweeper.stop()
+            if checkpoint:
+                await self.checkpointer.cut()
+            if self.log.failure is not None:
+                raise self.log.failure
+            # A round may have ended meanwhile and let go of something.
+            await self.log.drain()
+            return self.log.stop()
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """Stop at once; what is not persisted is dropped. Harmless when done twice."""
+        await self.checkpointer.stop()
+        await self.sweeper.stop()
+        await self.log.close()

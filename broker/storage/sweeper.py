@@ -1,0 +1,201 @@
+"""Let go, then delete: what nothing needs any more is named in a record of the log, and goes once that is persisted.
+
+    segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
+    pages       objects that no kept root needs
+    roots       older than the kept ones
+    strays      what an owner before us left beyond his end, or put without a root to name it; found by listing the log
+                and the pages once, after our own first root
+
+A fenced owner can let go of nothing, for his record does not persist. Claims are no candidates and seals are passed
+over: put-if-absent remembers only what is still there. The grace period serves readers alone, who plan on an older
+root and meet a 404 else; correctness would stand with none. Nothing is deleted while the clocks disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from broker.clock import Clock
+from broker.storage.applied import LetGo, position_key
+from broker.storage.checkpointer import Checkpointer
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log import Log
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.settle import Backoff
+from broker.storage.writer import SealedBlock
+
+__all__ = ["SWEEP_GRACE_NS", "Sweeper"]
+
+_log = logging.getLogger(__name__)
+
+SWEEP_GRACE_NS = 60_000_000_000
+"""A reader without a broker plans on a root and reads for about this long before it looks for a newer one."""
+_AT_ONCE = 8
+_RUNS_MAX = 4096
+"""Positions let go of by one record, of each kind: the rest waits for the next round."""
+
+
+class Sweeper:
+    """Deletes what one shard's log has let go of."""
+
+    def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, *,
+                 grace_ns: int = SWEEP_GRACE_NS, clock_trusted: Callable[[], bool] = lambda: True) -> None:
+        self.deleted = 0
+        """Objects deleted by this process run."""
+        self._log = log
+        self._store = log.store
+        self._paths = paths
+        self._clock = clock
+        self._rng = rng
+        self._grace_ns = grace_ns
+        self._clock_trusted = clock_trusted
+        self._swept = False
+        self._stray: dict[str, set[Position]] = {"segments": set(), "pages": set()}
+        self._done: list[Position] = []
+        self._queue: deque[tuple[int, LetGo]] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, checkpointer: Checkpointer) -> None:
+        """Begin: after each of the checkpointer's rounds, and with what earlier owners let go of and did not delete."""
+        checkpointer.on_round = self.after_round
+        self._log.shard.on_persisted = self._recorded
+        due_ns = self._clock.monotonic_ns() + self._grace_ns
+        self._queue.extend((due_ns, letgo) for letgo in self._log.state.letgo.values())
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="sweeper")
+
+    async def stop(self) -> None:
+        """End; what is let go of and still there is the next owner's to delete."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def after_round(self, checkpointer: Checkpointer) -> None:
+        """Let go of what the kept roots no longer need. Raises: StoreError from the listings."""
+        kept = checkpointer.roots
+        state = self._log.state
+        if not self._clock_trusted() or any(stream.offline is not None for stream in state.streams.values()):
+            return  # nobody counts what a stream that is off line needs
+        if not self._swept:
+            await self._find_strays(kept[-1].position.epoch)
+            self._swept = True
+        keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
+        roots = [key.position for info in await self._list(self._paths.checkpoints)
+                 if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
+        full = len(kept) >= checkpointer.settings.roots_kept
+        oldest = position_key(kept[0].position)
+        pages_gone = {position for letgo in state.letgo.values() for position in letgo.pages}
+        roots_gone = {position for letgo in state.letgo.values() for position in letgo.roots}
+        unnamed = sorted(key for key in state.unnamed if key <= oldest)[:_RUNS_MAX] if full else []
+        segments = [Position(key >> 48, key & ((1 << 48) - 1)) for key in unnamed]
+        segments += sorted(self._stray["segments"])[:_RUNS_MAX]
+        pages = sorted((checkpointer.dropped | self._stray["pages"]) - keep - pages_gone)[:_RUNS_MAX]
+        roots = [root for root in roots if root not in roots_gone] if full else []
+        done, self._done = self._done, []
+        if not (segments or pages or roots or done):
+            return
+        body: dict[str, Any] = LetGo(Position(0, 0), segments, pages, roots).body()
+        body["done"] = [list(position) for position in done]
+        log = self._log
+        log.block(log.shard).add_record(RecordKind.LETGO, body)
+        checkpointer.dropped.difference_update(pages)
+        self._stray["segments"].difference_update(segments)
+        self._stray["pages"].difference_update(pages)
+
+    def _recorded(self, block: SealedBlock[Any]) -> None:
+        """A block of the shard's own persisted: what its records let go of may go, after the grace period."""
+        letgo = self._log.state.letgo.get(block.core.position)
+        if letgo is not None:
+            self._queue.append((self._clock.monotonic_ns() + self._grace_ns, letgo))
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            due_ns, letgo = self._queue[0]
+            wait_ns = due_ns - self._clock.monotonic_ns()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / 1e9)
+                continue
+            if not self._clock_trusted():
+                await asyncio.sleep(1.0)
+                continue
+            await self._delete(letgo)
+            self._queue.popleft()
+            self._done.append(letgo.position)
+
+    async def _delete(self, letgo: LetGo) -> None:
+        """Delete all of it, however often that takes. Roots first, so that none is left that names what is gone."""
+        paths = self._paths
+        await self._delete_all([paths.checkpoint(p) for p in letgo.roots])
+        await self._delete_all([paths.pages(p) for p in letgo.pages])
+        await self._delete_all([paths.log(p) for p in letgo.segments], spare_seals=True)
+
+    async def _delete_all(self, keys: list[str], spare_seals: bool = False) -> None:
+        for at in range(0, len(keys), _AT_ONCE):
+            await asyncio.gather(*[self._delete_one(key, spare_seals) for key in keys[at:at + _AT_ONCE]])
+
+    async def _delete_one(self, key: str, spare_seals: bool) -> None:
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                if spare_seals and await self._is_seal(key):
+                    return
+                await self._store.delete(key)
+                self.deleted += 1
+                return
+            except NotFound:
+                return
+            except StoreError as error:
+                if backoff.tries == 4:
+                    _log.warning("cannot delete %s: %s", key, error)
+                await asyncio.sleep(backoff.next())
+
+    async def _is_seal(self, key: str) -> bool:
+        data = await self._store.get(key, 0, HEADER_BYTES)
+        try:
+            return ObjectHeader.unpack(data, key).kind == ObjectKind.SEAL
+        except FormatError:
+            return False  # damaged, and let go of: it was never needed again
+
+    async def _find_strays(self, epoch: int) -> None:
+        """What lies in the store from the epochs before ours, and neither the log nor our root knows."""
+        state = self._log.state
+        known: set[int] = set()
+        for letgo in state.letgo.values():
+            known.update(map(position_key, letgo.segments))
+        for position in _positions(await self._list(self._paths.logs)):
+            if (position.epoch < epoch and position_key(position) not in state.segments
+                    and position_key(position) not in known):
+                try:
+                    if not await self._is_seal(self._paths.log(position)):
+                        self._stray["segments"].add(position)
+                except NotFound:
+                    continue
+        for position in _positions(await self._list(self._paths.page_objects)):
+            if position.epoch < epoch:
+                self._stray["pages"].add(position)
+
+    async def _list(self, prefix: str) -> list[str]:
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                return [info.key for info in await self._store.list(prefix)]
+            except StoreError:
+                if self._log.failure is not None:
+                    raise
+                await asyncio.sleep(backoff.next())
+
+
+def _positions(keys: Iterable[str]) -> list[Position]:
+    return [key.position for k in keys if (key := parse(k)) is not None and key.position is not None]
