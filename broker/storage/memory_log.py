@@ -112,7 +112,7 @@ class MemoryLog:
             if block.stream_id in lazy or not block.empty:
                 block.owner.sealing(block)
         self._blocks = {}
-        sealed = [seal_block(block, position) for block in blocks.values() if not block.empty]
+        sealed = [seal_block(block, position, stored=False) for block in blocks.values() if not block.empty]
         for done in sealed:
             done.owner.persisted(done)
         for fn, args in waiters:

@@ -236,9 +236,9 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         data)
     if magic != _MAGIC or crc32(data[:CORE_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
-    if version > BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY):
+    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY):
         raise VersionUnknown(name, "block core", offset + 4,
-                             f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: a newer broker's")
+                             f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: not this reader's")
     if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
         raise Corrupt(name, "block core", offset + 16, "it belongs to another object or stream")
     if any(spare) or number > NUMBER_MAX or sections_bytes > SECTION_BYTES_MAX or (

@@ -64,18 +64,19 @@ class Head:
     Columns, one value a message: ``seqs`` (None: first_seq + ordinal), ``times`` (None: all ``time_ns``),
     ``subject_ids`` (None: all 0), ``hlens`` (None: all ``hlen``), ``body_lens`` (None: all ``body_len``).
     Columns, one value a subject: ``subjects`` (sorted), ``subject_counts``, ``subject_firsts``, ``subject_lasts``
-    (ordinals). ``frames`` is the frame table.
+    (ordinals). ``frames`` is the frame table, ``frames_offset`` where in the object the frames begin.
     """
 
-    __slots__ = ("body_len", "body_lens", "count", "first_seq", "frames", "hlen", "hlens", "last_seq", "object_id",
-                 "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts", "subject_ids",
-                 "subject_lasts", "subjects", "time_ns", "times")
+    __slots__ = ("body_len", "body_lens", "count", "first_seq", "frames", "frames_offset", "hlen", "hlens", "last_seq",
+                 "object_id", "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts",
+                 "subject_ids", "subject_lasts", "subjects", "time_ns", "times")
 
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
                  seqs: Sequence[int] | None, time_ns: int, times: array[int] | None,
                  subject_ids: Sequence[int] | None, hlen: int, hlens: Sequence[int] | None, body_len: int,
                  body_lens: Sequence[int] | None, subjects: list[bytes], subject_counts: Sequence[int],
-                 subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: list[Frame]) -> None:
+                 subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: list[Frame],
+                 frames_offset: int = 0) -> None:
         self.stream_id = stream_id
         self.position = position
         self.object_id = object_id
@@ -94,11 +95,12 @@ class Head:
         self.subject_counts = subject_counts
         self.subject_firsts = subject_firsts
         self.subject_lasts = subject_lasts
-        self.place_frames(frames)
+        self.place_frames(frames, frames_offset)
 
-    def place_frames(self, frames: list[Frame]) -> None:
+    def place_frames(self, frames: list[Frame], frames_offset: int = 0) -> None:
         """Set the frame table: the writer knows it only after the columns, and its lengths only once compressed."""
         self.frames = frames
+        self.frames_offset = frames_offset
         self.starts = [frame.start for frame in frames]
 
     @property
@@ -198,8 +200,8 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
      body_bytes, stored_bytes, body_crc, crc) = _LAYOUT.unpack_from(data)
     if magic != _MAGIC or crc32(data[:INDEX_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
-    if version > INDEX_VERSION or flags & ~_COMPRESSED or spare:
-        raise VersionUnknown(name, "index", offset + 4, f"version {version}, flags {flags}: a newer broker's")
+    if version != INDEX_VERSION or flags & ~_COMPRESSED or spare:
+        raise VersionUnknown(name, "index", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (stream_id, epoch, number, object_id, first_seq, count) != (
             ref.stream_id, *ref.position, ref.object_id, ref.first_seq, ref.count):
         raise Corrupt(name, "index", offset + 8, "it belongs to another block")
@@ -253,7 +255,8 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     stamps = array("q", times) if times is not None else None
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
                 times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
-                subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table)
+                subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table,
+                frames_offset=ref.frames_offset)
 
 
 def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes: int) -> list[Frame]:
@@ -276,21 +279,24 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
 
     Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long.
     Returns: a Chunk whose bodies are copies.
-    Raises: Corrupt; the offset it names counts from the beginning of the block's frames.
+    Raises: Corrupt.
     """
     frame = head.frames[frame_no]
     start, count, end = frame.start, frame.messages, frame.start + frame.messages
-    name = name or f"block {head.position}"
+
+    def corrupt(why: str) -> Corrupt:
+        return Corrupt(name or f"block {head.position}", f"frame {frame_no}", head.frames_offset + frame.offset, why)
+
     if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
-        raise Corrupt(name, f"frame {frame_no}", frame.offset, "its checksum or length does not match")
+        raise corrupt("its checksum or length does not match")
     try:
         raw = decompress(stored, frame.raw_bytes)
     except Undecodable as error:
-        raise Corrupt(name, f"frame {frame_no}", frame.offset, str(error)) from None
+        raise corrupt(str(error)) from None
     lens = head.body_lens[start:end] if head.body_lens is not None else None
     bodies = _bodies(raw, lens, head.body_len, count)
     if bodies is None:
-        raise Corrupt(name, f"frame {frame_no}", frame.offset, "its messages' lengths do not add up to its own")
+        raise corrupt("its messages' lengths do not add up to its own")
     hlens: Sequence[int] | None = None
     if head.hlens is not None:
         hlens = head.hlens[start:end]
@@ -298,7 +304,7 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
         hlens = [head.hlen] * count
     if hlens is not None:
         if max(map(sub, hlens, lens if lens is not None else repeat(head.body_len))) > 0:
-            raise Corrupt(name, f"frame {frame_no}", frame.offset, "a message's headers are longer than its body")
+            raise corrupt("a message's headers are longer than its body")
         if not any(hlens):
             hlens = None
     subjects = head.subjects

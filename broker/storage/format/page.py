@@ -146,8 +146,8 @@ def decode_page(data: bytes, ref: PageRef) -> Page:
      body_crc, crc) = _PAGE.unpack_from(data)
     if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version > PAGE_VERSION or flags & ~_COMPRESSED or spare:
-        raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: a newer broker's")
+    if version != PAGE_VERSION or flags & ~_COMPRESSED or spare:
+        raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
     stored = data[_PAGE.size:]

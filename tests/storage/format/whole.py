@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -120,5 +121,10 @@ def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) 
             "raw_bytes": core.raw_bytes, "first_seq": core.first_seq, "last_seq": core.last_seq,
             "first_time_ns": core.first_time_ns, "last_time_ns": core.last_time_ns, "removed": list(core.removed),
             "records": [[r.kind, r.version, r.must_understand, r.after_seq, r.body] for r in core.records],
-            "subjects": core.subjects, "messages": rows}))
+            "subjects": core.subjects, "messages": [(*row[:4], _short(row.body)) for row in rows]}))
     return {"nonce": head.header.nonce.hex(), "blocks": blocks}
+
+
+def _short(body: bytes) -> bytes:
+    """``body``, or what tells a long one from any other."""
+    return body if len(body) <= 100 else b"%d B, sha256 %b" % (len(body), hashlib.sha256(body).hexdigest().encode())

@@ -1,0 +1,199 @@
+"""Writes the golden objects: ``python -m tests.golden.generate`` adds the ones that are missing, and changes none.
+
+Each is ``blocks/<what it is, or what is wrong with it>.bin`` with a ``.json`` beside it: the key's parts, and
+either all that a reader gets from it or the error it must end in. They are kept for ever: a later version of the format adds its
+own, and still reads these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.codec import Codec, pack_value
+from broker.storage.format.document import encode_document
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.opening import Opening
+from broker.storage.format.page import Page, PageKind, encode_pages
+from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.store import StoreFormat
+from broker.storage.writer import OpenBlock, encode_segment, seal_block
+from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
+
+HERE = Path(__file__).parent / "blocks"
+T0 = 1_700_000_000_000_000_000
+STREAM = 0x0123_4567_89AB_CDEF
+
+
+class Golden(NamedTuple):
+    """One object and the key it is read from."""
+
+    name: str
+    data: bytes
+    kind: ObjectKind = ObjectKind.SEGMENT
+    position: Position = AT
+    object_id: int = 0
+
+
+def _one_message() -> OpenBlock[None]:
+    return open_block(STREAM, [[Row(1, T0, b"orders.eu", 0, b"hello")]], first_seq=1, last_seq=1, msgs=1, bytes=44,
+                      first_time_ns=T0)
+
+
+def _everything() -> list[OpenBlock[None]]:
+    """Headers, gaps, repeating and moving times, removed ranges, records before, between and after messages."""
+    block: OpenBlock[None] = OpenBlock(STREAM, None)
+    block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": {"subjects": ["orders.>"]},
+                                                "created_ns": T0})
+    block.append_run(10, [b"orders.eu", b"orders.us"], None, [b"one", b""], T0)
+    block.add_record(RecordKind.MSG_IDS, [[0, "id-0"]])
+    block.append_run(12, [b"orders.eu"], [21], [b"NATS/1.0\r\nA: value\r\n\r\n" + b"x" * 300], T0 + 5)
+    block.append_run(70_000, [b"orders.\xc3\xa9"], None, [bytes(range(256))], T0 + 3_600_000_000_000)
+    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "re": {11: 2}})
+    block.remove(1, 9, 9, 900)
+    block.remove(11, 11, 1, 47)
+    block.outcome = block.outcome._replace(first_seq=10, last_seq=70_000, msgs=3, bytes=700, first_time_ns=T0)
+    shard: OpenBlock[None] = OpenBlock(0, None)
+    shard.add_record(RecordKind.LETGO, {"roots": [[2, 7]]})
+    return [shard, block, _one_message()]
+
+
+def _many_subjects() -> OpenBlock[None]:
+    rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
+                b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
+    return open_block(STREAM, [rows[i:i + 50] for i in range(0, 150, 50)], first_seq=1, last_seq=150, msgs=150)
+
+
+def _frames() -> OpenBlock[None]:
+    rows = [Row(5 + i, T0, b"logs", 0, b"line %d of a long and repetitive log " % i * 60) for i in range(120)]
+    return open_block(STREAM, [rows], first_seq=5, last_seq=124, msgs=120)
+
+
+def _with_record(record: Record) -> bytes:
+    block = _one_message()
+    block.records.append(record)
+    return encode(block)
+
+
+def _changed(data: bytes, at: int, patch: bytes) -> bytes:
+    return data[:at] + patch + data[at + len(patch):]
+
+
+def _sealed_anew(data: bytes, start: int, end: int) -> bytes:
+    """``data`` with the CRC that ends ``start..end`` made to fit what it covers."""
+    return _changed(data, end - 4, crc32(data[start:end - 4]).to_bytes(4, "little"))
+
+
+def sound() -> Iterator[Golden]:
+    """Objects that must be read."""
+    yield Golden("segment-without-blocks", encode())
+    yield Golden("segment-of-one-message", encode(_one_message()))
+    yield Golden("segment-of-one-message-uncompressed", encode(_one_message(), codec=Codec.NONE))
+    yield Golden("segment-with-everything", encode(*_everything()))
+    yield Golden("segment-of-many-subjects", encode(_many_subjects()))
+    yield Golden("segment-of-several-frames", encode(_frames()))
+    yield Golden("segment-with-unknown-optional-record", _with_record(
+        Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
+    opening = OpenBlock(0, None)
+    opening.add_record(RecordKind.OPENING, Opening("broker-a", (Position(2, 9),), T0).to_body())
+    yield Golden("opening", encode(opening, position=Position(3, 0)), position=Position(3, 0))
+    sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), _many_subjects())]
+    yield Golden("run", b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77,
+                                                place=BlockPlace.RUN)), ObjectKind.RUN, object_id=77)
+    yield Golden("seal", Seal(AT, "broker-b", 4, NONCE, T0).encode(), ObjectKind.SEAL)
+    yield Golden("claim", Claim(3, "broker-a", NONCE, T0).encode(), ObjectKind.CLAIM, Position(3, 0))
+    yield Golden("format", StoreFormat.make(NONCE, T0).encode(), ObjectKind.FORMAT, Position(0, 0))
+    yield Golden("inbox-request", encode_document(ObjectKind.INBOX, Position(0, 0), NONCE, {"adopt": ["a"]}, 5),
+                 ObjectKind.INBOX, Position(0, 0), 5)
+    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.DIRECTORY, Position(3, 40), 0, {"streams": ["s"] * 100}),
+                                             Page(PageKind.BLOCKS, AT, STREAM, [[1, 2], b"\x00"])])
+    yield Golden("pages", b"".join(buffers), ObjectKind.PAGES)
+    yield Golden("root", Root(AT, Position(3, 40), tuple(refs), {"letgo": []}).encode(NONCE), ObjectKind.ROOT)
+
+
+def damaged() -> Iterator[Golden]:
+    """Objects that must be refused."""
+    good = encode(*_everything())
+    row = head_of(good).rows[1]
+    yield Golden("empty-object", b"")
+    yield Golden("not-an-object-of-ours", b"PAR1" + bytes(200))
+    yield Golden("header-flipped", _changed(good, 16, b"\xff"))
+    yield Golden("header-of-a-newer-version", _sealed_anew(_changed(good, 10, b"\x02"), 0, HEADER_BYTES))
+    yield Golden("segment-of-another-key", encode(_one_message(), position=Position(3, 0x2B)))
+    yield Golden("seal-instead-of-segment", Seal(AT, "broker-b", 4, NONCE, T0).encode())
+    yield Golden("cut-in-directory", good[:150])
+    yield Golden("cut-in-frames", good[:-1])
+    yield Golden("extended", good + b"\x00")
+    yield Golden("fixed-part-flipped", _changed(good, 64, b"\x09"))
+    yield Golden("directory-flipped", _changed(good, 110, b"\xff"))
+    yield Golden("core-flipped", _changed(good, row.core_offset + 100, b"\xff"))
+    yield Golden("core-sections-flipped", _changed(good, row.core_offset + row.core_bytes - 1, b"\xff"))
+    yield Golden("index-flipped", _changed(good, row.index_offset + 20, b"\xff"))
+    yield Golden("index-body-flipped", _changed(good, row.index_offset + row.index_bytes - 1, b"\xff"))
+    yield Golden("frame-flipped", _changed(good, row.frames_offset + row.frames_bytes - 1, b"\xfe"))
+    core_end = row.core_offset + 160
+    yield Golden("core-of-a-newer-version", _sealed_anew(
+        _changed(good, row.core_offset + 4, b"\x02"), row.core_offset, core_end))
+    yield Golden("core-of-an-unknown-codec", _sealed_anew(
+        _changed(good, row.core_offset + 7, b"\x09"), row.core_offset, core_end))
+    yield Golden("core-with-cipher", _sealed_anew(
+        _changed(good, row.core_offset + 8, b"\x01"), row.core_offset, core_end))
+    yield Golden("core-of-another-stream", _sealed_anew(
+        _changed(good, row.core_offset + 16, struct.pack("<Q", 5)), row.core_offset, core_end))
+    yield Golden("core-with-too-many-removed-ranges", _sealed_anew(
+        _changed(good, row.core_offset + 132, b"\xff" * 4), row.core_offset, core_end))
+    yield Golden("index-with-too-many-subjects", _sealed_anew(
+        _changed(good, row.index_offset + 52, b"\xff" * 4), row.index_offset, row.index_offset + 76))
+    yield Golden("unknown-record-that-must-be-understood", _with_record(Record(250, 1, pack_value({"from": "later"}))))
+    yield Golden("record-of-a-newer-version", _with_record(
+        Record(RecordKind.CEILING, 1, pack_value({"seq": 9}), version=2)))
+    yield Golden("record-body-is-not-msgpack", _with_record(Record(RecordKind.CEILING, 1, b"\xc1")))
+    seal = Seal(AT, "broker-b", 4, NONCE, T0).encode()
+    yield Golden("seal-flipped", _changed(seal, len(seal) - 3, b"\xff"), ObjectKind.SEAL)
+    yield Golden("seal-without-sealer", encode_document(ObjectKind.SEAL, AT, NONCE, {"at_ns": 1}), ObjectKind.SEAL)
+    root = encode_document(ObjectKind.ROOT, AT, NONCE, {"replay_from": [9, 9], "pages": [], "extra": {}})
+    yield Golden("root-that-replays-from-beyond-itself", root, ObjectKind.ROOT)
+    buffers, (ref,) = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, 1, ["page"])])
+    yield Golden("page-flipped", _changed(b"".join(buffers), ref.offset + 60, b"\xff"), ObjectKind.PAGES)
+
+
+def expectation(golden: Golden) -> dict[str, Any]:
+    """What the reader of today makes of an object."""
+    said: dict[str, Any] = {"kind": golden.kind.name, "position": list(golden.position), "object_id": golden.object_id}
+    try:
+        said["values"] = decode_plain(golden.data, golden.kind, golden.position, golden.object_id)
+    except FormatError as error:
+        said["error"] = {"type": type(error).__name__, "section": error.section, "offset": error.offset}
+    return said
+
+
+def _json(said: dict[str, Any]) -> str:
+    """One line for each block, record or message: short, and still a useful diff."""
+    return re.sub(r"\n {5,}", " ", json.dumps(said, indent=1)) + "\n"
+
+
+def main() -> None:
+    """Add what is missing."""
+    HERE.mkdir(exist_ok=True)
+    for golden, readable in [(one, True) for one in sound()] + [(one, False) for one in damaged()]:
+        path = HERE / f"{golden.name}.bin"
+        if path.exists():
+            continue
+        said = expectation(golden)
+        assert ("values" in said) == readable, (golden.name, said)
+        path.write_bytes(golden.data)
+        path.with_suffix(".json").write_text(_json(said))
+        print(f"added {golden.name}")
+
+
+if __name__ == "__main__":
+    main()

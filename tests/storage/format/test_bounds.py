@@ -1,0 +1,236 @@
+"""Intact checksums over lies: a writer gone wrong, or worse. Decoding ends in an error and allocates little."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.storage.format.block import CORE_BYTES_MIN, BlockPlace, BlockRef, decode_core
+from broker.storage.format.codec import Codec, Undecodable, compress, compress_all, decompress
+from broker.storage.format.columns import Column, Misfit, read_column
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.header import Position
+from broker.storage.format.index import INDEX_BYTES_MIN, Head, decode_frame, decode_index
+from broker.storage.format.page import Page, PageKind, PageRef, decode_page, encode_pages
+from broker.storage.writer import encode_segment, seal_block
+from tests.storage.format.whole import AT, NONCE, Row, open_block
+
+T0 = 1_700_000_000_000_000_000
+
+
+def _sample() -> tuple[bytes, bytes, BlockRef, bytes]:
+    """Core, index, reference and frames of a block with every column at some width."""
+    rows = [Row(1 + 3 * i, T0 + 70_000 * i, b"s.%d" % (i % 20), i % 2 * 12, b"b" * (100 + i)) for i in range(60)]
+    block = open_block(9, [[row] for row in rows])
+    block.remove(1, 4, 2, 80)
+    block.remove(9, 9, 1, 40)
+    sealed = seal_block(block, AT)
+    data = b"".join(encode_segment(AT, NONCE, [sealed], Codec.ZSTD))
+    ref = sealed.ref
+    assert ref is not None
+    return (data[ref.core_offset:ref.core_offset + ref.core_bytes],
+            data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, data[ref.frames_offset:])
+
+
+CORE, INDEX, REF, FRAMES = _sample()
+
+
+def _patched_fixed(data: bytes, fixed_bytes: int, at: int, patch: bytes) -> bytes:
+    """``data`` with a fixed part changed, and its checksum made to fit."""
+    fixed = bytearray(data[:fixed_bytes - 4])
+    fixed[at:at + len(patch)] = patch
+    return bytes(fixed) + crc32(fixed).to_bytes(4, "little") + data[fixed_bytes:]
+
+
+def _index_body() -> bytes:
+    body_bytes = struct.unpack_from("<I", INDEX, 60)[0]
+    return decompress(INDEX[INDEX_BYTES_MIN:], body_bytes)
+
+
+def _index_of(body: bytes, **fields: int) -> bytes:
+    """An index with this body, uncompressed, checksums fitting; fields overwrite counts of the fixed part."""
+    fixed = bytearray(INDEX[:INDEX_BYTES_MIN - 4])
+    fixed[6] = 0
+    struct.pack_into("<III", fixed, 60, len(body), len(body), crc32(body))
+    for name, value in fields.items():
+        struct.pack_into("<I", fixed, {"count": 44, "frames": 48, "subjects": 52, "names": 56}[name], value)
+    return bytes(fixed) + crc32(fixed).to_bytes(4, "little") + body
+
+
+def _peak(call: Callable[[], Any]) -> int:
+    """Bytes that ``call`` had allocated at most; it must raise a FormatError."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@settings(deadline=None, max_examples=400)
+@given(at=st.integers(4, INDEX_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
+def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
+    """Shows that no field of the fixed part is believed without being checked against the rest."""
+    bad = _patched_fixed(INDEX, INDEX_BYTES_MIN, at, patch)
+    if bad != INDEX:
+        with pytest.raises(FormatError):
+            decode_index(bad, REF)
+
+
+@settings(deadline=None, max_examples=600)
+@given(data=st.data())
+def test_a_lying_index_body_is_refused_or_adds_up(data: st.DataObject) -> None:
+    """Shows that whatever stands in the body, decoding ends in Corrupt or in a table that is whole in itself."""
+    body = bytearray(_index_body())
+    at = data.draw(st.integers(0, len(body) - 1))
+    patch = data.draw(st.binary(min_size=1, max_size=9))
+    body[at:at + len(patch)] = patch
+    try:
+        head = decode_index(_index_of(bytes(body)), REF)
+    except FormatError:
+        return
+    _walk(head)
+
+
+def _walk(head: Head) -> None:
+    assert sum(frame.messages for frame in head.frames) == head.count
+    assert sum(map(len, map(head.postings, range(len(head.subjects))))) <= head.count
+    for ordinal in range(head.count):
+        assert head.subject_of(ordinal) in head.subjects
+        assert REF.first_seq <= head.seq_of(ordinal) <= REF.last_seq
+        assert head.time_of(ordinal) >= 0
+    for number, frame in enumerate(head.frames):
+        try:
+            chunk = decode_frame(head, number, FRAMES[frame.offset:frame.offset + frame.stored_bytes])
+        except FormatError:
+            continue
+        assert len(chunk) == frame.messages
+
+
+@settings(deadline=None, max_examples=400)
+@given(at=st.integers(4, CORE_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
+def test_a_lying_core_header_ends_in_an_error_or_other_counts(at: int, patch: bytes) -> None:
+    """Shows that a core's fixed part never leads outside its bytes; plain counts (44 to 132) are the writer's word."""
+    bad = _patched_fixed(CORE, CORE_BYTES_MIN, at, patch)
+    if bad == CORE:
+        return
+    try:
+        decode_core(bad, AT, 9)
+    except FormatError:
+        return
+    assert 7 <= at < 132 or at + len(patch) > 44
+
+
+@pytest.mark.parametrize("fields", [
+    {"subjects": 0xFFFF_FFFF}, {"frames": 0xFFFF_FFFF}, {"names": 0xFFFF_FFFF}, {"frames": 0}, {"subjects": 0},
+    {"subjects": 60}, {"frames": 60}])
+def test_large_counts_cost_no_memory(fields: dict[str, int]) -> None:
+    """Shows that counts are bounded by the bytes that are there before anything is made of them."""
+    bad = _index_of(_index_body(), **fields)
+    assert _peak(lambda: decode_index(bad, REF)) < 1 << 20
+
+
+def test_columns_without_cells_cost_no_memory() -> None:
+    """Shows the smallest bomb: every column constant, four thousand million messages in one frame, a few bytes."""
+    count = 0xFFFF_FFFF
+    ref = BlockRef(BlockPlace.LOG, AT, 0, 9, 0, 0, 0, 0, 0, 0, 1, count, count, 0, T0, T0, ())
+    one = struct.pack("<IIII", 0, 0, 0, crc32(b""))
+    columns = [(0, 0), (T0, 0), (0, 0), (0, 0), (0, 0), (1, 0), (count, 0), (0, 0), (count - 1, 0)]
+    body = one + b"".join(struct.pack("<QB", *column) for column in columns) + b"s"
+    fixed = bytearray(_index_of(body, count=count, frames=1, subjects=1, names=1))
+    struct.pack_into("<Q", fixed, 36, 1)
+    bad = _patched_fixed(bytes(fixed), INDEX_BYTES_MIN, 0, b"JIDX")
+    assert _peak(lambda: decode_index(bad, ref)) < 1 << 20
+
+
+def test_removed_ranges_are_bounded_by_their_bytes() -> None:
+    """Shows the same of a core's removed ranges: four constant columns never stand for many rows."""
+    bad = _patched_fixed(CORE, CORE_BYTES_MIN, 132, struct.pack("<I", 0xFFFF_FFFF))
+    assert _peak(lambda: decode_core(bad, AT, 9)) < 1 << 20
+
+
+def test_a_zstd_bomb_is_refused_unread() -> None:
+    """Shows that what a frame says of its size must be what its table says, and that a page is bounded as well."""
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 28))
+    assert len(bomb) < 20_000
+    head = decode_index(INDEX, REF)
+    head.place_frames([head.frames[0]._replace(stored_bytes=len(bomb), crc=crc32(bomb))])
+    assert _peak(lambda: decode_frame(head, 0, bomb)) < 1 << 20
+    (_, page), (ref,) = encode_pages(AT, NONCE, [Page(PageKind.SHARD, AT, 0, "x" * 1000)])
+    fixed = bytearray(page[:52])
+    struct.pack_into("<III", fixed, 40, 0xFFFF_FFFF, len(bomb), crc32(bomb))
+    bad = bytes(fixed) + crc32(fixed).to_bytes(4, "little") + bomb
+    assert _peak(lambda: decode_page(bad, ref._replace(size=len(bad)))) < 1 << 20
+
+
+def test_newer_blocks_and_unknown_ciphers_are_said_to_be_newer() -> None:
+    """Shows VersionUnknown for version, codec, cipher and flags behind an intact checksum, for core and index."""
+    for at, value in ((4, 2), (6, 4), (7, 9), (8, 1)):
+        with pytest.raises(VersionUnknown):
+            decode_core(_patched_fixed(CORE, CORE_BYTES_MIN, at, bytes([value])), AT, 9)
+    for at, value in ((4, 2), (6, 4), (7, 1)):
+        with pytest.raises(VersionUnknown):
+            decode_index(_patched_fixed(INDEX, INDEX_BYTES_MIN, at, bytes([value])), REF)
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.booleans())
+def test_columns_read_back_at_their_least_width(values: list[int], from_low: bool) -> None:
+    """Shows the round trip, and that no narrower width would have held the values."""
+    column = Column.of(values, base=min(values) if from_low else 0)
+    read, end = read_column(b"?" + column.cells, 1, column.base, column.width, len(values))
+    assert list(read if read is not None else [column.base] * len(values)) == values
+    assert end == 1 + len(column.cells)
+    if column.width > 1:
+        assert max(values) - column.base >= 1 << 8 * (column.width // 2)
+    if column.width:
+        with pytest.raises(Misfit):
+            read_column(column.cells, 1, column.base, column.width, len(values))
+    with pytest.raises(Misfit):
+        read_column(bytes(99), 0, 0, 3, 1)
+
+
+@given(st.lists(st.binary(max_size=400) | st.integers(0, 5000).map(lambda n: b"abc" * n), max_size=8))
+def test_compressing_together_gives_what_compressing_one_by_one_does(frames: list[bytes]) -> None:
+    """Shows that the one call for all frames is only faster, that nothing grows, and that all come back."""
+    together = compress_all(frames)
+    assert [decompress(stored, len(raw)) for stored, raw in zip(together, frames, strict=True)] == frames
+    assert [len(stored) for stored in together] == [len(compress(raw)) for raw in frames]
+    assert all(len(stored) <= len(raw) for stored, raw in zip(together, frames, strict=True))
+
+
+@given(st.binary(max_size=100), st.integers(0, 1 << 40))
+def test_decompressing_noise_is_refused(noise: bytes, raw_bytes: int) -> None:
+    """Shows that only Undecodable comes of it, unless the lengths say that it is not compressed at all."""
+    if len(noise) == raw_bytes:
+        assert decompress(noise, raw_bytes) == noise
+    else:
+        with pytest.raises(Undecodable):
+            decompress(noise, raw_bytes)
+
+
+@pytest.mark.parametrize("packed", [
+    None, 5, [], [1] * 18, "x" * 18, [1, 1, "2", *[0] * 14, None], [9, *[0] * 16, None], [1, *[0] * 15, None],
+    [1, *[0] * 16, [[b"s", 1, 2]]], [1, *[0] * 16, [["s", 1, 2, 3]]]])
+def test_a_malformed_block_reference_is_corrupt(packed: object) -> None:
+    """Shows that a page's damaged table ends in Corrupt."""
+    with pytest.raises(Corrupt):
+        BlockRef.unpack(packed)
+    with pytest.raises(Corrupt):
+        PageRef.unpack(packed)
+
+
+def test_block_references_compare_by_what_they_say() -> None:
+    """Shows equality and hashing."""
+    other = BlockRef.unpack(REF.pack())
+    assert (other == REF, hash(other) == hash(REF)) == (True, True)
+    other.position = Position(3, 7)
+    assert other != REF

@@ -1,0 +1,139 @@
+"""The writer beside the bytes it gives (tests/storage/format has those): sizes, sharing, threads."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker.storage.format.codec import Codec
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, seal_block, user_bytes
+from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
+
+T0 = 1_700_000_000_000_000_000
+
+
+def _block(seed: int = 1, messages: int = 3000) -> OpenBlock[str]:
+    rng = random.Random(seed)
+    block: OpenBlock[str] = OpenBlock(7, "owner")
+    for first in range(1, messages, 300):
+        subjects = [b"s.%d" % rng.randrange(9) for _ in range(300)]
+        block.append_run(first, subjects, None, [rng.randbytes(64).hex().encode() for _ in range(300)], T0 + first)
+    return block
+
+
+def test_raw_bytes_tell_when_a_segment_is_full() -> None:
+    """Shows that all that will be stored counts: bodies, records, removed ranges; and what makes a block empty."""
+    block: OpenBlock[None] = OpenBlock(7, None)
+    assert (block.empty, block.raw_bytes, block.count) == (True, 0, 0)
+    block.append_run(5, [], None, [], T0)
+    assert block.empty
+    block.append_run(5, [b"a", b"b"], [0, 0], [b"x" * 100, b"y" * 50], T0)
+    assert (block.raw_bytes, block.count, block.first_seq, block.last_seq, block.empty) == (150, 2, 5, 6, False)
+    block.add_record(RecordKind.CEILING, {"seq": 65_536})
+    assert 150 < block.raw_bytes < 200
+    size = block.raw_bytes
+    block.remove(1, 4, 4, 400)
+    assert block.raw_bytes > size
+    only_record: OpenBlock[None] = OpenBlock(7, None)
+    only_record.add_record(RecordKind.CONSUMER_DELETE, {"name": "c"})
+    assert not only_record.empty
+
+
+def test_sequences_never_go_back() -> None:
+    """Shows the writer's own check: a sequence is written once, in order; nothing has a negative time."""
+    block: OpenBlock[None] = OpenBlock(7, None)
+    block.append_run(5, [b"a", b"a"], None, [b"", b""], T0)
+    for first_seq in (5, 6):
+        with pytest.raises(AssertionError):
+            block.append_run(first_seq, [b"a"], None, [b""], T0)
+    with pytest.raises(AssertionError):
+        block.append_run(7, [b"a"], None, [b""], -1)
+    with pytest.raises(AssertionError):
+        block.remove(3, 2, 0, 0)
+
+
+def test_headers_may_begin_and_end_anywhere_in_a_block() -> None:
+    """Shows that runs with and without header lengths mix, and what their messages count for."""
+    rows = [Row(1, T0, b"a", 0, b"1"), Row(2, T0, b"a", 12, b"NATS/1.0\r\n\r\n2"), Row(3, T0, b"a", 0, b"3")]
+    for hlens in ([None, [12], None], [None, [12], [0]], [[0], [12], None]):
+        block: OpenBlock[None] = OpenBlock(7, None)
+        for row, one in zip(rows, hlens, strict=True):
+            block.append_run(row.seq, [row.subject], one, [row.body], T0)
+        sealed = seal_block(block, AT)
+        assert [row for chunk in sealed.chunks for row in chunk_rows(chunk)] == rows
+        assert sealed.core.bytes == sum(user_bytes(row.subject, row.hlen, row.body) for row in rows)
+    assert user_bytes(b"orders.eu", 0, b"hello") == 44
+    assert user_bytes(b"orders.eu", 12, b"NATS/1.0\r\n\r\nhello") == 60
+    zero: OpenBlock[None] = OpenBlock(7, None)
+    zero.append_run(1, [b"a"], [0], [b"x"], T0)
+    (chunk,) = seal_block(zero, AT).chunks
+    assert chunk.hlens is None
+
+
+def test_chunks_share_the_published_bodies() -> None:
+    """Shows that sealing copies no body for the cache, and keeps one object for each distinct subject."""
+    block = _block()
+    bodies = list(block.bodies)
+    sealed = seal_block(block, AT)
+    kept = [body for chunk in sealed.chunks for body in chunk.bodies]
+    assert all(one is other for one, other in zip(kept, bodies, strict=True))
+    assert len({id(subject) for chunk in sealed.chunks for subject in chunk.subjects}) == 9
+    assert sealed.owner == "owner"
+    assert sum(chunk.size for chunk in sealed.chunks) > sum(map(len, bodies))
+
+
+def test_a_block_that_is_never_stored_joins_nothing() -> None:
+    """Shows the memory log's way: the same chunks, no frames."""
+    stored, not_stored = (seal_block(_block(), AT, stored=stored) for stored in (True, False))
+    assert [chunk_rows(chunk) for chunk in stored.chunks] == [chunk_rows(chunk) for chunk in not_stored.chunks]
+    assert stored.core == not_stored.core
+    assert (bool(stored.frames), not_stored.frames) == (True, [])
+
+
+def test_threads_encode_side_by_side() -> None:
+    """Shows that encoding shares nothing between threads: eight at once give what one gives, each its own bytes."""
+    def encode(seed: int) -> bytes:
+        return b"".join(encode_segment(Position(1, seed), NONCE, [seal_block(_block(seed), Position(1, seed))]))
+
+    alone = [encode(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encode, range(8))) == alone
+
+
+def test_a_segment_of_many_small_blocks_is_a_few_buffers() -> None:
+    """Shows that small parts are joined, so that a put stays a few writes, and large ones are not copied."""
+    blocks: list[SealedBlock[None]] = []
+    for stream_id in range(500):
+        block: OpenBlock[None] = OpenBlock(stream_id, None)
+        block.append_run(1, [b"s"], None, [b"x" * 100], T0)
+        blocks.append(seal_block(block, AT))
+    big: OpenBlock[None] = OpenBlock(1000, None)
+    body = random.Random(1).randbytes(300_000)
+    big.append_run(1, [b"s"], None, [body], T0)
+    blocks.append(seal_block(big, AT))
+    buffers = encode_segment(AT, NONCE, blocks)
+    assert len(buffers) <= 10
+    assert any(buffer is body for buffer in buffers)
+    data = b"".join(buffers)
+    head = head_of(data)
+    assert [len(block_rows(data, head, i)[1]) for i in range(len(head))] == [1] * 501
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_sealed_block_knows_where_it_lies_once_encoded(codec: Codec) -> None:
+    """Shows that the writer's head and reference serve reads at once: the same frames as a decoded index has."""
+    sealed = seal_block(_block(), AT)
+    assert sealed.ref is None
+    data = b"".join(encode_segment(AT, NONCE, [sealed], codec))
+    ref, head = sealed.ref, sealed.head
+    assert ref is not None
+    assert head is not None
+    assert sealed.frames == []
+    assert (ref.frames_offset, ref.count, sealed.stream_id) == (head.frames_offset, 3000, 7)
+    assert sum(frame.stored_bytes for frame in head.frames) == ref.frames_bytes
+    assert ref.frames_offset + ref.frames_bytes == len(data)
+    assert sealed.core.codec is codec
