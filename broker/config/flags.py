@@ -12,7 +12,7 @@ from typing import Any
 from broker.config import kinds
 from broker.config.settings import SETTINGS, ConfigError
 
-__all__ = ["USAGE", "CommandLine", "FlagError", "read_flags"]
+__all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
 
 USAGE = """
 Usage: jetblock [options]
@@ -61,8 +61,7 @@ flags beat the environment, which beats the configuration file.
 
 _KINDS = {setting.field: setting.kind for setting in SETTINGS}
 
-# Flag name to the field it sets; a leading "!" marks what this module's result keeps for itself.
-_FLAGS: dict[str, str] = {
+FLAGS: dict[str, str] = {
     "a": "host", "addr": "host", "net": "host", "p": "port", "port": "port",
     "n": "server_name", "name": "server_name", "server_name": "server_name",
     "P": "pid_file", "pid": "pid_file", "m": "http_port", "http_port": "http_port",
@@ -76,6 +75,7 @@ _FLAGS: dict[str, str] = {
     "sl": "!signal", "signal": "!signal", "h": "!help", "help": "!help", "v": "!version", "version": "!version",
     "DV": "!debug_trace", "DVV": "!debug_trace",
 }
+"""Flag to the field of ``Settings`` that it sets; a leading ``!`` marks a field of ``CommandLine`` instead."""
 
 _LATER = "is not supported by this version of jetblock"
 _ALONE = "needs other servers, and this version of jetblock runs alone"
@@ -125,7 +125,7 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             line.words = rest if word == "--" else [word, *rest]
             break
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
-        target = _FLAGS.get(name)
+        target = FLAGS.get(name)
         if target is None and name not in _REFUSED:
             raise FlagError(f"flag provided but not defined: -{name}")
         if target in _SWITCHES or name in _REFUSED_SWITCHES:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Kind", "boolean", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
-           "size", "text"]
+           "show_ns", "size", "text"]
 
 Kind = Callable[[Any], Any]
 """A configured value to the setting's value; ValueError says what it must be."""
@@ -96,15 +96,16 @@ def duration_ns(low_ns: int = 0, high_ns: int | None = None) -> Kind:
             value = str(value)
         if not isinstance(value, str):
             raise ValueError("must be a duration such as 100ms, 2s or 1m")
-        return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, _show_ns)
+        return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, show_ns)
     return parse
 
 
-def _show_ns(ns: int) -> str:
-    for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
-        if ns % factor == 0:
+def show_ns(ns: int) -> str:
+    """A duration in the largest unit that fits it without a rest."""
+    for unit, factor in (("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
+        if ns and ns % factor == 0:
             return f"{ns // factor}{unit}"
-    return f"{ns}ns"
+    return f"{ns}ns" if ns else "0"
 
 
 def port(value: Any) -> int:

@@ -42,7 +42,10 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         values["store"] = default_store_url()
     values["notices"] = tuple(file.notices)
     settings = Settings(**values)
-    errors = [f"{file.places[name]}: {why}" if name in file.places else why for name, why in _contradictions(settings)]
+    errors = []
+    for fields, why in _contradictions(settings):
+        place = next((file.places[name] for name in fields if name in file.places), None)
+        errors.append(f"{place}: {why}" if place else why)
     if errors:
         raise ConfigError("\n".join(errors))
     return settings
@@ -91,22 +94,24 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
     return bool(file.stores) and line.store_dir is None
 
 
-def _contradictions(settings: Settings) -> list[tuple[str, str]]:
-    """Field and reason for each pair of settings that cannot both hold."""
-    wrong: list[tuple[str, str]] = []
+def _contradictions(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
+    """Fields and reason for each set of settings that cannot hold together."""
+    wrong: list[tuple[tuple[str, ...], str]] = []
     if settings.max_payload > settings.max_pending:
-        wrong.append(("max_payload", f"max_payload ({settings.max_payload}) cannot be higher than max_pending "
-                      f"({settings.max_pending}); raise max_pending"))
+        wrong.append((("max_payload", "max_pending"), f"max_payload ({settings.max_payload}) cannot be higher than "
+                      f"max_pending ({settings.max_pending}); raise max_pending"))
     if settings.lame_duck_grace_period_ns >= settings.lame_duck_duration_ns:
-        wrong.append(("lame_duck_grace_period_ns", "lame_duck_grace_period must be lower than lame_duck_duration"))
+        wrong.append((("lame_duck_grace_period_ns", "lame_duck_duration_ns"),
+                      "lame_duck_grace_period must be lower than lame_duck_duration"))
     if settings.token is not None and (settings.user is not None or settings.users):
-        wrong.append(("token", "authorization cannot have both a token and user names; keep one of them"))
+        wrong.append((("token",), "authorization cannot have both a token and user names; keep one of them"))
     if settings.user is not None and settings.users:
-        wrong.append(("user", "authorization cannot have both a single user and users; move the one into the list"))
+        wrong.append((("user",), "authorization cannot have both a single user and users; move the one into the list"))
     if settings.user is None and settings.password is not None:
-        wrong.append(("password", "authorization has a password and no user; name the user, too"))
+        wrong.append((("password",), "authorization has a password and no user; name the user, too"))
     if settings.tail_bytes_max < 2 * settings.segment_bytes:
-        wrong.append(("tail_bytes_max", "tail_bytes_max must be at least twice segment_bytes"))
+        wrong.append((("tail_bytes_max", "segment_bytes"), "tail_bytes_max must be at least twice segment_bytes"))
     if settings.put_timeout_ns >= settings.lease_ns:
-        wrong.append(("put_timeout_ns", "put_timeout must be lower than lease, or one slow request loses the store"))
+        wrong.append((("put_timeout_ns", "lease_ns"),
+                      "put_timeout must be lower than lease, or one slow request loses the store"))
     return wrong

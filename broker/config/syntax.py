@@ -187,11 +187,11 @@ class _Reader:
             # Within a map the value may stand on the next line, at the top it may not.
             self.skip(_PURE_SPACE if in_map else _BLANK)
         if self.at >= len(self.text):
-            self.fail(f"Expected a value for the key '{key}', but got end of file instead.")
+            self.fail(f"Expected a value for the key '{key[:80]}', but got end of file instead.")
         if self.text[self.at] in "\r\n":
             self.fail("Expected value but found new line", start)
         if self.text[self.at] in ",;}]":
-            self.fail(f"Expected a value for the key '{key}', but got '{self.seen()}' instead.")
+            self.fail(f"Expected a value for the key '{key[:80]}', but got '{self.seen()}' instead.")
         value = self.value()
         # The key's place says more than the value's; a variable's value keeps the place it was used at.
         inside[key] = Value(value.value, self.file, *self.place(start), value.literal)
@@ -205,7 +205,7 @@ class _Reader:
             key = self.text[self.at + 1:end]
             self.at = end + 1
             return key, True
-        if opening in "]}":
+        if opening in "[]{}":
             self.fail(f"Unexpected '{opening}' where a key was expected.")
         found = _KEY.match(self.text, self.at)
         if found is None:
@@ -273,7 +273,8 @@ class _Reader:
                 self.fail("Expected an array value terminator ',' or an array terminator ']', but got '}' instead.")
             else:
                 found.append(self.value())
-                if self.at < len(self.text) and self.text[self.at] not in ",;] \t\r\n#/":
+                self.skip(_BLANK)
+                if self.at < len(self.text) and self.text[self.at] not in ",;]\r\n#/":
                     self.fail("Expected an array value terminator ',' or an array terminator ']', "
                               f"but got '{self.seen()}' instead.")
 

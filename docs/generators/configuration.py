@@ -1,0 +1,70 @@
+"""Writes docs/CONFIGURATION.md from the table of settings: ``python docs/generators/configuration.py``.
+
+A test compares the two, so a setting cannot appear without its line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from broker.config.flags import FLAGS
+from broker.config.kinds import show_ns
+from broker.config.settings import SETTINGS, Setting, Settings
+
+PAGE = Path(__file__).resolve().parent.parent / "CONFIGURATION.md"
+
+HEAD = """# Settings
+
+Made by `docs/generators/configuration.py`; change `broker/config/settings.py` instead.
+
+A setting can come from the command line, from the environment (`JETBLOCK_…`) and from a configuration file
+(`-c FILE`): flags beat the environment, which beats the file. The file is written in nats-server's language, with its
+keys; what only jetblock has stands in a block `jetblock { … }`. A key that means nothing is refused with its file, line
+and column, and so is a key of nats-server's that jetblock does not serve, with the reason.
+
+Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
+`ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file.
+
+Where streams are kept, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
+`jetstream { object_store { bucket, path_prefix } }`. JetStream is on by `-js`, `--store`, a `jetstream` block that is
+not disabled, or a store that is named anywhere but by `-sd`. S3 takes what is not set here from `AWS_*` and the usual
+AWS credential chain.
+
+Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, `authorization { users: [ { user, password } ] }`,
+`include FILE` (relative to the including file), and `$NAME`, a key set before or an environment variable.
+
+| setting | default | flag | environment | file |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    return HEAD + "".join(_row(setting, defaults[setting.field]) for setting in SETTINGS)
+
+
+def _row(setting: Setting, default: object) -> str:
+    flags = [("--" if len(name) > 2 else "-") + name for name, field in FLAGS.items() if field == setting.field]
+    columns = [setting.about, _shown(setting, default), " ".join(f"`{flag}`" for flag in flags),
+               f"`{setting.variable}`" if setting.variable else "", "<br>".join(f"`{key}`" for key in setting.keys)]
+    return "| " + " | ".join(columns) + " |\n"
+
+
+def _shown(setting: Setting, default: object) -> str:
+    if default is None or default == ():
+        return "unset"
+    if isinstance(default, bool):
+        return "true" if default else "false"
+    if isinstance(default, int):
+        if setting.field.endswith("_ns"):
+            return f"`{show_ns(default)}`"
+        for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if "size" in setting.kind.__qualname__ and default > 0 and default % factor == 0:
+                return f"`{default // factor}{unit}`"
+    return f"`{default}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

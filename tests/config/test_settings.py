@@ -1,0 +1,323 @@
+"""From flags, environment and file to one ``Settings``: meaning, precedence, and what every refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.config.flags import FlagError, read_flags
+from broker.config.load import load
+from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
+from tests.harness import NatsServerProcess
+
+Load = Callable[..., Settings]
+
+
+@pytest.fixture
+def load_with(tmp_path: Path) -> Load:
+    """``load_with("flags here", file="text", VARIABLE="value")``."""
+    def go(flags: str = "", file: str | None = None, **environ: str) -> Settings:
+        words = flags.split()
+        if file is not None:
+            path = tmp_path / "x.conf"
+            path.write_text(file)
+            words += ["-c", str(path)]
+        return load(read_flags(words), environ)
+    return go
+
+
+def changed(found: Settings) -> dict[str, Any]:
+    """What differs from the defaults."""
+    plain = Settings()
+    return {field.name: getattr(found, field.name) for field in dataclasses.fields(Settings)
+            if getattr(found, field.name) != getattr(plain, field.name)}
+
+
+FILES: list[tuple[str, dict[str, Any]]] = [
+    ("port: -1", {"port": -1}),
+    ('port: "-1"', {"port": -1}),
+    ("listen: localhost:4333", {"host": "localhost", "port": 4333}),
+    ("listen: 127.0.0.1:-1", {"host": "127.0.0.1", "port": -1}),
+    ('listen: "[::1]:5000"', {"host": "::1", "port": 5000}),
+    ("listen: 4333", {"port": 4333}),
+    ('http: "127.0.0.1:-1"', {"http_host": "127.0.0.1", "http_port": -1}),
+    ("http: 8222", {"http_port": 8222}),
+    ("monitor_port: 8222", {"http_port": 8222}),
+    ("net: 127.0.0.1\nserver_name: me\nserver_tags: [a:1, b]",
+     {"host": "127.0.0.1", "server_name": "me", "server_tags": ("a:1", "b")}),
+    ("max_payload: 128KB\nping_interval: \"100ms\"\nping_max: 5\nmax_connections: 3",
+     {"max_payload": 128 << 10, "ping_interval_ns": 100_000_000, "ping_max": 5, "max_connections": 3}),
+    ("ping_interval: 10m", {"ping_interval_ns": 600_000_000_000}),
+    ("ping_interval: 7", {"ping_interval_ns": 7_000_000_000}),
+    ("debug: true\ntrace: true\nno_header_support: true\nlogfile: x.log\npidfile: x.pid\nports_file_dir: /tmp",
+     {"debug": True, "trace": True, "no_header_support": True, "log_file": "x.log", "pid_file": "x.pid",
+      "ports_file_dir": "/tmp"}),
+    ("PORT: 1234\nMax_Payload: 1k", {"port": 1234, "max_payload": 1000}),
+    ("authorization { username: a, pass: 0123, timeout: 0.001 }",
+     {"user": "a", "password": "0123", "auth_timeout_ns": 1_000_000}),
+    ('authorization { token: "t", timeout: "3s" }', {"token": "t", "auth_timeout_ns": 3_000_000_000}),
+    ("authorization { users [ {user: a, password: §12}, {username: b, pass: 007} ] }",
+     {"users": (User("a", "§12"), User("b", "007"))}),
+    ("mine: 4777\nport: $mine", {"port": 4777}),
+    ("authorization { extra: secret, user: u, password: $extra }", {"user": "u", "password": "secret"}),
+    ("jetstream: true", {"jetstream": True, "store": default_store_url()}),
+    ("jetstream: enabled", {"jetstream": True, "store": default_store_url()}),
+    ("jetstream {}", {"jetstream": True, "store": default_store_url()}),
+    ("jetstream: disabled", {}),
+    ("jetstream { enabled: false, store_dir: /x }", {"store": "file:///x"}),
+    ("jetstream { store_dir: '/x y', max_mem_store: 64MiB, max_file: 10TB, domain: hub, strict: false }",
+     {"jetstream": True, "store": "file:///x y", "max_memory_store": 64 << 20, "max_file_store": 10 << 40,
+      "jetstream_domain": "hub", "jetstream_strict": False}),
+    ("jetstream { store_dir: /x, limits { max_ack_pending: 7, duplicate_window: 1m } }",
+     {"jetstream": True, "store": "file:///x", "jetstream_max_ack_pending": 7,
+      "jetstream_duplicate_window_ns": 60_000_000_000}),
+    ("jetstream { object_store { endpoint: 'http://h:9', region: r, bucket: b, path_prefix: /p/q/, "
+     "access_key_id: k, secret_access_key: s } }",
+     {"jetstream": True, "store": "s3://b/p/q", "s3_endpoint": "http://h:9", "s3_region": "r",
+      "s3_access_key_id": "k", "s3_secret_access_key": "s"}),
+    ("jetblock { store: 's3://b', commit_interval: 0, segment_bytes: 1MiB, puts_in_flight: 2, cache_bytes: 1MB, "
+     "lease: 3s, put_timeout: 1s, compression: none, tail_bytes_max: 64MiB }",
+     {"jetstream": True, "store": "s3://b", "commit_interval_ns": 0, "segment_bytes": 1 << 20, "puts_in_flight": 2,
+      "cache_bytes": 1 << 20, "lease_ns": 3_000_000_000, "put_timeout_ns": 1_000_000_000, "compression": "none",
+      "tail_bytes_max": 64 << 20}),
+    ('{"port": 1, "jetstream": {"store_dir": "/x"}}', {"port": 1, "jetstream": True, "store": "file:///x"}),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), FILES)
+def test_file(load_with: Load, text: str, wanted: dict[str, Any]) -> None:
+    """Each file sets what the table says and nothing else."""
+    assert changed(load_with(file=text)) == wanted
+
+
+REFUSED: list[tuple[str, str]] = [
+    ("x: 1", ':1:0: unknown field "x"'),
+    ("port: 1\n  Foo { a: 1 }", ':2:3: unknown field "Foo"'),
+    ("jetstream { foo: 1 }", 'unknown field "foo"'),
+    ("jetblock { foo: 1 }", 'unknown field "foo"'),
+    ("authorization { foo: 1 }", 'unknown field "foo"'),
+    ("authorization { users [ { user: a, foo: 1 } ] }", 'unknown field "foo"'),
+    ("tls { cert_file: x }", '"tls" is not supported by this version of jetblock'),
+    ("websocket { port: -1 }", '"websocket" is not supported'),
+    ("ws { port: -1 }", '"ws" is not supported'),
+    ("cluster { name: c }", '"cluster" needs other servers'),
+    ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
+    ("accounts { A { users [] } }", '"accounts" is not supported'),
+    ("operator: x", '"operator" is not supported'),
+    ("resolver: MEMORY", '"resolver" is not supported'),
+    ("mqtt { port: 1 }", '"mqtt" is nothing that jetblock has'),
+    ("gateway { name: g }", '"gateway" needs other servers'),
+    ("authorization { users [ { nkey: U } ] }", '"nkey" is not supported'),
+    ("authorization { users [ { user: a, permissions { publish: x } } ] }", '"permissions" is not supported'),
+    ("port: x", "port must be a port number, or -1 for any free one, not 'x'"),
+    ("port: 70000", "port must be a port between 1 and 65535"),
+    ("listen: a:b:c", "an IPv6 address in [brackets]"),
+    ("http: nowhere", "http must be a port number"),
+    ("max_payload: 1XB", "max_payload must be a size such as 64MB"),
+    ("max_payload: 128MB", "max_payload must be between 1 bytes and"),
+    ("max_payload: 8MB\nmax_pending: 1MB", ":1:0: max_payload (8388608) cannot be higher than max_pending"),
+    ("ping_interval: soon", "ping_interval must be a duration such as 100ms"),
+    ("ping_max: 0", "ping_max must be at least 1"),
+    ("debug: maybe", "debug must be true or false, not 'maybe'"),
+    ("jetstream: maybe", "jetstream must be a block, enabled or disabled"),
+    ("jetstream { store_dir: 5 }", "store_dir must be a directory"),
+    ("jetstream { object_store { endpoint: x } }", "object_store needs a bucket"),
+    ("jetstream { object_store { bucket: 'a/b' } }", "bucket must be the name of a bucket"),
+    ("jetstream { store_dir: /x, object_store { bucket: b } }", "streams can be kept in one place only"),
+    ("jetblock { store: 'ftp://x' }", "must be a URL with file://, s3:// or memory://"),
+    ("jetblock { compression: lz4 }", "compression must be one of zstd, none"),
+    ("jetblock { put_timeout: 20s }", "put_timeout must be lower than lease"),
+    ("jetblock { commit_interval: -1s }", "commit_interval must be between 0 and 10s"),
+    ("authorization { token: t, user: u, password: p }", "cannot have both a token and user names"),
+    ("authorization { password: p }", "has a password and no user"),
+    ("authorization { users: 5 }", "users must be a list"),
+    ("lame_duck_duration: 5s", "lame_duck_grace_period must be lower than lame_duck_duration"),
+    ("port: [", "Parse error on line 1"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED)
+def test_file_refused(load_with: Load, text: str, why: str) -> None:
+    """Each mistake is named, with its place in the file, its key and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        load_with(file=text)
+    assert why in str(caught.value)
+    assert "x.conf" in str(caught.value)
+
+
+def test_every_mistake_at_once(load_with: Load) -> None:
+    """A file with three mistakes is refused once, with three lines."""
+    with pytest.raises(ConfigError) as caught:
+        load_with(file="x: 1\nport: y\ntls {}\n")
+    assert [line.rsplit("x.conf", 1)[1][:5] for line in str(caught.value).splitlines()] == [":1:0:", ":2:1:", ":3:1:"]
+
+
+def test_secrets_stay_out_of_messages(load_with: Load) -> None:
+    """Neither a refusal nor the printed settings show a password, a token or a key."""
+    with pytest.raises(ConfigError) as caught:
+        load_with(file="authorization { password: { hunter2: 1 } }")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_with(JETBLOCK_SERVER_NAME="fine", JETBLOCK_PASSWORD="hunter2")
+    assert "hunter2" not in str(caught.value)
+    found = load_with(file="authorization { user: u, password: hunter2 }\n"
+                      "jetstream { object_store { bucket: b, access_key_id: hunter2, secret_access_key: hunter2 } }")
+    assert "hunter2" not in repr(found)
+    assert "hunter2" not in repr(load_with(file="authorization { users [ {user: a, password: hunter2} ] }"))
+
+
+def test_precedence(load_with: Load) -> None:
+    """Flags beat environment beats file, wherever they stand."""
+    text = "port: 1001\nmax_payload: 1KB\nping_max: 9"
+    found = load_with("-p 1003", text, JETBLOCK_PORT="1002", JETBLOCK_MAX_PAYLOAD="2KB")
+    assert (found.port, found.max_payload, found.ping_max) == (1003, 2048, 9)
+
+
+@pytest.mark.parametrize(("flags", "file", "environ", "jetstream", "store"), [
+    ("-js", "", {}, True, default_store_url()),
+    ("-sd /a", "", {}, False, "file:///a"),
+    ("-js -sd /a", "", {}, True, "file:///a"),
+    ("--store s3://b/p", "", {}, True, "s3://b/p"),
+    ("--store memory://", "", {}, True, "memory://"),
+    ("-sd /a", "jetstream {}", {}, True, "file:///a"),
+    ("-sd /a", "jetstream { store_dir: /b }", {}, True, "file:///a"),
+    ("--store file:///a", "jetstream: disabled", {}, True, "file:///a"),
+    ("-js", "jetstream: disabled", {}, True, default_store_url()),
+    ("-js=false", "jetstream { store_dir: /b }", {}, False, "file:///b"),
+    ("", "", {"JETBLOCK_STORE": "file:///e"}, True, "file:///e"),
+    ("", "jetstream { store_dir: /b }", {"JETBLOCK_STORE": "file:///e"}, True, "file:///e"),
+    ("--store file:///a", "", {"JETBLOCK_STORE": "file:///e"}, True, "file:///a"),
+    ("", "jetstream { store_dir: /b }", {"JETBLOCK_JETSTREAM": "false"}, False, "file:///b"),
+])
+def test_where_streams_are_kept(load_with: Load, flags: str, file: str, environ: dict[str, str], jetstream: bool,
+                                store: str) -> None:
+    """What turns JetStream on, and which of several stores is taken."""
+    found = load_with(flags, file, **environ)
+    assert (found.jetstream, found.store) == (jetstream, store)
+
+
+def test_relative_store_is_made_absolute(load_with: Load) -> None:
+    """Relative to the working directory, as nats-server has it, and fixed there."""
+    assert load_with("-js -sd some/dir").store == f"file://{Path('some/dir').absolute()}"
+
+
+@pytest.mark.parametrize(("flags", "why"), [
+    ("--store file:///a -sd /b", "two places"),
+    ("--store data", "try file://data"),
+    ("--store s3://", "names no bucket"),
+    ("-c /nowhere/x.conf", "open /nowhere/x.conf: no such file or directory"),
+    ("-c /", "open /: is a directory"),
+    ("--tls", "not supported by this version"),
+    ("--cluster nats://x:1", "needs other servers"),
+    ("--routes nats://x:1", "needs other servers"),
+])
+def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
+    """What cannot be had is refused with a reason."""
+    with pytest.raises(ConfigError, match=why):
+        load_with(flags)
+
+
+def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 are a parse error, not a crash."""
+    path = tmp_path / "bytes.conf"
+    path.write_bytes(b"port: \xff\xfe")
+    with pytest.raises(ConfigError, match="Parse error"):
+        load_with(f"-c {path}")
+
+
+@pytest.mark.parametrize(("words", "wanted"), [
+    (["-p", "-1"], {"port": -1}),
+    (["--port=4333"], {"port": 4333}),
+    (["-a=127.0.0.1", "--http_port", "8222"], {"host": "127.0.0.1", "http_port": 8222}),
+    (["-js"], {"jetstream": True}),
+    (["--jetstream=false"], {"jetstream": False}),
+    (["-DV"], {"debug": True, "trace": True}),
+    (["-D", "-V"], {"debug": True, "trace": True}),
+    (["-n", "me", "-P", "x.pid", "-l", "x.log"], {"server_name": "me", "pid_file": "x.pid", "log_file": "x.log"}),
+    (["--user", "u", "--pass", "p"], {"user": "u", "password": "p"}),
+    (["--auth", "t"], {"token": "t"}),
+])
+def test_flags(words: list[str], wanted: dict[str, Any]) -> None:
+    """One dash or two, with a blank or an equals sign."""
+    assert read_flags(words).values == wanted
+
+
+def test_other_words_of_the_command_line() -> None:
+    """What is no setting: files, signals, what stands after the flags."""
+    line = read_flags(["-c", "f", "-sd=d", "--signal", "ldm=7", "-t", "stray", "-p", "1"])
+    assert (line.config, line.store_dir, line.signal, line.test, line.words) == (
+        "f", "d", "ldm=7", True, ["stray", "-p", "1"])
+
+
+@pytest.mark.parametrize("words", [["-foo"], ["--port"], ["-p", "x"], ["-D=maybe"], ["---p", "1"]])
+def test_flags_that_get_the_usage(words: list[str]) -> None:
+    """As nats-server's, which ends with its usage and status 0."""
+    with pytest.raises(FlagError):
+        read_flags(words)
+
+
+def test_environment(load_with: Load) -> None:
+    """Every kind of value by its variable; an empty one is not set; tests' own names are left alone."""
+    found = load_with(JETBLOCK_PORT="-1", JETBLOCK_COMMIT_INTERVAL="20ms", JETBLOCK_SEGMENT_BYTES="1MiB",
+                      JETBLOCK_DEBUG="true", JETBLOCK_SERVER_TAGS="a,b", JETBLOCK_TOKEN="", JETBLOCK_TEST_SEEDS="5")
+    assert changed(found) == {"port": -1, "commit_interval_ns": 20_000_000, "segment_bytes": 1 << 20, "debug": True,
+                              "server_tags": ("a", "b")}
+
+
+@pytest.mark.parametrize(("environ", "why"), [
+    ({"JETBLOCK_PRT": "1"}, "JETBLOCK_PRT names no setting"),
+    ({"JETBLOCK_USERS": "a"}, "JETBLOCK_USERS names no setting"),
+    ({"JETBLOCK_PORT": "x"}, "environment: JETBLOCK_PORT must be a port number, or -1 for any free one, not 'x'"),
+    ({"JETBLOCK_COMMIT_INTERVAL": "soon"}, "JETBLOCK_COMMIT_INTERVAL must be a duration"),
+])
+def test_environment_refused(load_with: Load, environ: dict[str, str], why: str) -> None:
+    """A misspelt variable is refused: it would otherwise be passed over in silence."""
+    with pytest.raises(ConfigError) as caught:
+        load_with(**environ)
+    assert why in str(caught.value)
+
+
+def test_names_are_unambiguous() -> None:
+    """No two settings share a variable or a key, and each has one sentence."""
+    variables = [setting.variable for setting in SETTINGS if setting.variable]
+    keys = [key for setting in SETTINGS for key in setting.keys]
+    assert len(set(variables)) == len(variables)
+    assert len(set(keys)) == len(keys)
+    assert all(setting.about.endswith(".") for setting in SETTINGS)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(
+    ["port", "listen", "http", "jetstream", "jetblock", "authorization", "users", "user", "store_dir", "object_store",
+     "bucket", "limits", "ping_interval", "max_payload", "{", "}", "[", "]", ":", "1", "x", "true", "10m", "$port", ",",
+     "\n", "'", "-1", "1.5", "2026-01-02T03:04:05Z"]), max_size=25))
+def test_any_file(words: list[str]) -> None:
+    """Whatever a file says, it becomes settings or is refused; nothing else comes out."""
+    try:
+        load(read_flags(["-c", "any.conf"]), {}, lambda _path: " ".join(words))
+    except ConfigError:
+        pass
+
+
+@pytest.mark.parametrize("text", [
+    "x: 1", "port: 1\n  Foo: 2", "\n\nx: 1", "jetstream {\n foo: 1\n}", "a: 1\nb: 2",
+    "authorization {\n\n   foo: 1\n}"])
+def test_unknown_fields_as_the_real_server_tells_them(load_with: Load, tmp_path: Path, text: str) -> None:
+    """The same file, line and column."""
+    with pytest.raises(ConfigError) as caught:
+        load_with(file=text)
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(tmp_path / "x.conf")], capture_output=True,
+                          text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    ours = {f"nats-server: {line}" for line in str(caught.value).splitlines()}
+    theirs = set(done.stderr.strip().splitlines())
+    # nats-server begins only the first of several lines with its name.
+    assert {line.removeprefix("nats-server: ") for line in ours} == {
+        line.removeprefix("nats-server: ") for line in theirs if line}
