@@ -8,7 +8,7 @@ it waits for the log (``StreamLog.wait``). So a create that was answered is pers
 not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
 
     Account "$G" ── Stream "ORDERS" ── Consumer "billing"
-        │                │                  └─ hears its acks and pull requests by itself
+        │                │                  └─ its acks, subscribed to here; its pull requests come by the API
         │                └─ its subjects, subscribed to here
         └─ Api: $JS.API.>
 """
@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.api import Api
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from broker.storage.log import BlockOwner
     from broker.storage.writer import OpenBlock
 
-__all__ = ["Account", "JetStreamSettings", "StreamLog"]
+__all__ = ["Account", "JetStreamSettings", "StreamLog", "account_hash"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class Account:
         self._js = js
         self._subscriptions: dict[Stream, dict[str, Subscription]] = {}
         self._pulls: dict[bytes, Consumer] = {}
+        self._acks: dict[Consumer, list[Subscription]] = {}
+        self._ack_origin = f"{js.settings.domain or '_'}.{account_hash(name)}".encode()
         self.settings = js.settings
         self.server_name = js.settings.server_name
         self.version = js.settings.version
@@ -185,6 +188,7 @@ class Account:
         """Let go of everything: subscriptions, timers, state. Nothing is written."""
         for stream in list(self.streams.values()):
             for consumer in stream.consumers.values():
+                self._leave(consumer)
                 if tell:
                     consumer.shutdown()
                 else:
@@ -383,10 +387,17 @@ class Account:
         return consumer
 
     def _attend(self, consumer: Consumer) -> None:
-        self._pulls[f"{consumer.stream.name}.{consumer.name}".encode()] = consumer
+        """Bring the consumer what clients send it: pull requests (through the API) and acks, in both their forms."""
+        names = f"{consumer.stream.name}.{consumer.name}".encode()
+        self._pulls[names] = consumer
+        if consumer.config.ack_policy in ("all", "explicit"):
+            self._acks[consumer] = [self.bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
+                                    self.bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
 
     def _leave(self, consumer: Consumer) -> None:
         self._pulls.pop(f"{consumer.stream.name}.{consumer.name}".encode(), None)
+        for subscription in self._acks.pop(consumer, ()):
+            self.bus.unsubscribe(subscription)
 
     def _inactive(self, consumer: Consumer) -> None:
         """Nobody has used the consumer for its inactive_threshold."""
@@ -401,7 +412,8 @@ class Account:
     def _update_consumer(self, consumer: Consumer, config: ConsumerConfig) -> None:
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         check_consumer_supported(config)
-        _settle_threshold(config)
+        if config.inactive_threshold != consumer.config.inactive_threshold:
+            _settle_threshold(config)
         if config != consumer.config:
             self._consumer_record(consumer, RecordKind.CONSUMER_UPDATE,
                                   {"name": consumer.name, "config": config.to_json()})
@@ -423,6 +435,11 @@ class Account:
         self._leave(consumer)
         self._consumer_record(consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
         consumer.delete()
+
+
+def account_hash(name: str) -> str:
+    """How the longer form of ack subjects names an account. Source: nats-server, server/events.go getHash."""
+    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])
 
 
 def _settle_threshold(config: ConsumerConfig) -> None:

@@ -2,14 +2,14 @@
 
 One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) hears everything:
 
-    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   its consumer hears it by itself; here only what has none
+    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   straight to the consumer, in runs
     direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py; raw messages, no JSON
     the rest       a row of ROUTES                         JSON, in the order of arrival for each stream
     unknown                                                no answer, as nats-server: the subscription is a responder
 
 The first two are answered with "no responders" when there is nobody for them. JSON requests of one stream wait in its
-*lane*, so that what a client asked for in order happens in order even where one of them has to read the store; an answer
-leaves through the log's queue, once all that it shows is persisted.
+*lane*, so that what a client asked for in order happens in order even where one of them has to read the store; an
+answer leaves through the log's queue, once all that it shows is persisted.
 
 Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases: seen on the wire.
 """
@@ -71,11 +71,6 @@ class Api:
                 renamed = [(_PREFIX + subject[cut:], reply, hlen, body)
                            for subject, reply, hlen, body in ops[start:end]]
                 self.on_requests(renamed, 0, len(renamed), source, now_ns)
-                for i, op in enumerate(renamed):
-                    rest = op[0][len(_PREFIX):]
-                    consumer = self.account.pulled_from(rest[len(_NEXT):]) if rest.startswith(_NEXT) else None
-                    if consumer is not None:
-                        consumer.on_next(renamed, i, i + 1, source, now_ns)
 
             self._subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
 
@@ -97,11 +92,20 @@ class Api:
             op = ops[at]
             subject = op[0]
             rest = subject[len(_PREFIX):]
-            at += 1
             if rest.startswith(_NEXT):
-                if source is not None and self.account.pulled_from(rest[len(_NEXT):]) is None:
-                    source.no_responders(subject, op[1])
-            elif rest.startswith(_DIRECT):
+                until = at + 1
+                while until < end and ops[until][0] == subject:
+                    until += 1
+                consumer = self.account.pulled_from(rest[len(_NEXT):])
+                if consumer is not None:
+                    consumer.on_next(ops, at, until, source, now_ns)
+                elif source is not None:
+                    for _, reply, _, _ in ops[at:until]:
+                        source.no_responders(subject, reply)
+                at = until
+                continue
+            at += 1
+            if rest.startswith(_DIRECT):
                 if not self._directs.take(rest[len(_DIRECT):], op) and source is not None:
                     source.no_responders(subject, op[1])
             else:
@@ -147,18 +151,16 @@ class Api:
             assert route is not None
             try:
                 members = await route.handler(request)
+                self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
+                self.account.api_total += route.counted
             except ApiError as error:
                 self._refuse(request, route, error)
             except Silent:
                 pass
             except Exception:
-                # Whatever it was, the next request in the lane is not to blame; the client times out or tries again.
+                # Whatever it was, the next request in the lane is not to blame; this one may be tried again.
                 _log.exception("JetStream API: %s failed", ".".join(request.tokens))
                 self._refuse(request, route, ApiError(NOT_AVAILABLE))
-            else:
-                if route.counted:
-                    self.account.api_total += 1
-                self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
             finally:
                 self._waiting -= 1
         # No await since the lane was seen empty, so nobody has added to it meanwhile.

@@ -144,7 +144,7 @@ async def reset(request: Request) -> dict[str, Any]:
     asked = _ResetRequest()
     if request.payload:
         asked = wire.read(_ResetRequest, wire.load_one(request.payload), "JSApiConsumerResetRequest", lenient=True)
-    seq = consumer.reset(asked.seq)
+    seq = await consumer.reset(asked.seq)
     return await _info(request, consumer) | {"reset_seq": seq}
 
 

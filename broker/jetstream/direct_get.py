@@ -118,7 +118,7 @@ class DirectGets:
         wanted = asked.next_by_subj.encode() or b">"
         filters = None if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
-        pending = await stream.count_from(max(seq, 1), filters)
+        pending, _ = await stream.count_from(max(seq, 1), filters)
         last_seq = sent_bytes = 0
         for i in range(asked.batch):
             msg = await stream.get_next(wanted, seq)

@@ -18,6 +18,10 @@ class _Unexpected(Exception):
     """A character that does not fit; args are its offset (0-based) and what Go says about the place."""
 
 
+class _BadEscape(Exception):
+    """A backslash with what it cannot stand before; args are the offset after it and its text."""
+
+
 class _Ended(Exception):
     """The text ended inside a value."""
 
@@ -39,12 +43,18 @@ def syntax_error(source: str) -> str:
         return "unexpected EOF"
     except RecursionError:
         return "exceeded max depth"
+    except _BadEscape as found:
+        end, escape = found.args
+        return f"invalid escape sequence `{escape}` in string at offset {_bytes(source, end)}"
     except _Unexpected as found:
         offset, place = found.args
         if place == "exceeded max depth":
             return f"exceeded max depth at offset {offset + 1}"
-        position = len(source[:offset].encode("utf-8", "replace")) + 1
-        return f"invalid character {_quote(source[offset])} {place} at offset {position}"
+        return f"invalid character {_quote(source[offset])} {place} at offset {_bytes(source, offset) + 1}"
+
+
+def _bytes(source: str, end: int) -> int:
+    return len(source[:end].encode("utf-8", "replace"))
 
 
 def _quote(char: str) -> str:
@@ -135,11 +145,14 @@ def _string(source: str, at: int) -> int:
             at += 1
             escape = _peek(source, at)
             if escape not in _ESCAPES:
-                raise _Unexpected(at, "in string escape code")
+                raise _BadEscape(at + 1, "\\" + escape)
             if escape == "u":
-                for at in range(at + 1, at + 5):  # noqa: B020  # ends on the last of the four digits
-                    if _peek(source, at) not in "0123456789abcdefABCDEF":
-                        raise _Unexpected(at, r"in \u hexadecimal character escape")
+                digits = source[at + 1:at + 5]
+                if any(digit not in "0123456789abcdefABCDEF" for digit in digits):
+                    raise _BadEscape(at + 5, "\\u" + digits)
+                if len(digits) < 4:
+                    raise _Ended
+                at += 4
         elif ord(char) < 32:
             raise _Unexpected(at, "in string literal")
         at += 1
@@ -156,14 +169,14 @@ def _number(source: str, at: int) -> int:
         at = _digits(source, at)
     if at < len(source) and source[at] == ".":
         if not _digit(_peek(source, at + 1)):
-            raise _Unexpected(at + 1, "after decimal point in numeric literal")
+            raise _Unexpected(at + 1, "in numeric literal")
         at = _digits(source, at + 1)
     if at < len(source) and source[at] in "eE":
         at += 1
         if _peek(source, at) in "+-":
             at += 1
         if not _digit(_peek(source, at)):
-            raise _Unexpected(at, "in exponent of numeric literal")
+            raise _Unexpected(at, "in numeric literal")
         at = _digits(source, at)
     return at
 

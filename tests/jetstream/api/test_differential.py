@@ -1,0 +1,139 @@
+"""The same requests to the real nats-server and to the broker: every answer must be the same, field by field.
+
+Times, ids and what depends on the machine are made equal first (``normal``); everything else counts, the presence of
+fields and the texts of errors above all. Shows what no list of expectations could: that we answer as it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.errors import NoRespondersError
+
+from tests.harness import BrokerProcess, NatsServerProcess
+from tests.jetstream.api.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SILENCE_SECONDS = 0.4
+_STEP = re.compile(r"(\w+)(?:\[([^:]+): ([^\]]*)\])? (\S+) ?(.*)")
+_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
+
+
+class Server:
+    """One of the two, as a client sees it. Answers come back as plain values."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def play(self, scenario: str) -> list[tuple[str, Any]]:
+        """Each step with its answer."""
+        played = []
+        for line in scenario.strip().splitlines():
+            step = _STEP.fullmatch(line.strip())
+            assert step is not None, f"no step: {line}"
+            verb, name, value, subject, body = step.groups()
+            headers = {name: value} if name else None
+            if verb == "many":
+                answer = await self._many("$JS.API." + subject, body.encode(), headers)
+            else:
+                prefix = "" if verb == "pub" else "$JS.API."
+                answer = await self._request(prefix + subject, body.encode(), headers)
+            played.append((line.strip(), normal(answer)))
+        return played
+
+    async def clear(self) -> None:
+        """Remove all streams."""
+        names = json.loads((await self.client.request("$JS.API.STREAM.NAMES")).data)["streams"]
+        for name in names or ():
+            await self.client.request(f"$JS.API.STREAM.DELETE.{name}")
+
+    async def _request(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Any:
+        try:
+            msg = await self.client.request(subject, body, timeout=SILENCE_SECONDS, headers=headers)
+        except NoRespondersError:
+            return "no responders"
+        except TimeoutError:
+            return "silence"
+        return shown(msg)
+
+    async def _many(self, subject: str, body: bytes, headers: dict[str, str] | None) -> list[Any]:
+        inbox = self.client.new_inbox()
+        answers = []
+        subscription = await self.client.subscribe(inbox)
+        await self.client.publish(subject, body, reply=inbox, headers=headers)
+        try:
+            while True:
+                msg = await subscription.next_msg(timeout=SILENCE_SECONDS)
+                answers.append(shown(msg))
+                if msg.headers and "Status" in msg.headers:
+                    break
+        except TimeoutError:
+            pass
+        await subscription.unsubscribe()
+        return answers
+
+
+def shown(msg: Any) -> Any:
+    """A message as a value: JSON decoded, headers beside it when there are any; a pull delivery's ack subject too."""
+    text = msg.data.decode()
+    value = json.loads(text) if text[:1] == "{" else text
+    reply = [re.sub(r"\d{19}", "TIME", msg.reply)] if msg.reply else []
+    return [dict(msg.headers), value, *reply] if msg.headers or reply else value
+
+
+def normal(value: Any, key: str = "") -> Any:
+    """``value`` with everything made equal that two servers cannot agree on."""
+    if isinstance(value, dict):
+        value = {name: normal(inner, name) for name, inner in value.items()}
+        if value.get("type", "").endswith("consumer_create_response") and _AUTO_NAME.fullmatch(value.get("name", "")):
+            value["name"] = "AUTO"
+        config, state = value.get("config"), value.get("state")
+        if isinstance(state, dict) and isinstance(config, dict) and config.get("storage") == "memory":
+            # nats-server counts otherwise in memory; here both stores count as its file store does.
+            state["bytes"] = "BYTES"
+        return value
+    if isinstance(value, list):
+        names = ["AUTO" if isinstance(v, str) and _AUTO_NAME.fullmatch(v) else v for v in value]
+        return [normal(inner) for inner in (sorted(names) if key == "consumers" and all_text(names) else value)]
+    if isinstance(value, str):
+        if key in ("leader", "_nats.ver"):
+            return key
+        return _TIME.sub("TIME", value)
+    if key in ("pause_remaining", "memory"):
+        return key
+    return value
+
+
+def all_text(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Server, Server]]:
+    """The real one and ours, each with one client."""
+    base: Path = tmp_path_factory.mktemp("differential")
+    async with (NatsServerProcess("-js", "-sd", str(base / "real")) as real,
+                BrokerProcess("-js", "-sd", str(base / "ours")) as ours):
+        clients = [await nats.connect(process.url) for process in (real, ours)]
+        yield Server(clients[0]), Server(clients[1])
+        for client in clients:
+            await client.close()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_answers_are_those_of_nats_server(servers: tuple[Server, Server], name: str) -> None:
+    await asyncio.gather(*(server.clear() for server in servers))
+    expected, got = await asyncio.gather(*(server.play(SCENARIOS[name]) for server in servers))
+    for (step, theirs), (_, ours) in zip(expected, got, strict=True):
+        assert ours == theirs, step
