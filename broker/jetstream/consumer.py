@@ -109,7 +109,7 @@ class Consumer:
                  rng: random.Random, *, loop: Scheduler | None = None) -> None:
         self.stream = stream
         self.config = config
-        self.name = config.name or config.durable_name
+        self.name = state.name
         self.created_ns = state.created_ns
         self.bus = bus
         self.clock = clock
