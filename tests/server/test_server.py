@@ -1,0 +1,382 @@
+"""The server as nats-py and a raw socket find it: the ordinary uses, the slow ones, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats
+import pytest
+from nats.errors import NoRespondersError
+
+from broker.protocol.parser import Msg
+from broker.server.listener import Server, duration, rfc3339, uptime
+from broker.server.options import ServerOptions
+
+from .wire import Wire
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"name":"n"}\r\n'
+
+
+@asynccontextmanager
+async def running(**fields: Any) -> AsyncIterator[Server]:
+    """A server on a port of its own."""
+    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def client(server: Server, **options: Any) -> AsyncIterator[nats.aio.client.Client]:
+    connection = await nats.connect(f"nats://127.0.0.1:{server.port}", **options)
+    try:
+        yield connection
+    finally:
+        if not connection.is_closed:
+            await connection.close()
+
+
+# nats-py
+
+
+async def test_publish_and_subscribe() -> None:
+    """Subjects, payloads, headers and wildcards arrive as sent, in order."""
+    async with running() as server, client(server) as nc:
+        sub = await nc.subscribe("foo.*")
+        for i in range(100):
+            await nc.publish(f"foo.{i % 3}", b"%d" % i, headers={"N": str(i)} if i % 2 else None)
+        got = [await sub.next_msg() for _ in range(100)]
+        assert [int(m.data) for m in got] == list(range(100))
+        assert [m.subject for m in got] == [f"foo.{i % 3}" for i in range(100)]
+        assert [m.headers for m in got] == [{"N": str(i)} if i % 2 else None for i in range(100)]
+
+
+async def test_request() -> None:
+    """Requests are answered, many at a time; one that nobody hears fails at once."""
+    async with running() as server, client(server) as nc, client(server) as service:
+        async def double(m: Any) -> None:
+            await m.respond(b"%d" % (2 * int(m.data)))
+
+        await service.subscribe("double", cb=double)
+        await service.flush()
+        answers = await asyncio.gather(*(nc.request("double", b"%d" % i, timeout=5) for i in range(200)))
+        assert [int(answer.data) for answer in answers] == [2 * i for i in range(200)]
+        with pytest.raises(NoRespondersError):
+            await nc.request("half", b"", timeout=5)
+
+
+async def test_queue_group() -> None:
+    """Each message has one member; all members get some."""
+    async with running() as server, client(server) as nc:
+        workers = [await nc.subscribe("work", queue="q") for _ in range(3)]
+        for i in range(300):
+            await nc.publish("work", b"%d" % i)
+        await nc.flush()
+        counts = [worker.pending_msgs for worker in workers]
+        assert sum(counts) == 300 and min(counts) > 50
+
+
+async def test_drain_and_auto_unsubscribe() -> None:
+    """A drained connection has handled what was sent before; a limited subscription stops at its limit."""
+    async with running() as server, client(server) as nc:
+        seen: list[bytes] = []
+
+        async def slowly(m: Any) -> None:
+            await asyncio.sleep(0)
+            seen.append(m.data)
+
+        await nc.subscribe("a", cb=slowly)
+        limited = await nc.subscribe("a")
+        await limited.unsubscribe(limit=3)
+        for i in range(10):
+            await nc.publish("a", b"%d" % i)
+        await nc.flush()
+        assert limited.pending_msgs == 3
+        await nc.drain()
+        assert seen == [b"%d" % i for i in range(10)]
+        assert server.router.subscription_count == 0
+
+
+async def test_large_messages() -> None:
+    """Messages up to max_payload pass whole; a larger one ends the connection."""
+    async with running() as server, client(server) as nc:
+        sub = await nc.subscribe("big")
+        body = bytes(range(256)) * 4096
+        for _ in range(3):
+            await nc.publish("big", body)
+        for _ in range(3):
+            assert (await sub.next_msg(timeout=5)).data == body
+
+
+async def test_reconnect() -> None:
+    """A client finds a server that comes back on its port, and has its subscriptions there."""
+    async with running() as server:
+        port = server.port
+        async with client(server, reconnect_time_wait=0.02, max_reconnect_attempts=100) as nc:
+            back = asyncio.Event()
+
+            async def reconnected() -> None:
+                back.set()
+
+            nc._reconnected_cb = reconnected
+            sub = await nc.subscribe("a")
+            await nc.flush()
+            await server.close()
+            again = Server(ServerOptions(host="127.0.0.1", port=port))
+            await again.start()
+            try:
+                async with asyncio.timeout(10):
+                    await back.wait()
+                await nc.publish("a", b"x")
+                assert (await sub.next_msg(timeout=5)).data == b"x"
+            finally:
+                await again.close()
+
+
+# Slow consumers and fast producers
+
+
+@asynccontextmanager
+async def deaf(server: Server, receive_bytes: int = 4096) -> AsyncIterator[socket.socket]:
+    """A client that subscribes to ``a`` and then reads nothing, with so much room in its socket."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", server.port))
+        await loop.sock_sendall(sock, QUIET + b"SUB a 1\r\nPING\r\n")
+        got = b""
+        while b"connect_info" not in got:
+            got += await loop.sock_recv(sock, 4096)
+        yield sock
+
+
+async def until_gone(server: Server, count: int) -> None:
+    """Wait until only ``count`` clients are left."""
+    async with asyncio.timeout(10):
+        while len(server.clients) > count:
+            await asyncio.sleep(0.01)
+
+
+async def test_slow_consumer_by_bytes() -> None:
+    """Who lets more than max_pending gather is let go, counted, and the publisher goes on unharmed."""
+    async with running(max_pending=4 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
+        publisher.send(QUIET)
+        body = b"x" * 100_000
+        for _ in range(200):
+            publisher.send(b"PUB a %d\r\n%b\r\n" % (len(body), body))
+        assert (await publisher.settled()).endswith(b"PONG\r\n")
+        await until_gone(server, 1)
+        assert server.varz()["slow_consumers"] == 1
+        assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Pending Bytes)"]
+
+
+async def test_slow_consumer_by_time() -> None:
+    """Who takes nothing for the write deadline is let go although little is pending."""
+    async with running(write_deadline_ns=200_000_000) as server, deaf(server), Wire(server.port) as publisher:
+        publisher.send(QUIET)
+        body = b"x" * 1_000_000
+        for _ in range(12):
+            publisher.send(b"PUB a %d\r\n%b\r\n" % (len(body), body))
+        await publisher.settled()
+        await until_gone(server, 1)
+        assert [ended["reason"] for ended in server.connections(closed=True)] == ["Slow Consumer (Write Deadline)"]
+
+
+async def test_a_reader_is_not_slow() -> None:
+    """Steady reading keeps a connection whose buffer is not empty for many write deadlines."""
+    async with running(write_deadline_ns=400_000_000) as server, deaf(server, 1 << 20) as sock, Wire(
+            server.port) as publisher:
+        loop = asyncio.get_running_loop()
+        publisher.send(QUIET)
+        body = b"x" * 1_000_000
+        message = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
+        await publisher.settled()
+        sent = have = 0
+        until = loop.time() + 1.5
+        while loop.time() < until:
+            # A few megabytes are always on their way.
+            while sent - have < 8 * len(message):
+                server.router.publish(b"a", b"", 0, body)
+                sent += len(message)
+            have += len(await loop.sock_recv(sock, 1 << 20))
+        assert not server.connections(closed=True)
+        assert server.connections()[0]["pending_bytes"] > 0
+
+
+async def test_fast_producer_is_stalled() -> None:
+    """While a receiver is above three quarters of its bound, its publisher is read more slowly, and counted."""
+    async with running(max_pending=40 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
+        publisher.send(QUIET)
+        body = b"x" * 1_000_000
+        for _ in range(40):
+            publisher.send(b"PUB a %d\r\n%b\r\n" % (len(body), body))
+        await publisher.settled()
+        assert server.varz()["stalled_clients"] > 0
+
+
+async def test_hold_and_release() -> None:
+    """A held source is not read until as many releases as holds have come; pings wait with it."""
+    async with running() as server, Wire(server.port) as wire:
+        runs: list[int] = []
+
+        def handler(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
+            runs.append(end - start)
+            source.hold()
+            source.hold()
+            sources.append(source)
+
+        sources: list[Any] = []
+        server.router.subscribe(b"s", handler)
+        wire.send(QUIET + b"PING\r\n")
+        await wire.until(b"PONG\r\n")
+        await wire.until(b"\r\n")
+        wire.send(b"PUB s 1\r\nx\r\n")
+        async with asyncio.timeout(5):
+            while not runs:
+                await asyncio.sleep(0.001)
+        wire.send(b"PING\r\n")
+        sources[0].release()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await wire.until(b"PONG\r\n")
+        sources[0].release()
+        assert await wire.until(b"PONG\r\n") == b"PONG\r\n"
+
+
+async def test_release_after_the_end() -> None:
+    """JetStream may release a source that is long gone."""
+    async with running() as server:
+        async with Wire(server.port) as wire:
+            await wire.settled()
+            [source] = server.clients.values()
+            source.hold()
+            wire.send(b"PING\r\n")
+        source.close("Client Closed")
+        source.release()
+        source.no_responders(b"a", b"b")
+
+
+# The end, and keeping alive
+
+
+async def test_lame_duck() -> None:
+    """No new connections, INFO with ldm for those that can take one, the grace period, then the end of each."""
+    async with running(lame_duck_duration_ns=400_000_000, lame_duck_grace_ns=200_000_000) as server, Wire(
+            server.port) as new, Wire(server.port) as old:
+        new.send(QUIET + b"PING\r\n")
+        await new.until(b'"connect_info":true')
+        await new.until(b"\r\n")
+        old.send(b'CONNECT {"verbose":false}\r\n')
+        await old.settled()
+        ending = asyncio.create_task(server.lame_duck())
+        told = await new.until(b"\r\n")
+        assert json.loads(told[5:])["ldm"] is True
+        with pytest.raises(OSError):
+            async with Wire(server.port):
+                pass
+        new.send(b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+        assert await new.settled() == b"MSG a 1 1\r\nx\r\nPONG\r\n"
+        assert await new.end() == b""
+        assert await old.end() == b""
+        await ending
+        assert {ended["reason"] for ended in server.connections(closed=True)} == {"Server Shutdown"}
+
+
+async def test_close_writes_what_is_queued() -> None:
+    """A clean end hands over what a client has coming."""
+    async with running() as server, Wire(server.port) as wire:
+        wire.send(QUIET + b"SUB a 1\r\n")
+        await wire.settled()
+        await wire.until(b"\r\n")
+        server.router.publish(b"a", b"", 0, b"x" * 1_000_000)
+        closing = asyncio.create_task(server.close())
+        assert await wire.end() == b"MSG a 1 1000000\r\n" + b"x" * 1_000_000 + b"\r\n"
+        await closing
+
+
+async def test_half_closed_client() -> None:
+    """A client that shut its sending side gets what it asked for before the end."""
+    async with running() as server, Wire(server.port) as wire:
+        wire.send(QUIET + b"SUB a 1\r\nPUB a 2\r\nhi\r\n")
+        wire.writer.write_eof()
+        assert await wire.end() == b"MSG a 1 2\r\nhi\r\n"
+
+
+async def test_pings_keep_a_client() -> None:
+    """A client that answers is never stale; its round trip is measured."""
+    async with running(ping_interval_ns=50_000_000, ping_max=1) as server, Wire(server.port) as wire:
+        wire.send(b'CONNECT {"verbose":false}\r\n')
+        for _ in range(4):
+            assert await wire.until(b"\r\n") == b"PING\r\n"
+            wire.send(b"PONG\r\n")
+        await wire.settled()
+        [entry] = server.connections()
+        assert entry["rtt"] != "0s"
+
+
+async def test_advertise() -> None:
+    """New addresses go out to those that listen for them, and to those that come."""
+    async with running() as server, Wire(server.port) as wire:
+        wire.send(QUIET + b"PING\r\n")
+        await wire.until(b'"connect_info":true')
+        await wire.until(b"\r\n")
+        server.advertise(["10.0.0.1:4222"])
+        assert json.loads((await wire.until(b"\r\n"))[5:])["connect_urls"] == ["10.0.0.1:4222"]
+        async with Wire(server.port) as late:
+            assert json.loads(late.info[5:])["connect_urls"] == ["10.0.0.1:4222"]
+
+
+async def test_authenticate_hook() -> None:
+    """A check of one's own decides by the fields of CONNECT."""
+    async with running(authenticate=lambda connect: connect.get("name") == "friend") as server:
+        async with Wire(server.port) as friend, Wire(server.port) as other:
+            assert json.loads(friend.info[5:])["auth_required"] is True
+            friend.send(b'CONNECT {"verbose":false,"name":"friend"}\r\n')
+            assert await friend.settled() == b"PONG\r\n"
+            other.send(b'CONNECT {"verbose":false,"name":"foe"}\r\n')
+            assert await other.end() == b"-ERR 'Authorization Violation'\r\n"
+
+
+# What monitoring reads
+
+
+async def test_counts() -> None:
+    """Messages and bytes of each connection and of the server, those that are gone included."""
+    async with running() as server, Wire(server.port) as wire:
+        wire.send(QUIET + b"SUB a 1\r\nSUB b q 2\r\nUNSUB 2 5\r\n")
+        async with Wire(server.port) as other:
+            other.send(b'CONNECT {"verbose":false,"headers":true}\r\n')
+            other.send(b"PUB a 3\r\nabc\r\nHPUB a 12 14\r\nNATS/1.0\r\n\r\nhi\r\nPUB c 5\r\nabcde\r\n")
+            await other.settled()
+            by_cid = {entry["cid"]: entry for entry in server.connections()}
+            first, second = by_cid[min(by_cid)], by_cid[max(by_cid)]
+            assert (second["in_msgs"], second["in_bytes"], second["out_msgs"]) == (3, 22, 0)
+            assert (first["out_msgs"], first["out_bytes"], first["in_msgs"]) == (2, 17, 0)
+            assert first["name"] == "n" and first["subscriptions"] == 2
+            details = first["subscriptions_list_detail"]
+            assert [(sub["subject"], sub["sid"], sub["msgs"]) for sub in details] == [("a", "1", 2), ("b", "2", 0)]
+            assert details[1]["qgroup"] == "q" and details[1]["max"] == 5
+        await until_gone(server, 1)
+        varz = server.varz()
+        assert (varz["in_msgs"], varz["in_bytes"], varz["out_msgs"], varz["out_bytes"]) == (3, 22, 2, 17)
+        assert (varz["connections"], varz["total_connections"]) == (1, 2)
+        assert [ended["reason"] for ended in server.connections(closed=True)] == ["Client Closed"]
+        json.dumps([varz, server.connections(), server.connections(closed=True)])
+
+
+def test_times_as_text() -> None:
+    """Instants and durations as Go's JSON and nats-server's monitoring write them."""
+    assert rfc3339(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
+    assert rfc3339(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
+    assert uptime(59_999_999_999) == "59s"
+    assert uptime(3_661_000_000_000) == "1h1m1s"
+    assert uptime(90_061_000_000_000) == "1d1h1m1s"
+    assert duration(1_234) == "1.234µs" and duration(0) == "0s" and duration(2_500_000_000) == "2.5s"
