@@ -1,7 +1,7 @@
 """Writes the golden objects: ``python -m tests.golden.generate`` adds the ones that are missing, and changes none.
 
-Each is ``blocks/<what it is, or what is wrong with it>.bin`` with a ``.json`` beside it: the key's parts, and
-Each is ``blocks/<what it is, or what is wrong with it>.bin``; a ``.json`` beside it has the key's parts, and
+Each is ``blocks/<what it is, or what is wrong with it>.bin``; a ``.json`` beside it has the key's parts, and either all
+that a reader gets from it or the error it must end in. They are kept for ever: a later version of the format adds its
 own, and still reads these.
 """
 
