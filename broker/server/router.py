@@ -32,7 +32,7 @@ from broker.protocol.subject import is_literal, matches
 
 from .sublist import Match, Sublist
 
-__all__ = ["BatchHandler", "Columns", "InterestWatch", "Peer", "Router", "Subscription"]
+__all__ = ["BatchHandler", "Columns", "Handle", "InterestWatch", "Peer", "Router", "Subscription"]
 
 ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half goes."""
@@ -73,6 +73,12 @@ class Peer(Protocol):
 
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
+
+
+class Handle(Protocol):
+    """What ``subscribe`` returned, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
+
+    subject: bytes
 
 
 class Columns(Protocol):
@@ -332,8 +338,9 @@ class Router:
         self.add(sub)
         return sub
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Handle) -> None:
         """End an in-process subscription; ending it twice does nothing."""
+        assert isinstance(subscription, Subscription)
         self.remove(subscription)
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:

@@ -11,8 +11,9 @@ LIMIT = 48
 
 pieces = st.sampled_from([
     b"PUB ", b"HPUB ", b"SUB ", b"UNSUB ", b"CONNECT ", b"PING", b"PONG", b"+OK", b"-ERR ", b"INFO ", b"pub\t", b"foo",
-    b" ", b"\t", b"\r\n", b"\n", b"\r", b"0", b"1", b"3", b"12", b"999999999", b"-1", b"{}", b"abc", b"PUB a 3\r\nabc\r\n",
-    b"PUB a b 0\r\n\r\n", b"HPUB a 1 3\r\nabc\r\n", b"SUB a 1\r\n", b"CONNECT {}\r\n", b"x" * 60, b"\x00", b"\xff",
+    b" ", b"\t", b"\r\n", b"\n", b"\r", b"0", b"1", b"3", b"12", b"999999999", b"-1", b"{}", b"abc",
+    b"PUB a 3\r\nabc\r\n", b"PUB a b 0\r\n\r\n", b"HPUB a 1 3\r\nabc\r\n", b"SUB a 1\r\n", b"CONNECT {}\r\n",
+    b"x" * 60, b"\x00", b"\xff",
 ])
 streams = st.lists(st.one_of(pieces, pieces, pieces, st.binary(max_size=4)), max_size=30).map(b"".join)
 

@@ -47,7 +47,8 @@ ERRORS: dict[str, tuple[bytes, str | None]] = {
     "server's": (b"MSG a 1 2\r\n", UNKNOWN), "blank first": (b" PING\r\n", UNKNOWN), "empty line": (b"\r\n", UNKNOWN),
     "no blank": (b"PUB\r\n", UNKNOWN), "no blank, unfinished": (b"SUBx", UNKNOWN), "just LF": (b"\n", UNKNOWN),
     "pub of nothing": (b"PUB \r\n", None), "pub one": (b"PUB a\r\n", None), "pub four": (b"PUB a b c 1\r\n", None),
-    "size text": (b"PUB a b\r\n", None), "size signed": (b"PUB a +1\r\n", None), "size negative": (b"PUB a -1\r\n", None),
+    "size text": (b"PUB a b\r\n", None), "size signed": (b"PUB a +1\r\n", None),
+    "size negative": (b"PUB a -1\r\n", None),
     "size underscored": (b"PUB a 1_0\r\n", None), "ten digits": (b"PUB a 0000000001\r\n", None),
     "hpub two": (b"HPUB a 1\r\n", None), "hpub five": (b"HPUB a b c 1 2\r\n", None),
     "header size text": (b"HPUB a x 2\r\n", None), "header larger": (b"HPUB a 3 2\r\n", None),
@@ -119,10 +120,15 @@ def test_error(name: str, step: int) -> None:
     data, text = ERRORS[name]
     made = parser()
     before: list[Op] = []
-    with pytest.raises(ProtocolError) as caught:
-        whole = b"PUB a 1\r\nx\r\n" + data
+    whole = b"PUB a 1\r\nx\r\n" + data
+
+    def feed_all() -> None:
+        nonlocal before
         for start in range(0, len(whole), step):
             before += fed(made, whole[start:start + step])
+
+    with pytest.raises(ProtocolError) as caught:
+        feed_all()
     assert caught.value.text == text
     assert before + caught.value.ops == [(b"a", b"", 0, b"x")]
 

@@ -14,7 +14,8 @@ from broker.protocol.subject import collide, is_literal, is_valid, matches, subs
 TOKENS = ["a", "b", "*", "a*", ">b"]
 patterns = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=4).flatmap(
     lambda tokens: st.sampled_from([".".join(tokens), ".".join([*tokens[:-1], ">"])]))
-SUBJECTS = [".".join(tokens) for size in range(1, 6) for tokens in itertools.product(["a", "b", "a*", ">b"], repeat=size)]
+SUBJECTS = [".".join(tokens) for size in range(1, 6)
+            for tokens in itertools.product(["a", "b", "a*", ">b"], repeat=size)]
 
 
 def naive(pattern: str) -> re.Pattern[str]:
@@ -46,12 +47,17 @@ def test_valid(subject: bytes) -> None:
     assert is_valid(subject)
 
 
-@pytest.mark.parametrize("subject", [b"", b".", b"a.", b".a", b"a..b", b">.a", b"a.>.b", b"a b", b"a\tb", b"a.\n", b">.>"])
+@pytest.mark.parametrize("subject", [b"", b".", b"a.", b".a", b"a..b", b">.a", b"a.>.b", b"a b", b"a\tb", b"a.\n",
+                                     b">.>"])
 def test_invalid(subject: bytes) -> None:
     assert not is_valid(subject)
 
 
 def test_literal() -> None:
     """Wildcards count only as whole tokens."""
-    assert is_literal(b"a.b") and is_literal(b"a*.b>") and is_literal(b"*a")
-    assert not is_literal(b"a.*") and not is_literal(b">") and not is_literal(b"*.b")
+    assert is_literal(b"a.b")
+    assert is_literal(b"a*.b>")
+    assert is_literal(b"*a")
+    assert not is_literal(b"a.*")
+    assert not is_literal(b">")
+    assert not is_literal(b"*.b")

@@ -7,6 +7,7 @@ its connection, which is then read to its end; one marked ``PARTIAL`` leaves it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -97,14 +98,17 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB foobar 1\r\nx\r\nPUB foo* 1\r\ny\r\nPUB a.>b 1\r\nz\r\nPUB a.cb 1\r\nw\r\n")],
     "publish to a wildcard": [("a", OLD), ("a", b"SUB foo.* 1\r\nSUB foo.bar 2\r\n"), ("a", b"PUB foo.* 1\r\nx\r\n"),
                               ("a", b"PUB foo.> 1\r\ny\r\n")],
-    "publish with empty tokens": [("a", OLD), ("a", b"SUB foo.*.bar 1\r\nSUB > 2\r\n"), ("a", b"PUB foo..bar 1\r\nx\r\n"),
+    "publish with empty tokens": [("a", OLD), ("a", b"SUB foo.*.bar 1\r\nSUB > 2\r\n"),
+                                  ("a", b"PUB foo..bar 1\r\nx\r\n"),
                                   ("a", b"PUB .foo 1\r\ny\r\nPUB foo. 1\r\nz\r\n")],
     "pedantic": [("a", PEDANTIC), ("a", b"SUB foo.* 1\r\n"), ("a", b"PUB foo.* 1\r\nx\r\n"),
                  ("a", b"PUB foo..bar 1\r\nx\r\n"), ("a", b"PUB foo.bar 1\r\nx\r\n")],
     "wildcard matching": [
-        ("a", OLD), ("a", b"SUB foo.* 1\r\n"), ("a", b"PUB foo.bar 1\r\nx\r\nPUB foo 1\r\nx\r\nPUB foo.a.b 1\r\nx\r\n")],
+        ("a", OLD), ("a", b"SUB foo.* 1\r\n"),
+        ("a", b"PUB foo.bar 1\r\nx\r\nPUB foo 1\r\nx\r\nPUB foo.a.b 1\r\nx\r\n")],
     "full wildcard matching": [
-        ("a", OLD), ("a", b"SUB foo.> 1\r\n"), ("a", b"PUB foo.bar 1\r\nx\r\nPUB foo 1\r\nx\r\nPUB foo.a.b 1\r\nx\r\n")],
+        ("a", OLD), ("a", b"SUB foo.> 1\r\n"),
+        ("a", b"PUB foo.bar 1\r\nx\r\nPUB foo 1\r\nx\r\nPUB foo.a.b 1\r\nx\r\n")],
     "a sid in use": [("a", OLD), ("a", b"SUB foo 1\r\nSUB bar 1\r\n"), ("a", b"PUB foo 1\r\nx\r\nPUB bar 1\r\ny\r\n")],
     "sids are any text": [("a", OLD), ("a", b"SUB foo a%d%%b\r\nPUB foo 1\r\nx\r\nPUB foo r 1\r\ny\r\n")],
     "unsub of an unknown sid": [("a", VERBOSE), ("a", b"UNSUB 7\r\nUNSUB 7 3\r\n")],
@@ -167,14 +171,17 @@ DIALOGUES: dict[str, list[Step]] = {
                 ("b", b"UNSUB 5\r\n"), ("a", b"PUB _INBOX.x.2 1\r\nb\r\nUNSUB 1\r\nPUB _INBOX.x.2 1\r\nb\r\n")],
     "what looks like acks": [
         ("a", QUIET), ("b", QUIET), ("a", b"SUB $JS.ACK.S.C.> 1\r\n"),
-        ("b", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\nPUB $JS.ACK.S.D.1.2.3.4.5 1\r\nc\r\n"),
+        ("b", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\n"
+              b"PUB $JS.ACK.S.D.1.2.3.4.5 1\r\nc\r\n"),
         ("b", b"SUB $JS.ACK.S.C.2.*.*.*.* 7\r\n"),
-        ("a", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\nPUB $JS.ACK.S.C.1 1\r\nc\r\n"),
+        ("a", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\n"
+              b"PUB $JS.ACK.S.C.1 1\r\nc\r\n"),
         ("b", b"UNSUB 7\r\n"), ("a", b"PUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\n")],
     # What clients may not publish
     "reserved replies": [
         ("a", OLD), ("a", b"SUB foo 1\r\n"),
-        ("a", b"PUB foo _R_.abc 1\r\nx\r\nPUB foo ok 1\r\ny\r\nPUB foo $JS.ACK.a.b 1\r\nz\r\nPUB foo _GR_.a.b 1\r\nw\r\n"),
+        ("a", b"PUB foo _R_.abc 1\r\nx\r\nPUB foo ok 1\r\ny\r\n"
+              b"PUB foo $JS.ACK.a.b 1\r\nz\r\nPUB foo _GR_.a.b 1\r\nw\r\n"),
         ("a", b"PUB foo _R_ 1\r\nx\r\nPUB foo $JS.ACK 1\r\ny\r\n")],
     "reserved subjects": [
         ("a", QUIET), ("a", b"SUB > 1\r\n"), ("a", b"PUB $NRG.a 1\r\nx\r\nPUB _GR_.a.b 1\r\ny\r\nPUB $NRG 1\r\nz\r\n")],
@@ -186,7 +193,8 @@ USER = ["--user", "u", "--pass", "secret"]
 TOKEN = ["--auth", "t0ken"]
 GUARDED: dict[str, tuple[list[str], dict[str, object], list[Step]]] = {
     "user": (USER, {"user": "u", "password": "secret"},
-             [("a", b'CONNECT {"verbose":false,"user":"u","pass":"secret"}\r\n'), ("a", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n")]),
+             [("a", b'CONNECT {"verbose":false,"user":"u","pass":"secret"}\r\n'),
+              ("a", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n")]),
     "wrong password": (USER, {"user": "u", "password": "secret"},
                        [("a", b'CONNECT {"verbose":false,"user":"u","pass":"x"}\r\n', END)]),
     "no password": (USER, {"user": "u", "password": "secret"}, [("a", b'CONNECT {"verbose":false}\r\n', END)]),
@@ -296,8 +304,6 @@ async def test_info_fields(tmp_path: Path) -> None:
     server = Server(ServerOptions(host="127.0.0.1", port=-1))
     await server.start()
     async with NatsServerProcess(monitor=False) as process, Wire(process.port) as real, Wire(server.port) as ours:
-        import json
-
         theirs = json.loads(real.info[5:])
         fields = json.loads(ours.info[5:])
     await server.close()

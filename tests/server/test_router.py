@@ -88,7 +88,8 @@ def test_is_a_bus(router: Router) -> None:
     """The type checker agrees that JetStream's seam is kept on both sides."""
     bus: Bus = router
     source: Source = FakePeer(router)
-    assert bus is not None and source is not None
+    assert bus is not None
+    assert source is not None
 
 
 def test_subjects_of_the_same_receivers_are_one_run(router: Router) -> None:
@@ -250,7 +251,8 @@ def test_deliver_to_one_client(router: Router) -> None:
     peer = FakePeer(router)
     peer.sub(b"_INBOX.me.*", b"3")
     assert router.deliver(b"_INBOX.me.1", deliveries(2)) == 2
-    assert peer.taken() == (b"MSG s.0 3 $JS.ACK.S.C.1.10.1.5.0 5\r\nbody0\r\nMSG s.1 3 $JS.ACK.S.C.1.11.2.5.0 5\r\nbody1\r\n")
+    assert peer.taken() == (b"MSG s.0 3 $JS.ACK.S.C.1.10.1.5.0 5\r\nbody0\r\n"
+                            b"MSG s.1 3 $JS.ACK.S.C.1.11.2.5.0 5\r\nbody1\r\n")
     assert peer.counted == [2, 10]
 
 
@@ -284,7 +286,8 @@ def test_deliver_in_process(router: Router) -> None:
     heard = Heard()
     router.subscribe(b"d", heard)
     assert router.deliver(b"d", deliveries(2, hlens=[4, 0])) == 2
-    assert heard.runs == [[(b"s.0", b"$JS.ACK.S.C.1.10.1.5.0", 4, b"body0"), (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
+    assert heard.runs == [[(b"s.0", b"$JS.ACK.S.C.1.10.1.5.0", 4, b"body0"),
+                           (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
 
 
 def test_watches(router: Router) -> None:
@@ -293,13 +296,15 @@ def test_watches(router: Router) -> None:
     any_one = router.watch_interest(b"d.1", b"", lambda now: told.append(("any", now)))
     group = router.watch_interest(b"d.1", b"q", lambda now: told.append(("q", now)))
     peer = FakePeer(router)
-    assert not any_one.interested and not group.interested
+    assert not any_one.interested
+    assert not group.interested
     wildcard = peer.sub(b"d.*", b"1")
     literal = peer.sub(b"d.1", b"2")
     member = peer.sub(b"d.1", b"3", queue=b"q")
     router.remove(wildcard)
     router.remove(literal)
-    assert any_one.interested and group.interested
+    assert any_one.interested
+    assert group.interested
     router.remove(member)
     peer.sub(b"e.*", b"4")
     assert told == [("any", True), ("q", True), ("any", False), ("q", False)]
@@ -318,7 +323,8 @@ def test_watches_are_told_later() -> None:
     watch = router.watch_interest(b"d", b"", told.append)
     peer = FakePeer(router)
     sub = peer.sub(b"d")
-    assert watch.interested and not told
+    assert watch.interested
+    assert not told
     router.remove(sub)
     assert not watch.interested
     for tell in later:

@@ -80,7 +80,8 @@ async def test_queue_group() -> None:
             await nc.publish("work", b"%d" % i)
         await nc.flush()
         counts = [worker.pending_msgs for worker in workers]
-        assert sum(counts) == 300 and min(counts) > 50
+        assert sum(counts) == 300
+        assert min(counts) > 50
 
 
 async def test_drain_and_auto_unsubscribe() -> None:
@@ -161,7 +162,7 @@ async def deaf(server: Server, receive_bytes: int = 4096) -> AsyncIterator[socke
 async def until_gone(server: Server, count: int) -> None:
     """Wait until only ``count`` clients are left."""
     async with asyncio.timeout(10):
-        while len(server.clients) > count:
+        while len(server.clients) > count:  # noqa: ASYNC110 - a server tells nobody that a client left
             await asyncio.sleep(0.01)
 
 
@@ -225,29 +226,26 @@ async def test_fast_producer_is_stalled() -> None:
 async def test_hold_and_release() -> None:
     """A held source is not read until as many releases as holds have come; pings wait with it."""
     async with running() as server, Wire(server.port) as wire:
-        runs: list[int] = []
+        heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def handler(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
-            runs.append(end - start)
             source.hold()
             source.hold()
-            sources.append(source)
+            heard.set_result(source)
 
-        sources: list[Any] = []
         server.router.subscribe(b"s", handler)
         wire.send(QUIET + b"PING\r\n")
         await wire.until(b"PONG\r\n")
         await wire.until(b"\r\n")
         wire.send(b"PUB s 1\r\nx\r\n")
         async with asyncio.timeout(5):
-            while not runs:
-                await asyncio.sleep(0.001)
+            source = await heard
         wire.send(b"PING\r\n")
-        sources[0].release()
+        source.release()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await wire.until(b"PONG\r\n")
-        sources[0].release()
+        source.release()
         assert await wire.until(b"PONG\r\n") == b"PONG\r\n"
 
 
@@ -336,13 +334,13 @@ async def test_advertise() -> None:
 
 async def test_authenticate_hook() -> None:
     """A check of one's own decides by the fields of CONNECT."""
-    async with running(authenticate=lambda connect: connect.get("name") == "friend") as server:
-        async with Wire(server.port) as friend, Wire(server.port) as other:
-            assert json.loads(friend.info[5:])["auth_required"] is True
-            friend.send(b'CONNECT {"verbose":false,"name":"friend"}\r\n')
-            assert await friend.settled() == b"PONG\r\n"
-            other.send(b'CONNECT {"verbose":false,"name":"foe"}\r\n')
-            assert await other.end() == b"-ERR 'Authorization Violation'\r\n"
+    async with running(authenticate=lambda connect: connect.get("name") == "friend") as server, Wire(
+            server.port) as friend, Wire(server.port) as other:
+        assert json.loads(friend.info[5:])["auth_required"] is True
+        friend.send(b'CONNECT {"verbose":false,"name":"friend"}\r\n')
+        assert await friend.settled() == b"PONG\r\n"
+        other.send(b'CONNECT {"verbose":false,"name":"foe"}\r\n')
+        assert await other.end() == b"-ERR 'Authorization Violation'\r\n"
 
 
 # What monitoring reads
@@ -360,10 +358,12 @@ async def test_counts() -> None:
             first, second = by_cid[min(by_cid)], by_cid[max(by_cid)]
             assert (second["in_msgs"], second["in_bytes"], second["out_msgs"]) == (3, 22, 0)
             assert (first["out_msgs"], first["out_bytes"], first["in_msgs"]) == (2, 17, 0)
-            assert first["name"] == "n" and first["subscriptions"] == 2
+            assert first["name"] == "n"
+            assert first["subscriptions"] == 2
             details = first["subscriptions_list_detail"]
             assert [(sub["subject"], sub["sid"], sub["msgs"]) for sub in details] == [("a", "1", 2), ("b", "2", 0)]
-            assert details[1]["qgroup"] == "q" and details[1]["max"] == 5
+            assert details[1]["qgroup"] == "q"
+            assert details[1]["max"] == 5
         await until_gone(server, 1)
         varz = server.varz()
         assert (varz["in_msgs"], varz["in_bytes"], varz["out_msgs"], varz["out_bytes"]) == (3, 22, 2, 17)
@@ -379,4 +379,6 @@ def test_times_as_text() -> None:
     assert uptime(59_999_999_999) == "59s"
     assert uptime(3_661_000_000_000) == "1h1m1s"
     assert uptime(90_061_000_000_000) == "1d1h1m1s"
-    assert duration(1_234) == "1.234µs" and duration(0) == "0s" and duration(2_500_000_000) == "2.5s"
+    assert duration(1_234) == "1.234µs"
+    assert duration(0) == "0s"
+    assert duration(2_500_000_000) == "2.5s"
