@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, repeat
-from operator import mul
+from operator import itemgetter, mul
 from typing import Any, Final, Generic, TypeVar
 
 from .format.block import (
@@ -85,6 +85,23 @@ class OpenBlock(Generic[Owner]):
     def empty(self) -> bool:
         """Whether there is nothing to persist; an outcome alone is nothing."""
         return not (self.count or self.records or self.removed)
+
+    @property
+    def hlens(self) -> Sequence[int] | None:
+        """Header bytes of each message; None while none has headers."""
+        return self._hlens
+
+    def run_of(self, ordinal: int) -> tuple[int, int, int]:
+        """The run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
+        runs, start = self._runs, 0
+        if self.last_seq - self.first_seq + 1 == self.count:
+            first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
+            return first_seq - self.first_seq, first_seq, time_ns
+        for first_seq, count, time_ns in runs:
+            if ordinal < start + count:
+                return start, first_seq, time_ns
+            start += count
+        raise IndexError(ordinal)
 
     def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
                    bodies: Sequence[bytes], time_ns: int) -> None:

@@ -1,0 +1,235 @@
+"""The queue before a stream's sequencer: what must wait its turn, and who is slowed or refused meanwhile.
+
+Owns: the order of publishes and mutations while one of them waits for the store, back-pressure on publishers.
+Does not own: what a publish leads to (sequencer), nor how full the log is (log).
+
+A stream is mostly *open*: publishes pass straight through. It is
+
+    busy    while an operation that needs cold heads loads them: later publishes and mutations queue behind it
+    full    while the log has no room: publishes queue
+
+Queued bytes are bounded; who brings more is refused. Sources of queued publishes are held (their reads pause) for at most
+``HOLD_SECONDS``. If the log still has no room then, the queued publishes and all that come later are refused until it has:
+with a reply by 429 and error 10167, without one they are dropped and counted.
+
+Source of the refusal: nats-server, server/stream.go, queueInbound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg, Source
+
+__all__ = ["HOLD_SECONDS", "Inlet", "Room", "Run"]
+
+HOLD_SECONDS = 1.0
+
+_ROW_BYTES = 200
+"""A queued message beside its body: its tuple, its subject and its reply."""
+
+_MSGS_AT_ONCE = 4000
+"""Sequenced in one turn of the loop when a queue drains: about 2 ms."""
+
+Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
+"""ops, start, end, source, now_ns: as the bus hands them over."""
+
+
+class Room(Protocol):
+    """What is asked of the log here."""
+
+    def room(self) -> bool: ...
+
+    def when_room(self, fn: Callable[[], object]) -> None: ...
+
+
+class Inlet:
+    """One stream's queue.
+
+    Args: ``sequence`` takes a run when its turn has come; ``refuse`` answers one that is not taken.
+    Attributes: ``closed``: publishes must come here first; ``refused``: messages refused since the start.
+    """
+
+    def __init__(self, log: Room, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], None],
+                 refuse: Callable[[Sequence[Msg]], None], *, bytes_max: int = 16 << 20) -> None:
+        self.closed = False
+        self.busy = False
+        self.bytes = 0
+        self.bytes_max = bytes_max
+        self.refused = 0
+        self._log = log
+        self._sequence = sequence
+        self._refuse = refuse
+        self._queue: deque[tuple[Run, int] | asyncio.Future[None]] = deque()
+        self._held: dict[int, Source] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusing = False
+        self._awaiting_room = False
+
+    # --- publishes ----------------------------------------------------------------------------------------------------
+
+    def take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Queue a run, or refuse it."""
+        run = ops[start:end]
+        full = not self._log.room()
+        size = sum(len(op[3]) for op in run) + _ROW_BYTES * len(run)
+        if (self._refusing and full) or self.bytes + size > self.bytes_max:
+            self._turn_away(run)
+            return
+        self._queue.append(((run, 0, len(run), source, now_ns), size))
+        self.bytes += size
+        self.closed = True
+        if source is not None and (full or self.bytes > self.bytes_max // 4):
+            self._hold(source)
+        if full:
+            self._await_room()
+        elif not self.busy:
+            self._drain()
+
+    def requeue(self, run: Run) -> None:
+        """Put the rest of a run back at the head of the queue: it waits for what it found missing."""
+        size = sum(len(op[3]) for op in run[0][run[1]:run[2]]) + _ROW_BYTES * (run[2] - run[1])
+        self._queue.appendleft((run, size))
+        self.bytes += size
+        self.closed = True
+
+    def drop_first(self) -> Msg | None:
+        """Take the first queued message out, which cannot be decided; None when none is queued."""
+        for at, item in enumerate(self._queue):
+            if not isinstance(item, asyncio.Future):
+                (ops, start, end, source, now_ns), size = item
+                if start + 1 < end:
+                    self._queue[at] = (ops, start + 1, end, source, now_ns), size
+                else:
+                    del self._queue[at]
+                    self.bytes -= size
+                return ops[start]
+        return None
+
+    async def quiet(self) -> None:
+        """Return once nothing that came before now is waiting."""
+        if self.busy or self._queue:
+            async with self.turn():
+                pass
+
+    # --- busy ---------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The operation at hand waits for the store: queue what comes until ``end``. Only when not busy."""
+        assert not self.busy
+        self.busy = self.closed = True
+
+    def end(self) -> None:
+        """The operation that was waiting is done."""
+        assert self.busy
+        self.busy = False
+        self._drain()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until everything that came before is done, and keep everything that comes later waiting."""
+        if self.busy or self._queue:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._queue.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.end()
+                raise
+        else:
+            self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def close(self) -> None:
+        """Drop what is queued, without an answer: the stream is gone or no longer ours."""
+        for item in self._queue:
+            if isinstance(item, asyncio.Future):
+                item.cancel()
+        self._queue.clear()
+        self.bytes = 0
+        self._release()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        queue, taken = self._queue, 0
+        while queue and not self.busy:
+            item = queue[0]
+            if isinstance(item, asyncio.Future):
+                queue.popleft()
+                if not item.done():
+                    self.busy = True
+                    item.set_result(None)
+                continue
+            if not self._log.room():
+                self._await_room()
+                return
+            if taken >= _MSGS_AT_ONCE:
+                asyncio.get_running_loop().call_soon(self._has_room)
+                return
+            queue.popleft()
+            self.bytes -= item[1]
+            taken += len(item[0][0])
+            self._sequence(*item[0])
+        if not queue:
+            self._release()
+        self.closed = self.busy or bool(queue) or self._refusing
+
+    def _await_room(self) -> None:
+        if self._awaiting_room:
+            return
+        self._awaiting_room = True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._held_long_enough)
+        self._log.when_room(self._has_room)
+
+    def _has_room(self) -> None:
+        self._awaiting_room = self._refusing = False
+        if not self.busy:
+            self._drain()
+
+    def _hold(self, source: Source) -> None:
+        if id(source) not in self._held and not self._refusing:
+            self._held[id(source)] = source
+            source.hold()
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._held_long_enough)
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, {}
+        for source in held.values():
+            source.release()
+
+    def _held_long_enough(self) -> None:
+        self._timer = None
+        if self._awaiting_room and not self._log.room():
+            self._refusing = True
+            kept: deque[tuple[Run, int] | asyncio.Future[None]] = deque()
+            for item in self._queue:
+                if isinstance(item, asyncio.Future):
+                    kept.append(item)
+                else:
+                    self.bytes -= item[1]
+                    ops, start, end, _, _ = item[0]
+                    self._turn_away(ops[start:end])
+            self._queue = kept
+            if not self.busy:
+                self._drain()
+            self.closed = True
+        self._release()
+
+    def _turn_away(self, run: Sequence[Msg]) -> None:
+        self.refused += len(run)
+        self._refuse(run)

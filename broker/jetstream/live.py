@@ -1,0 +1,504 @@
+"""The live state of one stream: what has been sequenced and not removed, persisted or not.
+
+Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
+Does not own: why a message is removed (sequencer, retention), where blocks come from (log) or are read (reading).
+
+    blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
+               ^first_seq              ^persisted_seq + 1            last_seq^
+
+Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and its
+block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
+``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
+
+Everything here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
+anything.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker.jetstream.rows import Cold, OpenRows, Rows, size_between, sizes
+from broker.storage.dead import DeadSet
+
+if TYPE_CHECKING:
+    from broker.storage.format.block import BlockRef, SubjectSummary
+    from broker.storage.format.frame import Chunk
+    from broker.storage.format.index import Head
+    from broker.storage.writer import OpenBlock, SealedBlock
+
+__all__ = ["Live", "LiveBlock", "Removal"]
+
+
+class Removal(NamedTuple):
+    """Messages that are about to leave one block: ``msgs`` live ones of ``size`` user bytes within first..last."""
+
+    block: LiveBlock
+    first: int
+    last: int
+    msgs: int
+    size: int
+
+
+class LiveBlock:
+    """One block of a live stream.
+
+    Attributes:
+        open: the writer's block until it is persisted, then None.
+        ref: where it lies once it is persisted; None before, and for ever in a memory stream.
+        chunks: its messages, for as long as they are held here and not in the cache (memory streams: for ever).
+        starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
+        head: its head where it is held on purpose: memory streams, or an operation under way.
+        dead: sequences removed one by one; what lies below the stream's first_seq need not be in it.
+        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, else None.
+    """
+
+    __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
+                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects")
+
+    def __init__(self, first_seq: int, last_seq: int, count: int, size: int, first_time_ns: int,
+                 last_time_ns: int) -> None:
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.count = count
+        self.bytes = size
+        self.first_time_ns = first_time_ns
+        self.last_time_ns = last_time_ns
+        self.live_msgs = count
+        self.live_bytes = size
+        self.dead: DeadSet | None = None
+        self.open: OpenBlock[Any] | None = None
+        self.ref: BlockRef | None = None
+        self.chunks: list[Chunk] | None = None
+        self.starts: Sequence[int] | None = None
+        self.head: Head | None = None
+        self.subjects: SubjectSummary | None = None
+
+    @property
+    def gapless(self) -> bool:
+        return self.last_seq - self.first_seq + 1 == self.count
+
+    @property
+    def persisted(self) -> bool:
+        return self.open is None
+
+    def __repr__(self) -> str:
+        return f"<LiveBlock {self.first_seq}..{self.last_seq}: {self.live_msgs} of {self.count} live>"
+
+
+def _cold(block: LiveBlock) -> Rows:
+    raise Cold((block,))
+
+
+class Live:
+    """The numbers and the block table of one stream.
+
+    ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None.
+    """
+
+    def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None]) -> None:
+        self.first_seq = 0
+        self.last_seq = 0
+        self.msgs = 0
+        self.bytes = 0
+        self.last_time_ns = 0
+        self.persisted_seq = 0
+        self.blocks: list[LiveBlock] = []
+        self._starts: list[int] = []
+        self._stored_rows = stored_rows
+
+    # --- growing ------------------------------------------------------------------------------------------------------
+
+    def begin_block(self, block: OpenBlock[Any]) -> LiveBlock:
+        """A block for the messages that ``block`` is about to get, after ``appended`` was told of the first ones."""
+        live = LiveBlock(block.first_seq, block.first_seq - 1, 0, 0, 0, 0)
+        live.open = block
+        self.blocks.append(live)
+        self._starts.append(block.first_seq)
+        return live
+
+    def appended(self, block: LiveBlock, count: int, size: int, first_seq: int, time_ns: int) -> None:
+        """``count`` messages of ``size`` user bytes have joined the open block, from ``first_seq`` on."""
+        if not block.count:
+            block.first_time_ns = time_ns
+        last_seq = first_seq + count - 1
+        block.last_seq = last_seq
+        block.count += count
+        block.live_msgs += count
+        block.bytes += size
+        block.live_bytes += size
+        block.last_time_ns = time_ns
+        if not self.msgs:
+            self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.last_time_ns = time_ns
+        self.msgs += count
+        self.bytes += size
+
+    def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
+        """``block`` is in the store, or will never be (``keep``: a memory stream, its chunks stay here)."""
+        block.open = None
+        block.ref = sealed.ref
+        block.subjects = sealed.core.subjects
+        block.starts = [chunk.start for chunk in sealed.chunks] if len(sealed.chunks) > 1 else _ONE_FRAME
+        if keep:
+            block.chunks, block.head = sealed.chunks, sealed.head
+        if not block.live_msgs:
+            self._forget(block)
+        elif block.dead is not None:
+            fitted = DeadSet(block.first_seq, block.last_seq, block.count)
+            for first, last in block.dead.seqs():
+                fitted.add(first, last)
+            block.dead = fitted
+
+    def restore_block(self, block: LiveBlock) -> None:
+        """Add a block of the applied state, in order. The numbers are set by the caller."""
+        self.blocks.append(block)
+        self._starts.append(block.first_seq)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def rows(self, block: LiveBlock) -> Rows:
+        """The rows of a block. Raises: Cold when they are not in memory."""
+        if block.open is not None:
+            return OpenRows(block.open)
+        return block.head or self._stored_rows(block) or _cold(block)
+
+    def hot(self, block: LiveBlock) -> Rows | None:
+        """The rows of a block if they are in memory."""
+        if block.open is not None:
+            return OpenRows(block.open)
+        return block.head or self._stored_rows(block)
+
+    def index_at(self, seq: int) -> int:
+        """Place of the first block that ends at or after ``seq``; ``len(blocks)`` when there is none."""
+        i = bisect_right(self._starts, seq) - 1
+        if i < 0:
+            return 0
+        return i if self.blocks[i].last_seq >= seq else i + 1
+
+    def find(self, seq: int) -> LiveBlock | None:
+        """The block whose range holds ``seq``, unless that sequence is known to be dead."""
+        if seq < self.first_seq:
+            return None
+        i = bisect_right(self._starts, seq) - 1
+        if i < 0:
+            return None
+        block = self.blocks[i]
+        if block.last_seq < seq or (block.dead is not None and seq in block.dead):
+            return None
+        return block
+
+    def holds(self, block: LiveBlock) -> bool:
+        """Whether ``block`` is still part of the stream."""
+        i = bisect_right(self._starts, block.first_seq) - 1
+        return i >= 0 and self.blocks[i] is block
+
+    def next_live(self, block: LiveBlock, seq: int) -> int:
+        """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
+        return _next_live(block, seq, self.hot)
+
+    def last_live(self) -> int:
+        """The last live sequence, or 0; in a block with gaps whose head is not in memory, one that is not below it."""
+        for block in reversed(self.blocks):
+            if not block.live_msgs:
+                continue
+            dead = block.dead
+            if dead is None:
+                return block.last_seq
+            for seq in range(block.last_seq, block.first_seq - 1, -1):
+                if seq not in dead:
+                    return seq
+        return 0
+
+    def is_live(self, block: LiveBlock, seq: int) -> bool:
+        """Whether ``seq``, a message of ``block``, still lives."""
+        return seq >= self.first_seq and (block.dead is None or seq not in block.dead)
+
+    def live_seqs(self, block: LiveBlock, rows: Rows, start: int, end: int) -> Sequence[int]:
+        """The live sequences of ``block`` within start..end (inclusive)."""
+        start, end = max(start, block.first_seq, self.first_seq), min(end, block.last_seq)
+        if start > end:
+            return ()
+        dead = block.dead
+        if block.gapless:
+            return range(start, end + 1) if dead is None else _alive(dead, range(start, end + 1))
+        seqs = map(rows.seq_of, range(rows.ordinal_of(start), rows.ordinal_of(end + 1)))
+        return [seq for seq in seqs if dead is None or seq not in dead]
+
+    def live_before(self, seq: int) -> int:
+        """How many live messages lie below ``seq``. Raises: Cold for a block with gaps."""
+        total = 0
+        for block in self.blocks:
+            if block.last_seq < seq:
+                total += block.live_msgs
+                continue
+            if block.first_seq < seq:
+                total += self._live_in(block, block.first_seq, seq - 1)
+            break
+        return total
+
+    def live_from(self, seq: int) -> int:
+        """How many live messages lie at or above ``seq``. Raises: Cold for a block with gaps."""
+        total = 0
+        for block in reversed(self.blocks):
+            if block.first_seq >= seq:
+                total += block.live_msgs
+                continue
+            if block.last_seq >= seq:
+                total += self._live_in(block, seq, block.last_seq)
+            break
+        return total
+
+    def _live_in(self, block: LiveBlock, first: int, last: int) -> int:
+        first = max(first, self.first_seq)
+        if first > last:
+            return 0
+        if block.gapless and block.dead is None:
+            return last - first + 1
+        rows = _GAPLESS if block.gapless else self.rows(block)
+        return len(self.live_seqs(block, rows, first, last))
+
+    @property
+    def first_time(self) -> tuple[int, bool]:
+        """(time of the first live message, exact?); where its head is not in memory its block's first time stands in."""
+        if not self.msgs:
+            return 0, True
+        block = self.blocks[self.index_at(self.first_seq)]
+        if self.first_seq <= block.first_seq:
+            return block.first_time_ns, True
+        rows = self.hot(block)
+        if rows is None:
+            return block.first_time_ns, block.first_time_ns == block.last_time_ns
+        return rows.time_of(rows.ordinal_of(self.first_seq)), True
+
+    # --- removing -----------------------------------------------------------------------------------------------------
+
+    def front(self, end_seq: int) -> list[Removal]:
+        """What leaves when everything below ``end_seq`` does. Raises: Cold."""
+        gone = []
+        for block in self.blocks:
+            if block.first_seq >= end_seq:
+                break
+            if block.last_seq < end_seq:
+                if block.live_msgs:
+                    gone.append(Removal(block, max(block.first_seq, self.first_seq), block.last_seq, block.live_msgs,
+                                        block.live_bytes))
+                continue
+            part = self._part(block, block.first_seq, end_seq - 1)
+            if part is not None:
+                gone.append(part)
+            break
+        return gone
+
+    def _part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
+        """The live messages of ``block`` within first..last, which end inside it. Raises: Cold."""
+        rows = self.rows(block)
+        seqs = self.live_seqs(block, rows, first, last)
+        if not seqs:
+            return None
+        start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
+        if end - start == len(seqs):
+            size = size_between(rows, start, end)
+        else:
+            size = sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)
+        return Removal(block, seqs[0], seqs[-1], len(seqs), size)
+
+    def after_msgs(self, count: int) -> int:
+        """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: Cold."""
+        for block in self.blocks:
+            if count >= block.live_msgs:
+                count -= block.live_msgs
+                if not count:
+                    return block.last_seq + 1
+                continue
+            start = max(block.first_seq, self.first_seq)
+            if block.gapless and block.dead is None:
+                return start + count
+            rows = _GAPLESS if block.gapless else self.rows(block)
+            return self.live_seqs(block, rows, start, block.last_seq)[count]
+        return self.last_seq + 1
+
+    def after_bytes(self, size: int) -> int:
+        """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: Cold."""
+        for block in self.blocks:
+            if size >= block.live_bytes:
+                size -= block.live_bytes
+                if size <= 0:
+                    return block.last_seq + 1
+                continue
+            rows = self.rows(block)
+            start = rows.ordinal_of(max(block.first_seq, self.first_seq))
+            for at, one in enumerate(sizes(rows, start, block.count), start):
+                seq = rows.seq_of(at)
+                if block.dead is not None and seq in block.dead:
+                    continue
+                size -= one
+                if size <= 0:
+                    return seq + 1
+        return self.last_seq + 1
+
+    def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:
+        """Carry out ``front(end_seq)``."""
+        whole = 0
+        for block, _, _, msgs, size in gone:
+            block.live_msgs -= msgs
+            block.live_bytes -= size
+            self.msgs -= msgs
+            self.bytes -= size
+        for block in self.blocks:
+            if block.last_seq >= end_seq or not block.persisted:
+                break
+            whole += 1
+        if whole:
+            del self.blocks[:whole]
+            del self._starts[:whole]
+        self._seek_first(end_seq)
+
+    def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
+        """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.
+
+        The size of each range is exact when there is one; of several, the first carries it all, so that their sum is.
+        """
+        dead = _dead_set(block)
+        ranges = _ranges(seqs)
+        for first, last in ranges:
+            dead.add(first, last)
+        count = len(seqs)
+        block.live_msgs -= count
+        block.live_bytes -= size
+        self.msgs -= count
+        self.bytes -= size
+        if seqs[0] == self.first_seq or not self.msgs:
+            self._seek_first(self.first_seq)
+        if not block.live_msgs and block.persisted:
+            self._forget(block)
+        return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(ranges)]
+
+    def skip_to(self, last_seq: int) -> None:
+        """Use up the sequences up to ``last_seq`` without storing anything."""
+        self.last_seq = last_seq
+        if not self.msgs:
+            self.first_seq = last_seq + 1
+
+    def _forget(self, block: LiveBlock) -> None:
+        i = bisect_right(self._starts, block.first_seq) - 1
+        if i >= 0 and self.blocks[i] is block:
+            del self.blocks[i]
+            del self._starts[i]
+
+    def _seek_first(self, seq: int) -> None:
+        """Set ``first_seq`` to the first live message at or after ``seq``."""
+        for block in self.blocks[self.index_at(seq):]:
+            if not block.live_msgs:
+                continue
+            first = _next_live(block, max(seq, block.first_seq), self.hot)
+            if first <= block.last_seq:
+                self.first_seq = first
+                return
+        self.first_seq = self.last_seq + 1
+
+
+_ONE_FRAME: Sequence[int] = (0,)
+
+
+class _Gapless:
+    """Stands for rows that are not asked, since the block has no gaps."""
+
+    def ordinal_of(self, seq: int) -> int:
+        raise AssertionError("a gapless block needs no rows for this")
+
+    seq_of = ordinal_at = time_of = subject_of = user_bytes = ordinal_of
+
+
+_GAPLESS: Any = _Gapless()
+
+
+def _dead_set(block: LiveBlock) -> DeadSet:
+    """The block's set of dead sequences, with room for all it has; an open block gets room to grow into."""
+    dead = block.dead
+    if dead is not None and dead.last_seq >= block.last_seq:
+        return dead
+    last_seq = block.last_seq
+    if not block.persisted:
+        last_seq += max(8192, block.last_seq - block.first_seq)
+    grown = block.dead = DeadSet(block.first_seq, last_seq, last_seq - block.first_seq + 1)
+    if dead is not None:
+        for first, last in dead.seqs():
+            grown.add(first, last)
+    return grown
+
+
+_ALIVE = [bytes(1 - (byte >> bit & 1) for bit in range(8)) for byte in range(256)]
+
+
+def _alive(dead: DeadSet, seqs: range) -> Sequence[int]:
+    """Those of ``seqs``, which lie within the block, that are not dead."""
+    if dead.bits is None:
+        return [seq for seq in seqs if seq not in dead]
+    at = seqs.start - dead.first_seq
+    low = at >> 3
+    mask = b"".join(map(_ALIVE.__getitem__, dead.bits[low:(seqs.stop - dead.first_seq + 7) >> 3]))
+    return list(compress(seqs, mask[at - (low << 3):]))
+
+
+def _past_dead(dead: DeadSet, seq: int) -> int:
+    """The first sequence at or after ``seq`` that is not dead; it may lie beyond the block."""
+    bits = dead.bits
+    if bits is None:
+        i = bisect_right(dead.ranges, (seq, 1 << 64)) - 1
+        return dead.ranges[i][1] + 1 if i >= 0 and dead.ranges[i][1] >= seq else seq
+    at = seq - dead.first_seq
+    low = at >> 3
+    if low >= len(bits):
+        return seq
+    alive = ~bits[low] & 0xff & (0xff << (at & 7))
+    if not alive:
+        rest = bits[low + 1:]
+        left = rest.lstrip(b"\xff")
+        low += 1 + len(rest) - len(left)
+        if not left:
+            return dead.first_seq + (low << 3)
+        alive = ~left[0] & 0xff
+    return dead.first_seq + (low << 3) + (alive & -alive).bit_length() - 1
+
+
+def _ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
+    """Rising sequences as runs of neighbours."""
+    if isinstance(seqs, range) or seqs[-1] - seqs[0] + 1 == len(seqs):
+        return [(seqs[0], seqs[-1])]
+    ranges = []
+    first = last = seqs[0]
+    for seq in seqs[1:]:
+        if seq != last + 1:
+            ranges.append((first, last))
+            first = seq
+        last = seq
+    ranges.append((first, last))
+    return ranges
+
+
+def _next_live(block: LiveBlock, seq: int, hot: Callable[[LiveBlock], Rows | None]) -> int:
+    """The first live sequence of ``block`` at or after ``seq``; beyond its last one when there is none.
+
+    In a block with gaps whose head is not in memory it may be a gap's sequence before the message: still no live message
+    lies below it.
+    """
+    dead = block.dead
+    if dead is not None:
+        seq = _past_dead(dead, seq)
+    if block.gapless or seq > block.last_seq:
+        return seq
+    rows = hot(block)
+    if rows is None:
+        return seq
+    at = rows.ordinal_of(seq)
+    while at < block.count:
+        seq = rows.seq_of(at)
+        if dead is None or seq not in dead:
+            return seq
+        at += 1
+    return block.last_seq + 1

@@ -1,0 +1,84 @@
+"""The headers of a publish that a stream acts upon, as values.
+
+Owns: finding them in a header block and reading their text.
+Does not own: what they lead to (sequencer), nor the header block's syntax (protocol.headers).
+
+Most messages carry none of them: ``find`` is asked only of blocks in which ``Nats-`` occurs.
+
+Source: nats-server, server/stream.go, getMsgId, getExpectedLastSeq, getRollup, parseMessageTTL and their neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["HINT", "MSG_ID", "TTL_INVALID", "PublishHeaders", "find", "only_msg_id", "parse_sequence", "parse_ttl"]
+
+HINT = b"Nats-"
+"""Every header that a stream acts upon begins so."""
+
+MSG_ID = b"Nats-Msg-Id"
+
+PublishHeaders = Mapping[bytes, bytes]
+"""Header name to its first value, of the headers that begin with ``Nats-``."""
+
+TTL_INVALID = 0
+"""What ``parse_ttl`` gives for text that is no TTL."""
+
+_HEADER = re.compile(rb"\r\n(Nats-[^:\r\n]*): *((?:(?!\r\n).)*)", re.DOTALL)
+_ONLY_MSG_ID = re.compile(rb"NATS/1\.0\r\n(?:(?!Nats-)[^\r\n]*\r\n)*?Nats-Msg-Id: *([^\r\n]+)\r\n")
+_DURATION = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
+            "m": 60_000_000_000, "h": 3_600_000_000_000}
+
+
+def find(block: bytes) -> PublishHeaders:
+    """All ``Nats-`` headers of a block; of a repeated one the first value counts."""
+    found: dict[bytes, bytes] = {}
+    for name, value in _HEADER.findall(block):
+        found.setdefault(name, value)
+    return found
+
+
+def only_msg_id(block: bytes) -> bytes | None:
+    """The id when ``Nats-Msg-Id`` is the only header in the block that a stream acts upon, else None.
+
+    The answer None says nothing: ``find`` then decides. This is the short way for publishers that only deduplicate.
+    """
+    if block.count(HINT) != 1:
+        return None
+    found = _ONLY_MSG_ID.match(block)
+    return found[1] if found else None
+
+
+def parse_sequence(text: bytes) -> int:
+    """A sequence in decimal digits; -1, which no sequence equals, for any other text."""
+    return int(text) if text.isdigit() else -1
+
+
+def parse_ttl(text: bytes) -> int:
+    """A message's time to live in whole seconds; -1: never expires; ``TTL_INVALID`` (0): not a TTL.
+
+    Seconds in digits, a Go duration of at least one second, or ``never`` in any case.
+    """
+    if text.lower() == b"never":
+        return -1
+    if text.isdigit() and text.strip(b"0"):
+        return int(text)
+    try:
+        rest = text.decode()
+    except UnicodeDecodeError:
+        return TTL_INVALID
+    sign = -1 if rest.startswith("-") else 1
+    rest = rest.lstrip("+-") if rest[:1] in "+-" else rest
+    total_ns = 0.0
+    while rest:
+        part = _DURATION.match(rest)
+        if part is None or part[0][0] in "+-":
+            return TTL_INVALID
+        unit = part[0].lstrip("0123456789.")
+        total_ns += float(part[0][:len(part[0]) - len(unit)]) * _UNIT_NS[unit]
+        rest = rest[part.end():]
+    total_ns *= sign
+    return int(total_ns // 1_000_000_000) if total_ns >= 1_000_000_000 else TTL_INVALID

@@ -1,0 +1,409 @@
+"""What leaves a stream, and when: limits, age, roll-ups, deletes and purges.
+
+Owns: which messages a limit, the clock or a request takes out, and telling everybody: the live state, the subjects, the
+open block (so that replay arrives at the same), the consumers.
+Does not own: which publishes are refused (sequencer), nor how the state changes (live).
+
+Removals at the front need no list: the next block's outcome says the new first_seq, and everything below it is dead.
+Those inside the stream are written as ranges, block by block. Nothing is removed by age while the clock is not trusted.
+
+Source: nats-server, server/filestore.go, enforceMsgLimit, enforceBytesLimit, expireMsgs, PurgeEx, compact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.live import LiveBlock
+from broker.jetstream.rows import Cold, Rows
+from broker.protocol.subject import subset
+from broker.storage.format.index import Head
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream import Stream
+    from broker.jetstream.stream_config import StreamConfig
+
+__all__ = ["Retention", "Rollup", "matching_rows"]
+
+_EXPIRY_APART_NS = 100_000_000
+"""At least this long between two passes of expiry: a busy stream's front moves all the time."""
+
+_TIMER_NS_MAX = 3_600_000_000_000
+"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
+
+_BLOCKS_AT_ONCE = 64
+_ROWS_AT_ONCE = 2000
+"""Removed in one turn of the loop: about 2 ms."""
+
+
+class Rollup(NamedTuple):
+    """What a roll-up message will take out once it is stored: everything, or these sequences of one subject."""
+
+    everything: bool
+    found: list[tuple[LiveBlock, list[int], int]]
+    """(block, sequences, their user bytes)"""
+    subject: bytes
+
+
+class Retention:
+    """The leaving side of one stream. ``configure`` follows each change of its configuration."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.Task[None] | None = None
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take the limits of ``config``; ``apply`` then enforces them on what is there."""
+        self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
+        self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
+        self._max_age_ns = config.max_age if config.max_age > 0 else 0
+        self._per_subject = config.max_msgs_per_subject if config.max_msgs_per_subject > 0 else 0
+        if not self._max_age_ns and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Stop the clockwork."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- max_msgs, max_bytes ------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream holds more than max_msgs or max_bytes allow."""
+        live = self._stream.live
+        return bool((self._max_msgs and live.msgs > self._max_msgs) or (self._max_bytes and live.bytes > self._max_bytes))
+
+    def enforce(self) -> None:
+        """Take the oldest messages out until max_msgs and max_bytes hold; when that needs the store, soon."""
+        if not self.over:
+            return
+        try:
+            self._trim()
+        except Cold as cold:
+            if not self._stream.inlet.busy:
+                self._stream.load_then_go_on(cold)
+
+    def _trim(self) -> None:
+        """Raises: Cold."""
+        live = self._stream.live
+        if self._max_msgs and live.msgs > self._max_msgs:
+            self.remove_front(live.after_msgs(live.msgs - self._max_msgs))
+        if self._max_bytes and live.bytes > self._max_bytes:
+            self.remove_front(live.after_bytes(live.bytes - self._max_bytes))
+
+    async def apply(self) -> None:
+        """Enforce all limits on what is there, after the configuration changed or a restart found it."""
+        stream = self._stream
+        while self.over:
+            try:
+                self._trim()
+            except Cold as cold:
+                await stream.load(cold)
+        if self._per_subject:
+            await self._apply_per_subject()
+        self.arm()
+
+    async def _apply_per_subject(self) -> None:
+        stream = self._stream
+        index = await stream.subjects.build(stream.load_heads)
+        limit, removed, looked_at = self._per_subject, list[tuple[int, int]](), 0
+        for subject in list(index):
+            looked_at += 1
+            if index.count(subject, stream.live.first_seq) > limit:
+                for seq, size in index.messages(subject, stream.live.first_seq)[:-limit]:
+                    index.remove(subject, seq)
+                    removed.append((seq, size))
+            if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
+                self.take_out(removed)
+                removed = []
+                await asyncio.sleep(0)
+        self.take_out(removed)
+
+    # --- max_age ------------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """See to it that the first message leaves when it is too old."""
+        stream = self._stream
+        if self._timer is None and self._max_age_ns and stream.live.msgs:
+            due_ns = stream.live.first_time[0] + self._max_age_ns - stream.clock.now_ns()
+            self._arm(min(max(due_ns, 0), _TIMER_NS_MAX))
+
+    def arm_at(self, first_time_ns: int) -> None:
+        """As ``arm``, for a stream whose blocks were not looked at since the restart."""
+        due_ns = first_time_ns + self._max_age_ns - self._stream.clock.now_ns()
+        self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
+
+    def _arm(self, delay_ns: int) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire)
+
+    def _expire(self) -> None:
+        """Take out what is older than max_age: whole blocks by their last time, the one at the edge by its head."""
+        self._timer = None
+        stream = self._stream
+        live = stream.live
+        if not self._max_age_ns or not live.msgs:
+            return
+        trusted = getattr(stream.log, "clock_trusted", None)
+        if trusted is not None and not trusted():
+            self._arm(1_000_000_000)
+            return
+        limit_ns = stream.clock.now_ns() - self._max_age_ns
+        end_seq, more, whole = 0, False, 0
+        for block in live.blocks:
+            if block.last_time_ns <= limit_ns:
+                if whole == _BLOCKS_AT_ONCE:
+                    more = True
+                    break
+                whole += 1
+                end_seq = block.last_seq + 1
+                continue
+            if block.first_time_ns <= limit_ns:
+                rows = live.hot(block)
+                if rows is None:
+                    self._load_edge(block)
+                else:
+                    end_seq = rows.seq_of(rows.ordinal_at(limit_ns + 1))
+            break
+        if end_seq > live.first_seq:
+            try:
+                self.remove_front(end_seq, record=True)
+            except Cold as cold:
+                self._load_edge(cold.blocks[0])
+                return
+        if live.msgs and self._timer is None and self._expiring is None:
+            due_ns = live.first_time[0] + self._max_age_ns - stream.clock.now_ns()
+            self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
+
+    def _load_edge(self, block: LiveBlock) -> None:
+        """Bring in the head of the block in which the age limit lies, then look again."""
+        if self._expiring is None:
+            self._expiring = self._stream.start(self._expire_after(block), "expiry")
+
+    async def _expire_after(self, block: LiveBlock) -> None:
+        pause_ns = 0
+        try:
+            await self._stream.load_heads((block,))
+        except Exception as error:
+            self._stream.warn("messages past max_age stay for now: %s", error)
+            pause_ns = 1_000_000_000
+        finally:
+            self._expiring = None
+        if self._timer is None:
+            self._arm(pause_ns)
+
+    # --- removing -----------------------------------------------------------------------------------------------------
+
+    def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
+        """Take out everything below ``end_seq``; returns how many messages that were. Raises: Cold.
+
+        Args: record: nothing else is going into the open block, so it must say something for its outcome to be stored.
+        """
+        stream = self._stream
+        live = stream.live
+        gone = live.front(end_seq)
+        if not gone:
+            return 0
+        stream.subjects.removing_front(gone)
+        live.remove_front(gone, end_seq)
+        if record:
+            # Of the last block alone; those before it are below the outcome's first_seq, like all of this one's.
+            _, first, last, msgs, size = gone[-1]
+            stream.log.block(stream).remove(first, last, msgs, size)
+        stream.removed(gone, None, purged)
+        return sum(removal.msgs for removal in gone)
+
+    def take_out(self, found: Iterable[tuple[int, int]]) -> None:
+        """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
+        live = self._stream.live
+        block: LiveBlock | None = None
+        seqs: list[int] = []
+        total = 0
+        for seq, size in sorted(found):
+            if seq < live.first_seq:
+                continue
+            if block is None or seq > block.last_seq:
+                if block is not None and seqs:
+                    self._remove(block, seqs, total, None)
+                block, seqs, total = live.find(seq), [], 0
+            if block is not None:
+                seqs.append(seq)
+                total += size
+        if block is not None and seqs:
+            self._remove(block, seqs, total, None)
+
+    def _remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None, purged: bool = False) -> None:
+        stream = self._stream
+        ranges = stream.live.remove_seqs(block, seqs, size)
+        record = stream.log.block(stream).remove
+        for removal in ranges:
+            record(removal.first, removal.last, removal.msgs, removal.size)
+        stream.removed(ranges, subject, purged)
+
+    # --- roll-ups -----------------------------------------------------------------------------------------------------
+
+    def plan_rollup(self, subject: bytes | None) -> Rollup:
+        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: Cold."""
+        stream = self._stream
+        live, subjects = stream.live, stream.subjects
+        if subject is None:
+            live.front(live.last_seq + 1)
+            return Rollup(True, [], b"")
+        if not subjects.count(subject):
+            return Rollup(False, [], subject)
+        index = subjects.ready()
+        if index.tracked:
+            by_block: dict[int, tuple[LiveBlock, list[int], int]] = {}
+            for seq, size in index.messages(subject, live.first_seq):
+                block = live.find(seq)
+                assert block is not None, "the subject index names a message that is no more"
+                _, seqs, total = by_block.get(id(block), (block, [], 0))
+                seqs.append(seq)
+                by_block[id(block)] = block, seqs, total + size
+            return Rollup(False, list(by_block.values()), subject)
+        filters, found, cold = Filters((subject,)), [], []
+        for block in live.blocks:
+            if may_match(block, filters):
+                rows = live.hot(block)
+                if rows is None:
+                    cold.append(block)
+                elif seqs := [seq for seq, _ in matching_rows(rows, block, filters) if live.is_live(block, seq)]:
+                    found.append((block, seqs, sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)))
+        if cold:
+            raise Cold(cold)
+        return Rollup(False, found, subject)
+
+    def carry_out(self, plan: Rollup) -> None:
+        """Take out what ``plan`` found, now that the roll-up is the stream's last message."""
+        live = self._stream.live
+        if plan.everything:
+            self.remove_front(live.last_seq, record=True, purged=True)
+            return
+        for block, seqs, size in plan.found:
+            for seq in seqs:
+                self._stream.subjects.removed(plan.subject, seq)
+            self._remove(block, seqs, size, plan.subject, purged=True)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def delete(self, seq: int) -> bool:
+        """Remove one message; False when there is none."""
+        stream = self._stream
+        live = stream.live
+        block = live.find(seq)
+        if block is None:
+            return False
+        rows = await stream.rows(block)
+        at = rows.ordinal_of(seq)
+        if live.find(seq) is not block or at >= block.count or rows.seq_of(at) != seq:
+            return False
+        subject, size = rows.subject_of(at), rows.user_bytes(at)
+        stream.subjects.removed(subject, seq)
+        self._remove(block, (seq,), size, subject)
+        stream.log.urgent()
+        return True
+
+    async def purge(self, wanted: bytes | None, seq: int, keep: int) -> int:
+        """Remove the messages that match ``wanted`` (None: all), below ``seq`` (0: no bound), but the ``keep`` newest.
+
+        Returns how many messages were removed.
+        """
+        stream = self._stream
+        live = stream.live
+        if seq == 1:
+            return 0
+        filters = Filters(() if wanted is None else (wanted,))
+        if filters.all:
+            purged = await self._purge_front(seq, keep)
+        else:
+            purged = await self._purge_matching(filters, seq, keep)
+        if purged:
+            stream.log.urgent()
+        for consumer in list(stream.consumers.values()):
+            own = [subject.encode() for subject in consumer.config.filters]
+            if filters.all:
+                consumer.purged(max(live.first_seq, 1))
+            elif own and all(subset(subject, filters.subjects[0]) for subject in own):
+                first = await stream.reading.first_seq_of(filters)
+                consumer.purged(first or live.last_seq + 1)
+        return purged
+
+    async def _purge_front(self, seq: int, keep: int) -> int:
+        stream = self._stream
+        live = stream.live
+        while True:
+            try:
+                if keep:
+                    if keep >= live.msgs:
+                        return 0
+                    end_seq = live.after_msgs(live.msgs - keep)
+                else:
+                    end_seq = seq or live.last_seq + 1
+                purged = self.remove_front(end_seq, record=True, purged=True)
+                break
+            except Cold as cold:
+                await stream.load(cold)
+        if not live.msgs and end_seq > live.first_seq:
+            # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
+            live.skip_to(end_seq - 1)
+        return purged
+
+    async def _purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
+        stream = self._stream
+        live = stream.live
+        left = 1 << 63
+        if keep:
+            left = await stream.reading.count(filters) - keep
+        purged = 0
+        for block in list(live.blocks):
+            if left <= 0 or (seq and block.first_seq >= seq):
+                break
+            if not may_match(block, filters):
+                continue
+            rows = await stream.rows(block)
+            found = [(one, subject) for one, subject in matching_rows(rows, block, filters)
+                     if (not seq or one < seq) and live.is_live(block, one)][:left]
+            for at in range(0, len(found), _ROWS_AT_ONCE):
+                part = [one for one in found[at:at + _ROWS_AT_ONCE] if live.is_live(block, one[0])]
+                if not part:
+                    continue
+                for one, subject in part:
+                    stream.subjects.removed(subject, one)
+                size = sum(rows.user_bytes(rows.ordinal_of(one)) for one, _ in part)
+                shared = part[0][1] if len(part) == 1 or filters.literal else None
+                self._remove(block, [one for one, _ in part], size, shared, purged=True)
+                purged += len(part)
+                left -= len(part)
+                await asyncio.sleep(0)
+        return purged
+
+
+def may_match(block: LiveBlock, filters: Filters) -> bool:
+    """Whether a block may hold a matching message, as far as can be told without its head."""
+    return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
+
+
+def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[int, bytes]]:
+    """(sequence, subject) of the block's messages that match, dead ones included."""
+    if not isinstance(rows, Head):
+        match = filters.match
+        return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
+    subjects = rows.subjects
+    wanted = {i for i, subject in enumerate(subjects) if filters.match(subject)}
+    if not wanted:
+        return []
+    ids = rows.subject_ids
+    if ids is None:
+        return [(rows.seq_of(at), subjects[0]) for at in range(rows.count)]
+    first_seq, seqs = rows.first_seq, rows.seqs
+    if seqs is None:
+        return [(first_seq + at, subjects[i]) for at, i in enumerate(ids) if i in wanted]
+    return [(seqs[at], subjects[i]) for at, i in enumerate(ids) if i in wanted]
+
+

@@ -1,0 +1,581 @@
+"""A live stream: the owner object that everything about one stream goes through.
+
+Owns: how its parts stand together, its side of the log (sealing, persisted), restart, and what it shows of itself.
+Does not own: which streams exist, their records of creation and their subscriptions (account).
+
+    publish ──> inlet ──> sequencer ──> live ──> open block ──> log
+                             │            ^
+              dedupe, subject_state   retention (limits, age, deletes, purges)
+    consumers, gets <── reading <── live, storage.reader
+
+Two layers: ``live`` is what has been sequenced, and every decision is taken from it at once; ``log.state`` is what has been
+persisted. A reply that shows live state goes through ``log.wait``, so nobody hears of what a crash could take back.
+
+    ceiling     an async stream hands out only sequences below a ceiling that is persisted. After a crash it goes on at
+                the ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
+
+Nothing heavy happens at a restart: blocks are taken from the applied state at the first use, subjects and message ids when
+a publish or a request first asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.clock import Clock
+from broker.jetstream import wire
+from broker.jetstream.dedupe import Dedupe
+from broker.jetstream.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.filters import Filters
+from broker.jetstream.inlet import Inlet
+from broker.jetstream.live import Live, LiveBlock, Removal
+from broker.jetstream.reading import Loading, Reading
+from broker.jetstream.retention import Retention
+from broker.jetstream.rows import Cold, OpenRows, Rows
+from broker.jetstream.sequencer import Sequencer
+from broker.jetstream.stored import StoredMsg
+from broker.jetstream.subject_state import SubjectState
+from broker.storage.dead import DeadSet
+from broker.storage.format.block import Outcome
+from broker.storage.format.errors import FormatError
+from broker.storage.format.record import RecordKind
+from broker.storage.objectstore.base import NotFound, StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.consumer import Consumer
+    from broker.jetstream.stream_config import StreamConfig
+    from broker.storage.applied import StreamState
+    from broker.storage.format.frame import Chunk
+    from broker.storage.log import Log
+    from broker.storage.memory_log import MemoryLog
+    from broker.storage.reader import BlockReader
+    from broker.storage.writer import OpenBlock, SealedBlock
+
+__all__ = ["Stream"]
+
+T = TypeVar("T")
+
+Subject = bytes
+"""Within the class ``bytes`` is the stream's size."""
+
+_log = logging.getLogger(__name__)
+
+_CEILING_STEP = 65_536
+
+_PINNED_MAX = 64
+"""Heads held for one operation; it asks for them by fewer."""
+
+
+class Stream:
+    """One live stream.
+
+    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``bytes_max`` bounds what queues
+        while the stream waits for the store, ``dedupe_bytes_max`` its window of message ids.
+    Attributes: ``offline``: why it cannot be used, or None.
+    """
+
+    offline: str | None = None
+
+    def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
+                 created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
+                 domain: str = "", bytes_max: int = 16 << 20, dedupe_bytes_max: int = 256 << 20) -> None:
+        self.name = config.name
+        self.account = account
+        self.config = config
+        self.stream_id = stream_id
+        self.created_ns = created_ns
+        self.log = log
+        self.reader = reader
+        self.bus = bus
+        self.clock = clock
+        self.rng = rng
+        self.domain = domain
+        self.consumers: dict[str, Consumer] = {}
+        self.ceiling = 0
+        self.stored = config.storage != "memory"
+        self._ceiling_asked = 0
+        self._state = state
+        self._live = Live(self._cached_head)
+        self._open: OpenBlock[Any] | None = None
+        self._tail: LiveBlock | None = None
+        self._in_flight: deque[LiveBlock | None] = deque()
+        self._dirty: dict[str, Consumer] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pinned: list[LiveBlock] = []
+        self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
+        self._dedupe_timer: asyncio.TimerHandle | None = None
+        self.subjects = SubjectState(self._live, config.max_msgs_per_subject > 0)
+        self.retention = Retention(self)
+        self.sequencer = Sequencer(self)
+        self.inlet = Inlet(log, self.sequencer.run, self.sequencer.turn_away, bytes_max=bytes_max)
+        self.reading = Reading(self)
+        self._configure(config)
+        if state is None:
+            if config.first_seq:
+                self._live.first_seq, self._live.last_seq = config.first_seq, config.first_seq - 1
+                self._live.persisted_seq = config.first_seq - 1
+            if self._asynchronous:
+                self._ask_ceiling(self._live.last_seq)
+        else:
+            self._restore(state)
+
+    def _configure(self, config: StreamConfig) -> None:
+        self.config = config
+        self.sequencer.configure(config)
+        self.retention.configure(config)
+
+    # --- restart ------------------------------------------------------------------------------------------------------
+
+    def _restore(self, state: StreamState) -> None:
+        """Take the numbers; the blocks wait for their first use."""
+        live = self._live
+        live.first_seq, live.last_seq = state.first_seq, state.last_seq
+        live.msgs, live.bytes = state.msgs, state.bytes
+        live.last_time_ns = state.last_time_ns
+        self.ceiling = self._ceiling_asked = state.ceiling
+        if state.ceiling > live.last_seq + 1:
+            # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
+            live.skip_to(state.ceiling - 1)
+        live.persisted_seq = live.last_seq
+        if self.config.max_age > 0 and state.msgs:
+            # Without looking at the blocks; the timer's own look is exact.
+            self.retention.arm_at(state.first_time_ns)
+
+    @property
+    def live(self) -> Live:
+        """The live state, its blocks included."""
+        if self._state is not None:
+            self._take_blocks()
+        return self._live
+
+    def _take_blocks(self) -> None:
+        state, live = self._state, self._live
+        assert state is not None
+        self._state = None
+        rest_msgs, rest_bytes = state.msgs, state.bytes
+        front: LiveBlock | None = None
+        for entry in state.blocks:
+            ref = entry.ref
+            block = LiveBlock(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
+            block.ref, block.subjects = ref, ref.subjects
+            if entry.dead is not None:
+                block.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+                for first, last in entry.dead.seqs():
+                    block.dead.add(first, last)
+            if front is None:
+                front = block
+            else:
+                block.live_msgs -= entry.dead_count
+                block.live_bytes -= entry.dead_bytes
+                rest_msgs -= block.live_msgs
+                rest_bytes -= block.live_bytes
+            live.restore_block(block)
+        if front is not None:
+            # What left at the front is told by the stream's totals alone.
+            front.live_msgs, front.live_bytes = rest_msgs, rest_bytes
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        return self._live.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self._live.last_seq
+
+    @property
+    def msgs(self) -> int:
+        return self._live.msgs
+
+    @property
+    def bytes(self) -> int:
+        return self._live.bytes
+
+    @property
+    def first_time_ns(self) -> int:
+        """Time of the first live message, or its block's first time while its head is not in memory."""
+        return self.live.first_time[0]
+
+    @property
+    def last_time_ns(self) -> int:
+        return self._live.last_time_ns
+
+    @property
+    def persisted_seq(self) -> int:
+        """The highest sequence that consumers may see."""
+        return self._live.persisted_seq
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    def publish(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
+        if self.inlet.closed or not self.log.room():
+            self.inlet.take(ops, start, end, source, now_ns)
+        else:
+            self.sequencer.run(ops, start, end, source, now_ns)
+
+    def tail(self, block: OpenBlock[Any]) -> LiveBlock:
+        """The live side of the open block, which has just got messages."""
+        if self._open is not block or self._tail is None:
+            self._open, self._tail = block, self.live.begin_block(block)
+        return self._tail
+
+    # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        """The segment closes: say how the stream stands, and what else nobody has waited for."""
+        live = self._live
+        recorded = self.dedupe.take_recorded()
+        if recorded:
+            rows = OpenRows(block)
+            # An older reader may do without them.
+            block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
+            self._expire_ids_later()
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for consumer in dirty.values():
+                delta = consumer.take_delta()
+                if delta is not None and self.consumers.get(consumer.name) is consumer:
+                    block.add_record(RecordKind.CONSUMER_STATE, delta)
+        first_time_ns = live.first_time[0] if self._state is None else self._state.first_time_ns
+        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, first_time_ns)
+        if not block.empty:
+            self._in_flight.append(self._tail if self._open is block else None)
+        if self._open is block:
+            self._open = self._tail = None
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        """A block of ours is in the store and in the applied state: consumers may see it."""
+        live = self._live
+        mine = self._in_flight.popleft()
+        if mine is not None:
+            if self.stored and mine.live_msgs and block.ref is not None:
+                self.reader.admit(block.ref, block.head, block.chunks)
+            live.persisted(mine, block, not self.stored)
+        last_seq = block.core.outcome.last_seq
+        if last_seq > live.persisted_seq:
+            live.persisted_seq = last_seq
+            for consumer in list(self.consumers.values()):
+                consumer.wake()
+
+    def dirty(self, consumer: Consumer) -> None:
+        """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
+        self._dirty[consumer.name] = consumer
+        self.log.lazy(self)
+
+    # --- ceilings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _asynchronous(self) -> bool:
+        return self.config.persist_mode == "async" and self.stored
+
+    def _ask_ceiling(self, last_seq: int) -> None:
+        ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP
+        self.log.block(self).add_record(RecordKind.CEILING, {"seq": ceiling})
+        self.log.wait(self._ceiling_persisted, ceiling)
+
+    def raise_ceiling(self, last_seq: int) -> None:
+        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless that is under way."""
+        if last_seq >= self._ceiling_asked - _CEILING_STEP // 2:
+            self._ask_ceiling(last_seq)
+            self.log.urgent()
+
+    def _ceiling_persisted(self, ceiling: int) -> None:
+        self.ceiling = ceiling
+
+    def wait_for_ceiling(self) -> None:
+        """Queue publishes until the ceiling that was asked for is persisted."""
+        self.inlet.begin()
+        self.log.wait(self.inlet.end)
+
+    def rest(self) -> None:
+        """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
+        if self._asynchronous and self._ceiling_asked > self._live.last_seq + 1:
+            self._ceiling_asked = self.ceiling = self._live.last_seq + 1
+            self.log.block(self).add_record(RecordKind.CEILING, {"seq": self.ceiling})
+            self.log.urgent()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
+        """See ``Reading.next_chunk``."""
+        if self._state is not None:
+            self._take_blocks()
+        return self.reading.next_chunk(seq, filters)
+
+    async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
+        """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
+        self._take_blocks_once()
+        return await self.reading.count_from(seq, filters)
+
+    async def get(self, seq: int) -> StoredMsg | None:
+        """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
+        self._readable()
+        return await self.reading.get(seq)
+
+    async def get_last(self, wanted: Subject) -> StoredMsg | None:
+        """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
+        self._readable()
+        return await self.reading.get_last(wanted)
+
+    async def get_next(self, wanted: Subject, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
+        """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
+        self._readable()
+        return await self.reading.get_next(wanted, seq, start_time_ns)
+
+    async def last_seqs(self, filters: Filters | None) -> list[int]:
+        """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
+        self._readable()
+        return await self.reading.last_seqs(filters)
+
+    async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
+        """The last sequence at or below ``up_to_seq`` of each matching subject, rising. Raises: as ``get``."""
+        self._readable()
+        return await self.reading.last_seqs_by_subject(filters, up_to_seq)
+
+    async def seq_at(self, time_ns: int) -> int:
+        """The first sequence at or after a time; last_seq + 1 when there is none. Raises: as ``get``."""
+        self._readable()
+        return await self.reading.seq_at(time_ns)
+
+    def _readable(self) -> None:
+        if self.log.muted:
+            raise ApiError(NOT_AVAILABLE)
+        self._take_blocks_once()
+
+    def _take_blocks_once(self) -> None:
+        if self._state is not None:
+            self._take_blocks()
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    async def delete_msg(self, seq: int, erase: bool) -> bool:
+        """Remove one message; False when it is not there. ``erase`` asks for its bytes to go too, which compaction does.
+
+        Returns once that is sequenced: the caller answers through ``log.wait``.
+        """
+        async with self.inlet.turn():
+            self._take_blocks_once()
+            try:
+                return await self.retention.delete(seq)
+            finally:
+                self._unpin()
+
+    async def purge(self, wanted: Subject | None, seq: int = 0, keep: int = 0) -> int:
+        """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
+
+        Returns once that is sequenced: the caller answers through ``log.wait``.
+        """
+        async with self.inlet.turn():
+            self._take_blocks_once()
+            try:
+                return await self.retention.purge(wanted, seq, keep)
+            finally:
+                self._unpin()
+
+    def update(self, config: StreamConfig) -> None:
+        """Take a new configuration at once; what no longer fits its limits leaves before anything else is published."""
+        self._configure(config)
+        self.subjects.set_tracked(config.max_msgs_per_subject > 0)
+        self.dedupe.window_ns = config.duplicate_window
+        self.start(self._apply_limits(), "limits")
+
+    async def _apply_limits(self) -> None:
+        async with self.inlet.turn():
+            self._take_blocks_once()
+            try:
+                await self.retention.apply()
+                self.log.urgent()
+            except (StoreError, FormatError) as error:
+                self.warn("what its new limits remove stays for now: %s", error)
+            finally:
+                self._unpin()
+
+    def removed(self, gone: Iterable[Removal], subject: Subject | None, purged: bool) -> None:
+        """Messages have left, all of ``subject`` when it is given: tell the consumers."""
+        if self.consumers:
+            for consumer in list(self.consumers.values()):
+                for removal in gone:
+                    consumer.removed(removal.first, removal.last, removal.msgs, subject, purged=purged)
+
+    def close(self) -> None:
+        """Stop at once; nothing is written, nothing more is answered."""
+        self.inlet.close()
+        self.retention.close()
+        if self._dedupe_timer is not None:
+            self._dedupe_timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- what it shows ------------------------------------------------------------------------------------------------
+
+    async def info_state(self, deleted_details: bool = False, subjects_filter: Subject = b"") -> dict[str, Any]:
+        """JetStream's StreamState as JSON values. Raises: ApiError 10008 past the lease; StoreError; FormatError.
+
+        Source: nats-server, server/store.go, StreamState.
+        """
+        self._readable()
+        await self.inlet.quiet()
+        live = self.live
+        subjects = await self.subjects.distinct(self.load_heads)
+        first_time_ns, exact = live.first_time
+        if not exact:
+            await self.load_heads((live.blocks[live.index_at(live.first_seq)],))
+            first_time_ns = live.first_time[0]
+        shown: dict[str, Any] = {
+            "messages": live.msgs, "bytes": live.bytes,
+            "first_seq": live.first_seq, "first_ts": wire.format_time(first_time_ns) if live.msgs else wire.ZERO_TIME,
+            "last_seq": live.last_seq,
+            "last_ts": wire.format_time(live.last_time_ns) if live.last_time_ns else wire.ZERO_TIME}
+        if subjects:
+            shown["num_subjects"] = subjects
+        if subjects_filter:
+            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)))
+        deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
+        if deleted:
+            shown["num_deleted"] = deleted
+            if deleted_details:
+                shown["deleted"] = await self._deleted()
+        shown["consumer_count"] = sum(1 for consumer in self.consumers.values() if not consumer.config.direct)
+        return shown
+
+    async def _subject_counts(self, filters: Filters) -> dict[str, int]:
+        names = await self.subjects.matching(filters, self.load_heads)
+        index = await self.subjects.build(self.load_heads)
+        first_seq = self._live.first_seq
+        return {name.decode("utf-8", "replace"): count for name in sorted(names) if (count := index.count(name, first_seq))}
+
+    async def _deleted(self) -> list[int]:
+        """Sequences between first and last that hold no message."""
+        live = self._live
+        deleted: list[int] = []
+        at = live.first_seq
+        for block in list(live.blocks):
+            rows = await self.rows(block)
+            for seq in live.live_seqs(block, rows, at, block.last_seq):
+                if seq > at:
+                    deleted.extend(range(at, seq))
+                at = seq + 1
+            await asyncio.sleep(0)
+        deleted.extend(range(at, live.last_seq + 1))
+        return deleted
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _cached_head(self, block: LiveBlock) -> Rows | None:
+        return self.reader.cached_head(block) if block.ref is not None else None
+
+    async def rows(self, block: LiveBlock) -> Rows:
+        """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
+        return self._live.hot(block) or await self.reader.head(block)
+
+    async def load_heads(self, blocks: Iterable[LiveBlock]) -> None:
+        """Load heads and hold them until the operation at hand is over. Raises: StoreError; FormatError."""
+        await asyncio.gather(*map(self._pin, blocks))
+
+    async def _pin(self, block: LiveBlock) -> None:
+        if block.open is not None or block.head is not None:
+            return
+        try:
+            head = await self.reader.head(block)
+        except NotFound:
+            if self._live.holds(block):
+                raise
+            # It left the stream, and its object the store, before the subjects took it out.
+            self.subjects.forget()
+            return
+        if len(self._pinned) >= _PINNED_MAX:
+            self._unpin()
+        if block.head is None:
+            block.head = head
+            self._pinned.append(block)
+
+    def _unpin(self) -> None:
+        pinned, self._pinned = self._pinned, []
+        for block in pinned:
+            block.head = None
+
+    async def load(self, cold: Cold) -> None:
+        """Bring in what a decision missed. Raises: StoreError; FormatError."""
+        if cold.filters is not None:
+            last = await self.reading.last_seq_of(cold.filters)
+            self.sequencer.last_by_filter[cold.filters.subjects[0]] = last
+        elif cold.blocks:
+            await self.load_heads(cold.blocks)
+        elif not self.dedupe.known or self.dedupe.last_id is None:
+            await self._load_ids()
+        else:
+            await self.subjects.build(self.load_heads)
+
+    def load_then_go_on(self, cold: Cold) -> None:
+        """Keep publishes and mutations waiting until what is missing is here; then the queue goes on."""
+        self.inlet.begin()
+        self.start(self._load_then_go_on(cold), "load")
+
+    async def _load_then_go_on(self, cold: Cold) -> None:
+        try:
+            await self.load(cold)
+            if self.retention.over:
+                await self.retention.apply()
+        except (StoreError, FormatError) as error:
+            self.warn("a publish is refused, since what it depends on cannot be read: %s", error)
+            refused = self.inlet.drop_first()
+            if refused is not None:
+                self.sequencer.fail((refused,), ApiError(NOT_AVAILABLE))
+        finally:
+            self.inlet.end()
+            if not self.inlet.busy:
+                self._unpin()
+
+    async def _load_ids(self) -> None:
+        """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
+        live, dedupe = self.live, self.dedupe
+        since_ns = self.clock.now_ns() - dedupe.window_ns
+        young = [block for block in live.blocks if block.ref is not None and block.last_time_ns > since_ns]
+        if not young and live.blocks and live.blocks[-1].ref is not None:
+            young = live.blocks[-1:]
+        ids: list[tuple[int, Subject, int]] = []
+        for block in young:
+            core, rows = await asyncio.gather(self.reader.core(block), self.rows(block))
+            for record in core.records:
+                if record.kind == RecordKind.MSG_IDS:
+                    body: Any = record.body
+                    ids += [(rows.seq_of(at), msg_id, rows.time_of(at)) for at, msg_id in body]
+        dedupe.restore(ids, live.last_seq, self.clock.now_ns())
+        self._expire_ids_later()
+
+    def _expire_ids_later(self) -> None:
+        due_ns = self.dedupe.next_expiry_ns
+        if self._dedupe_timer is None and due_ns is not None:
+            delay_ns = max(due_ns - self.clock.now_ns(), 50_000_000)
+            self._dedupe_timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire_ids)
+
+    def _expire_ids(self) -> None:
+        self._dedupe_timer = None
+        self.dedupe.expire(self.clock.now_ns())
+        self._expire_ids_later()
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def start(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+        """Run ``work`` as a task of this stream: kept, named, and ended with it."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{what} {self.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StoreError):
+            _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
+
+    def warn(self, text: str, *args: object) -> None:
+        """A log line about this stream."""
+        _log.warning("stream %s: " + text, self.name, *args)

@@ -1,0 +1,63 @@
+"""A bounded memory of decoded parts of blocks, least recently used out first.
+
+Owns: the bound, in bytes, over everything put in. Does not own: what the parts are, or how they are loaded (reader).
+
+The newest entry always stays, also one larger than the bound: who loaded it is about to use it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+__all__ = ["Cache"]
+
+
+class Cache:
+    """Values by key, each with the bytes that it counts for.
+
+    Attributes: ``bytes`` held now; ``hits`` and ``misses`` since the start.
+    """
+
+    __slots__ = ("_entries", "bytes", "bytes_max", "hits", "misses")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def get(self, key: Hashable) -> Any:
+        """The value, now the most recently used; None when it is not here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Keep ``value``, which costs ``size`` bytes; others go until all fits."""
+        entries = self._entries
+        before = entries.pop(key, None)
+        if before is not None:
+            self.bytes -= before[1]
+        entries[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self.bytes_max and len(entries) > 1:
+            _, (_, gone) = entries.popitem(last=False)
+            self.bytes -= gone
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.bytes = 0

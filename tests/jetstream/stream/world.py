@@ -1,0 +1,228 @@
+"""A stream on the real log over a store in memory, with a bus that remembers what it was asked to publish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from broker.clock import ManualClock
+from broker.jetstream.bus import Msg
+from broker.jetstream.consumer_config import ConsumerConfig
+from broker.jetstream.stream import Stream
+from broker.jetstream.stream_config import StreamConfig
+from broker.jetstream.stream_rules import check_stream
+from broker.jetstream.limits import AccountLimits, ServerLimits
+from broker.storage.applied import ShardState
+from broker.storage.cache import Cache
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log import Log, LogSettings
+from broker.storage.memory_log import MemoryLog
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.reader import BlockReader
+
+SHARD = ShardPaths(0)
+NONCE = bytes(range(16))
+
+
+class Bus:
+    """Remembers replies: subject → payloads in order; headers of those that have some."""
+
+    def __init__(self) -> None:
+        self.replies: dict[bytes, list[bytes]] = {}
+        self.headers: dict[bytes, bytes] = {}
+        self.order: list[bytes] = []
+        self.acked = 0
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        self.replies.setdefault(subject, []).append(body[hlen:])
+        self.order.append(subject)
+        if hlen:
+            self.headers[subject] = body[:hlen]
+        return 1
+
+    def pub_acks(self, source: Any, replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> None:
+        self.acked += len(replies)
+        for i, reply in enumerate(replies):
+            if reply:
+                self.publish(reply, b"", 0, b"%b%d%b" % (prefix, first_seq + i, suffix))
+
+    def answer(self, reply: bytes) -> Any:
+        """The last payload sent to ``reply``, decoded."""
+        return json.loads(self.replies[reply][-1])
+
+
+class Source:
+    """A client that counts how often it is held."""
+
+    def __init__(self) -> None:
+        self.holds = 0
+        self.held = 0
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None:
+        raise AssertionError("a stream heard it")
+
+    def hold(self) -> None:
+        self.holds += 1
+        self.held += 1
+
+    def release(self) -> None:
+        self.holds -= 1
+
+
+class Listener:
+    """A consumer as the stream sees it: remembers what it is told."""
+
+    def __init__(self, name: str = "c", filters: Sequence[str] = ()) -> None:
+        self.name = name
+        self.config = ConsumerConfig(name=name, filter_subjects=list(filters))
+        self.woken = 0
+        self.gone: list[tuple[int, int, int, bytes | None, bool]] = []
+        self.moved: list[int] = []
+        self.delta: dict[str, Any] | None = None
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def removed(self, first: int, last: int, msgs: int, subject: bytes | None = None, *, purged: bool = False) -> None:
+        self.gone.append((first, last, msgs, subject, purged))
+
+    def purged(self, next_seq: int) -> None:
+        self.moved.append(next_seq)
+
+    def take_delta(self) -> dict[str, Any] | None:
+        delta, self.delta = self.delta, None
+        return delta
+
+
+class World:
+    """One store, one log, any number of streams. ``restart`` goes on from what is persisted."""
+
+    def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int = 64 << 20) -> None:
+        self.clock = ManualClock()
+        self.bus = Bus()
+        self.store = MemoryStore()
+        self.settings = settings or LogSettings()
+        self.cache_bytes = cache_bytes
+        self.rng = random.Random(7)
+        state = ShardState()
+        state.apply_segment(Position(1, 0))
+        self._begin(state)
+
+    def _begin(self, state: ShardState) -> None:
+        self.log: Any = Log(self.store, SHARD.log, 1, NONCE, state, self.clock, self.rng, self.settings)
+        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
+
+    def stream(self, name: str = "S", **config: Any) -> Stream:
+        """A new stream, as the manager makes one."""
+        given = StreamConfig.from_json({"name": name, "subjects": [f"{name}.>"], **config})
+        checked = check_stream(given, {}, AccountLimits(), ServerLimits())
+        log = MemoryLog() if checked.storage == "memory" else self.log
+        stream = Stream(checked, None, account="$G", stream_id=self.rng.getrandbits(62), created_ns=self.clock.now_ns(),
+                        log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng)  # type: ignore[arg-type]
+        log.block(stream).add_record(RecordKind.STREAM_CREATE, {
+            "account": "$G", "name": name, "config": checked.to_json(), "created_ns": stream.created_ns})
+        log.urgent()
+        return stream
+
+    def update(self, stream: Stream, **changes: Any) -> None:
+        config = stream.config.to_json()
+        config.update(changes)
+        checked = StreamConfig.from_json(config)
+        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, {"config": checked.to_json()})
+        stream.log.urgent()
+        stream.update(checked)
+
+    async def settle(self, stream: Stream | None = None) -> None:
+        """Return once everything is sequenced and persisted."""
+        if stream is not None:
+            await stream.inlet.quiet()
+            await stream.log.persisted()
+        await self.log.persisted()
+
+    async def restart(self, stream: Stream, *, clean: bool = False) -> Stream:
+        """The stream as the next process finds it; what is not persisted by now is lost."""
+        if clean:
+            stream.rest()
+            await self.log.drain()
+        stream.close()
+        await self.log.close()
+        self._begin(self.log.state)
+        state = self.log.state.streams[stream.stream_id]
+        again = Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream.stream_id,
+                       created_ns=state.created_ns, log=self.log, reader=self.reader, bus=self.bus, clock=self.clock,
+                       rng=self.rng)  # type: ignore[arg-type]
+        return again
+
+    async def close(self) -> None:
+        await self.log.close()
+        await self.reader.close()
+
+
+_counter = iter(range(1, 1 << 60))
+
+
+def pub(subject: bytes, payload: bytes = b"", *, reply: bytes | None = None, **headers: str) -> Msg:
+    """A publish; header names with ``_`` for ``-``. Its reply is new unless given."""
+    if reply is None:
+        reply = b"_R.%d" % next(_counter)
+    if not headers:
+        return subject, reply, 0, payload
+    block = b"NATS/1.0\r\n" + b"".join(
+        b"%b: %b\r\n" % (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()) + b"\r\n"
+    return subject, reply, len(block), block + payload
+
+
+def publish(world: World, stream: Stream, *msgs: Msg, source: Any = None) -> list[bytes]:
+    """Publish as one run; returns the replies' subjects."""
+    stream.publish(list(msgs), 0, len(msgs), source, world.clock.now_ns())
+    return [msg[1] for msg in msgs]
+
+
+async def ask(world: World, stream: Stream, msg: Msg) -> Any:
+    """Publish one message and return the decoded PubAck."""
+    publish(world, stream, msg)
+    await world.settle(stream)
+    return world.bus.answer(msg[1])
+
+
+async def everything(stream: Stream) -> list[tuple[int, bytes, bytes]]:
+    """(sequence, subject, payload) of all live messages, by gets."""
+    found = []
+    seq = 1
+    while (msg := await stream.get_next(b">", seq)) is not None:
+        found.append((msg.seq, msg.subject, msg.payload))
+        seq = msg.seq + 1
+    return found
+
+
+async def read_all(stream: Stream, filters: Any = None) -> list[tuple[int, bytes, bytes]]:
+    """(sequence, subject, payload) of what a consumer gets, through next_chunk."""
+    found: list[tuple[int, bytes, bytes]] = []
+    seq = 1
+    while True:
+        got = stream.next_chunk(seq, filters)
+        if got is None:
+            return found
+        if not isinstance(got, tuple):
+            await got.ready
+            continue
+        chunk, block, i = got
+        for k in range(i, len(chunk)):
+            at = chunk.seq(k)
+            if at < stream.first_seq or (block.dead is not None and at in block.dead):
+                continue
+            if filters is None or filters.match(chunk.subjects[k]):
+                hlen = 0 if chunk.hlens is None else chunk.hlens[k]
+                found.append((at, chunk.subjects[k], chunk.bodies[k][hlen:]))
+        seq = chunk.last_seq + 1
+
+
+async def turns(n: int = 5) -> None:
+    """Let the loop run."""
+    for _ in range(n):
+        await asyncio.sleep(0)
