@@ -10,6 +10,8 @@ DATA ?= data
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
+# Workers of `make test`; a file's tests stay together, so that each worker starts few real servers.
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 SEEDS ?= 2000
 
 .PHONY: run test check soak bench parts clean help
@@ -27,7 +29,7 @@ run: $(VENV)/.run  ## a broker on the directory store in ./data
 
 test: $(VENV)/.dev  ## everything; ARGS='-k pattern' for less
 	@$(BIN)/python -m tests.real.parts
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .

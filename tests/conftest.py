@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.real import parts
+from tests.real.s3 import minio, seaweed, tell_missing
+
+__all__ = ["broker", "loop_exceptions", "minio", "nats_server", "seaweed"]
 
 
 @pytest_asyncio.fixture
@@ -46,10 +48,6 @@ async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[
     assert not lines, "the loop's exception handler was called:\n" + "\n".join(lines)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say at the end what could not run for want of a real part, and how to have it."""
-    missing = parts.missing()
-    if missing:
-        terminalreporter.section("could not be had on this machine")
-        for name, why in missing.items():
-            terminalreporter.line(f"{name}: {why}")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what did not run for want of a real part, and how to have it."""
+    tell_missing(terminalreporter)

@@ -15,7 +15,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from broker.clock import Clock
 from broker.monitor.views import JetStreamView, Views
@@ -112,10 +112,10 @@ class Pages:
     def answer(self, target: str) -> Page:
         """The reply to a request for ``target`` (path and query as they came)."""
         try:
-            split = urlsplit(target)
-            path = unquote(split.path)
-            query = _Query(split.query)
-        except (ValueError, BadQuery) as error:
+            path, _, parameters = target.partition("?")
+            path = unquote(path)
+            query = _Query(parameters)
+        except BadQuery as error:
             return _plain(400, str(error))
         if not path.startswith(self._base):
             return _plain(404, "404 page not found\n")

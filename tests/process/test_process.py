@@ -1,0 +1,288 @@
+"""The broker as a process: what launchers read, the signals, the files, the exit status; beside the real server's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nats
+import pytest
+
+from tests.harness import ROOT, BrokerProcess, NatsServerProcess, ServerProcess, fetch, free_port
+
+BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+
+
+def run(*words: str, environ: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """jetblock with these arguments, to its end."""
+    return subprocess.run([sys.executable, "-m", "broker", *words], capture_output=True, text=True, timeout=30, cwd=cwd,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}, check=False)
+
+
+def test_version() -> None:
+    """The first line is the one that launchers parse."""
+    for word in ("--version", "-v", "version"):
+        done = run(word)
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[0] == "nats-server: v2.15.1"
+        assert re.fullmatch(r"jetblock: v\d+\.\d+\.\d+", done.stdout.splitlines()[1])
+
+
+def test_help_and_unknown_flags() -> None:
+    """Usage and status 0 for both, as nats-server has it; a stray word is an error."""
+    for word in ("--help", "-h", "help"):
+        done = run(word)
+        assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
+    done = run("-foo")
+    assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
+    assert "flag provided but not defined: -foo" in done.stderr
+    done = run("stray")
+    assert (done.returncode, done.stderr) == (1, 'nats-server: unrecognized command: "stray"\n')
+
+
+def test_bad_configuration(tmp_path: Path) -> None:
+    """Status 1, and the line that launchers look for."""
+    path = tmp_path / "x.conf"
+    for text, wanted in (("x: 1", f'nats-server: {path}:1:0: unknown field "x"\n'), ("port: [", "Parse error"),
+                         ("tls {}", "not supported by this version of jetblock")):
+        path.write_text(text)
+        done = run("-c", str(path))
+        assert done.returncode == 1
+        assert wanted in done.stderr
+    done = run("-p", "-1", environ={"JETBLOCK_PUTS_IN_FLIGHT": "many"})
+    assert (done.returncode, "JETBLOCK_PUTS_IN_FLIGHT must be a whole number" in done.stderr) == (1, True)
+    path.write_text("port: 4222")
+    assert run("-t", "-c", str(path)).returncode == 0
+
+
+def test_address_that_cannot_be_listened_on() -> None:
+    """Status 1 and a fatal line that names the port."""
+    port = free_port()
+    with BlockedPort(port):
+        done = run("-a", "127.0.0.1", "-p", str(port))
+    assert done.returncode == 1
+    assert re.search(r"\[FTL\] Error listening on port: 127\.0\.0\.1:\d+, .*address already in use", done.stderr)
+    done = run("-a", "999.999.999.999", "-p", "-1")
+    assert (done.returncode, "no such host" in done.stderr) == (1, True)
+
+
+class BlockedPort:
+    """Somebody else listens there."""
+
+    def __init__(self, port: int) -> None:
+        import socket
+
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", port))
+        self._socket.listen()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+@BOTH
+async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Log lines in their form and order, the ports file, the pid file with no newline; the same for both servers."""
+    ports = tmp_path / "ports"
+    ports.mkdir()
+    pid_file = tmp_path / "pid"
+    async with process("-P", str(pid_file), "-n", "somebody") as server:
+        lines = list(server.stderr)
+        form = rf"\[{server.pid}\] \d{{4}}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{{6}} \[INF\] .*\n"
+        assert all(re.fullmatch(form, line) for line in lines), lines
+        listening = next(i for i, line in enumerate(lines) if
+                         f"Listening for client connections on 127.0.0.1:{server.port}" in line)
+        ready = next(i for i, line in enumerate(lines) if "Server is ready" in line)
+        assert listening < ready
+        assert pid_file.read_text() == str(server.pid)
+        assert server.ports == {"nats": [f"nats://127.0.0.1:{server.port}"], "monitoring": [server.monitor_url]}
+        assert (await server.monitor("/varz"))["server_name"] == "somebody"
+        assert (await fetch(server.monitor_url + "/healthz"))[0] == 200
+
+
+@BOTH
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupt")])
+async def test_clean_end(process: type[ServerProcess], number: signal.Signals, name: str) -> None:
+    """Status 0 with a client connected, the client told, the ports file gone."""
+    async with process() as server:
+        closed = asyncio.Event()
+
+        async def on_closed() -> None:
+            closed.set()
+
+        await nats.connect(server.url, allow_reconnect=False, closed_cb=on_closed)
+        started = time.monotonic()
+        assert await server.stop(number) == 0
+        assert time.monotonic() - started < 5
+        assert any(f'Trapped "{name}" signal' in line for line in server.stderr)
+        assert "Server Exiting.." in server.stderr[-1]
+        assert not list(server._directory.glob("*.ports"))
+        async with asyncio.timeout(5):
+            await closed.wait()
+
+
+@BOTH
+async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
+    """SIGUSR2: a client that stays connected learns of it, no other may come, and without clients it ends with 0."""
+    config = tmp_path / "x.conf"
+    config.write_text('lame_duck_duration: "30s"\nlame_duck_grace_period: "1s"\n')
+    async with process("-c", str(config)) as server:
+        told = asyncio.Event()
+
+        async def on_lame_duck() -> None:
+            told.set()
+
+        client = await nats.connect(server.url, lame_duck_mode_cb=on_lame_duck, allow_reconnect=False)
+        server.send_signal(signal.SIGUSR2)
+        async with asyncio.timeout(5):
+            await told.wait()
+        assert client.is_connected
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+        await client.close()
+        assert await server.wait_end(10) == 0
+
+
+@BOTH
+async def test_log_file(process: type[ServerProcess], tmp_path: Path) -> None:
+    """``-l`` writes there; SIGUSR1 opens the name anew after somebody moved the file."""
+    path = tmp_path / "x.log"
+    server = process("-l", str(path))
+    try:
+        await server.start(ready=False)
+        await until(lambda: path.exists() and "Server is ready" in path.read_text())
+        path.rename(tmp_path / "x.log.1")
+        server.send_signal(signal.SIGUSR1)
+        await until(lambda: path.exists() and "re-opened" in path.read_text())
+        assert await server.stop() == 0
+        assert "Server Exiting.." in path.read_text()
+        assert not server.stderr
+    finally:
+        await server.close()
+
+
+async def until(condition: object, seconds: float = 10) -> None:
+    """Wait for a condition on a file, which tells nobody that it changed."""
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (a file is what changes)
+            await asyncio.sleep(0.01)
+
+
+async def test_other_signals() -> None:
+    """SIGUSR1 without a log file and SIGHUP are answered with a line, and the broker goes on."""
+    async with BrokerProcess() as server:
+        server.send_signal(signal.SIGUSR1)
+        await server.wait_line("File log re-open ignored, not a file logger")
+        server.send_signal(signal.SIGHUP)
+        await server.wait_line(r"\[ERR\] Failed to reload server configuration: .*restart the broker")
+        await (await nats.connect(server.url)).close()
+
+
+async def test_signals_by_the_command(tmp_path: Path) -> None:
+    """``--signal`` reaches a running broker by its id or its pid file; what cannot be reached is an error."""
+    pid_file = tmp_path / "pid"
+    async with BrokerProcess("-P", str(pid_file)) as server:
+        assert (await asyncio.to_thread(run, "--signal", f"reopen={server.pid}")).returncode == 0
+        await server.wait_line("user defined signal 1")
+        assert (await asyncio.to_thread(run, "-sl", f"quit={pid_file}")).returncode == 0
+        assert await server.wait_end() == 0
+    for word in ("stop", "stop=", "dance=1", "stop=/nowhere", "stop=99999999", "stop=0"):
+        done = await asyncio.to_thread(run, "--signal", word)
+        assert (done.returncode, done.stderr.startswith("nats-server: ")) == (1, True), word
+
+
+async def test_configuration_of_a_run(tmp_path: Path) -> None:
+    """A file's settings are in force: limits, user, port, monitoring under a base path, ports file."""
+    ports = tmp_path / "ports"
+    ports.mkdir()
+    config = tmp_path / "x.conf"
+    config.write_text(f'''
+        listen: 127.0.0.1:-1
+        http: "127.0.0.1:-1"
+        http_base_path: /nats
+        server_name: configured
+        max_payload: 1k
+        ports_file_dir: "{ports}"
+        authorization {{ user: joe, password: secret }}
+        jetstream: disabled
+    ''')
+    server = BrokerProcess("-c", str(config), listen=False, monitor=False)
+    async with server:
+        own = json.loads((server._directory / f"nats-server_{server.pid}.ports").read_text())
+        assert not list(ports.iterdir()), "the flag beats the file"
+        with pytest.raises(nats.errors.Error):
+            await nats.connect(own["nats"][0], max_reconnect_attempts=0, allow_reconnect=False)
+        client = await nats.connect(own["nats"][0], user="joe", password="secret")
+        assert (client.max_payload, client._server_info["server_name"]) == (1000, "configured")
+        status, body = await fetch(own["monitoring"][0] + "/nats/varz")
+        assert (status, json.loads(body)["max_payload"]) == (200, 1000)
+        await client.close()
+
+
+async def test_ipv6() -> None:
+    """Addresses with colons stand in brackets wherever they are read."""
+    server = BrokerProcess("-a", "::1", "-p", "-1", listen=False, monitor=False)
+    try:
+        async with server:
+            found = await server.wait_line(r"Listening for client connections on (\[::1\]:\d+)")
+            assert server.ports["nats"] == [f"nats://{found[1]}"]
+            await (await nats.connect(server.url)).close()
+    except AssertionError:
+        if "cannot assign" in server.tail().lower() or "not supported" in server.tail().lower():
+            pytest.skip("no IPv6 on this machine")
+        raise
+
+
+async def test_ports_file_is_never_seen_half(tmp_path: Path) -> None:
+    """It appears whole, readable by everybody as its directory allows, and nothing else stays beside it."""
+    async with BrokerProcess() as server:
+        files = list(server._directory.iterdir())
+        assert [path.name for path in files] == [f"nats-server_{server.pid}.ports"]
+        assert stat.S_IMODE(files[0].stat().st_mode) & 0o400
+
+
+async def test_second_signal_ends_at_once() -> None:
+    """Who asks twice does not want to wait."""
+    async with BrokerProcess() as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGINT)
+        os.kill(server.pid, signal.SIGCONT)
+        assert await server.wait_end() in (0, 1)
+
+
+async def test_start_is_fast(tmp_path: Path) -> None:
+    """Process start to ``Server is ready`` with the monitoring pages in 0.3 s: nearly every client test pays for it.
+
+    Other tests run beside this one, so the first of several starts that is fast enough will do.
+    """
+    took: list[float] = []
+    while not took or (min(took) >= 0.3 and len(took) < 20):
+        started = time.perf_counter()
+        async with BrokerProcess("-js", "-sd", str(tmp_path)):
+            took.append(time.perf_counter() - started)
+    assert min(took) < 0.3, took
+
+
+@pytest.mark.parametrize("flags", [[], ["-js"]])
+def test_nothing_heavy_is_imported_for_nothing(flags: list[str]) -> None:
+    """Neither pydantic nor aiobotocore, where neither environment nor S3 asks for it."""
+    code = ("import sys\nfrom broker.cli import read_flags\nfrom broker.config.load import load\n"
+            "import broker.process\n"
+            f"load(read_flags({flags}), {{}})\n"
+            "print([name for name in ('pydantic', 'botocore', 'aiobotocore', 'h11', 'broker.inspect') "
+            "if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30,
+                          check=False)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,20 @@
+"""Object stores of the directory tests and a scripted S3 server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.storage.objectstore.fake_s3 import FakeS3, fake_s3
+
+
+@pytest.fixture
+async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeS3]:
+    """A scripted S3 server, with credentials in the environment that would show in any text they got into."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "tokensecret")
+    async with fake_s3() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server
