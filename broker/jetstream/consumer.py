@@ -313,6 +313,8 @@ class Consumer:
         """
         acks = self._acks
         self._cursor.removed(first_seq, last_seq, msgs, subject)
+        if acks.ahead:
+            acks.forget_ahead(last_seq + 1, first_seq)
         if last_seq > acks.floor_sseq or acks.redelivered:
             if last_seq - first_seq < len(acks.pending):
                 gone = [s for s in range(first_seq, last_seq + 1) if s in acks.pending]
@@ -567,7 +569,7 @@ class Consumer:
             acks.delivered_sseq, acks.delivered_cseq = seq, max(acks.delivered_cseq, acks.floor_cseq)
             self._cursor.jump(seq + 1)
             self._count_soon()
-        elif acks.ack_ahead(seq, now_ns):
+        elif self._cursor.is_to_come(seq) and acks.ack_ahead(seq, now_ns):
             self._cursor.acked_ahead(seq)
         if self.on_acked is not None:
             self.on_acked(self, (seq,))

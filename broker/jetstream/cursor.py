@@ -239,7 +239,7 @@ class Cursor:
             if not isinstance(found, tuple):
                 return found
             chunk, block, i = found
-            self.pending += self._matching(chunk, block, i)
+            self.pending += self._matching(chunk, block, i) - self.count_ahead(self.counted + 1, chunk.last_seq)
             self.counted = chunk.last_seq
         return None
 
@@ -267,7 +267,7 @@ class Cursor:
             n, end = await stream.count_from(start, self.narrow)
             if self._void or start != self.next_seq:
                 continue
-            self.pending = n - sum(1 for s in self.ahead if start <= s <= end)
+            self.pending = n - self.count_ahead(start, end)
             self.counted = max(end, start - 1)
             self.known = True
 
@@ -288,14 +288,21 @@ class Cursor:
             self._invalidate()
             return
         self.pending -= msgs if whole else high - low + 1
-        if self.ahead:
-            # What was acked ahead was no longer counted.
-            self.pending += sum(1 for s in self.ahead if low <= s <= high)
+        self.pending += self.count_ahead(low, high)
+
+    def is_to_come(self, seq: int) -> bool:
+        """Whether ``seq``, not delivered yet, is there for us; a chunk that is not in memory gets the benefit."""
+        found = self.find(seq)
+        return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
 
     def acked_ahead(self, seq: int) -> None:
-        """``seq``, not yet delivered by us, was acked: it is no longer to come."""
-        if self.known:
+        """``seq`` is no longer to come: it was acked, and now stands in ``ahead``."""
+        if self.known and seq <= self.counted:
             self.pending -= 1
+
+    def count_ahead(self, first: int, last: int) -> int:
+        """How many messages of first..last need not be counted because they were acked ahead."""
+        return sum(1 for s in self.ahead if first <= s <= last) if self.ahead else 0
 
     def refilter(self, filters: Filters) -> None:
         """Other filters from here on; what lies behind is not revisited."""

@@ -374,14 +374,13 @@ class AckState:
         if self.floor_sseq < next_seq - 1:
             self.floor_sseq = next_seq - 1
 
-    def forget_ahead(self, below: int) -> list[int]:
-        """The cursor passed ``below``: returns and forgets what was acked ahead under it."""
-        passed = [s for s in self.ahead if s < below]
+    def forget_ahead(self, below: int, start: int = 0) -> None:
+        """What was acked ahead from ``start`` to under ``below`` is behind the cursor, or gone."""
+        passed = [s for s in self.ahead if start <= s < below]
         if passed:
             self.ahead.difference_update(passed)
             self._dropped += passed
             self.changed = True
-        return passed
 
     def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
         """Take over what was stored; ack waits go on from when the messages were delivered."""

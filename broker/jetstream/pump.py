@@ -100,6 +100,10 @@ class Pump:
             to = self._receiver()
             if to is None:
                 return _END
+            # Every delivery says how many are still to come.
+            loading = self._cursor.count()
+            if loading is not None:
+                return Step(Verdict.LOADING, loading)
             if self._bus.pending_bytes(to) > _UNSENT_BYTES:
                 return Step(Verdict.LATER, None, mono_ns + _SLOW_NS)
             wanted = left if self.waiting is None else min(left, self.waiting.wanted)
@@ -130,9 +134,6 @@ class Pump:
     def _new(self, wanted: int, bytes_max: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
         """Deliver messages for the first time; returns how many, and about how many bytes."""
         cursor = self._cursor
-        loading = cursor.count()
-        if loading is not None:
-            return Step(Verdict.LOADING, loading)
         taken = cursor.take(wanted, bytes_max)
         if taken is None:
             if self.replay is not None and cursor.next_seq > self.replay.last_seq:

@@ -1,0 +1,194 @@
+"""Push consumers: interest, groups, flow control, heartbeats, rate limit."""
+
+from __future__ import annotations
+
+from broker.jetstream.push import FlowWindow, RateLimit
+from tests.jetstream.consumer.fakes import MS, SECOND, World, seqs, statuses
+
+WINDOW = 2 << 20
+
+
+def test_delivers_only_while_somebody_listens() -> None:
+    """Nothing is read or counted as delivered without interest; push_bound shows it."""
+    w = World()
+    w.stream.add("a", "a")
+    consumer = w.consumer(deliver_subject="d")
+    assert not w.bus.take()
+    assert "push_bound" not in consumer.info()
+    w.bus.listen(b"d")
+    w.loop.settle()
+    assert [(d.to, d.subject, d.seq) for d in w.bus.take()] == [(b"d", b"a", 1), (b"d", b"a", 2)]
+    assert consumer.info()["push_bound"] is True
+    w.bus.listen(b"d", False)
+    w.stream.add("a")
+    w.loop.settle()
+    assert not w.bus.take()
+    w.bus.listen(b"d")
+    w.loop.settle()
+    assert seqs(w.bus.take()) == [3]
+
+
+def test_woken_when_a_commit_lands() -> None:
+    w = World()
+    w.consumer(deliver_subject="d", ack_policy="none")
+    w.bus.listen(b"d")
+    for seq in range(1, 4):
+        w.stream.add("a")
+        w.loop.settle()
+        assert seqs(w.bus.take()) == [seq]
+
+
+def test_redelivers_to_the_subject() -> None:
+    """ack_wait works as for pulls; acks keep messages from coming back."""
+    w = World()
+    w.stream.add("a", "a")
+    consumer = w.consumer(deliver_subject="d", ack_wait=SECOND)
+    w.bus.listen(b"d")
+    w.loop.settle()
+    got = w.bus.take()
+    w.ack(consumer, got[0])
+    assert [(d.seq, d.count) for d in w.pass_time(1500 * MS)] == [(2, 2)]
+
+
+def test_a_new_deliver_subject_gets_what_is_pending() -> None:
+    """Moving to another subject redelivers everything that was not acked."""
+    w = World()
+    w.stream.add("a", "a")
+    consumer = w.consumer(deliver_subject="d")
+    w.bus.listen(b"d")
+    w.loop.settle()
+    w.bus.take()
+    config = consumer.config.copy()
+    config.deliver_subject = "e"
+    w.bus.listen(b"e")
+    consumer.update(config)
+    w.loop.settle()
+    assert [(d.to, d.seq, d.count) for d in w.bus.take()] == [(b"e", 1, 2), (b"e", 2, 2)]
+
+
+def test_idle_heartbeats() -> None:
+    """Only when idle for the interval, only while somebody listens; they carry the last sequences."""
+    w = World()
+    w.consumer(deliver_subject="d", idle_heartbeat=SECOND, ack_policy="none")
+    assert not w.pass_time(3 * SECOND)
+    w.bus.listen(b"d")
+    w.stream.add("a")
+    assert seqs(w.pass_time(100 * MS)) == [1]
+    assert not w.pass_time(800 * MS)
+    (beat,) = w.pass_time(200 * MS)
+    assert beat.headers == b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 1\r\nNats-Last-Stream: 1\r\n\r\n"
+    assert statuses(w.pass_time(3 * SECOND)) == ["100 Idle Heartbeat"] * 3
+
+
+def test_flow_control_stops_and_goes_on() -> None:
+    """Half of the window sends a request; above the window delivery stops, heartbeats say so; the answer opens it."""
+    w = World(chunk_messages=8)
+    for _ in range(40):
+        w.stream.add("a", payload=b"x" * 100_000)
+    consumer = w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="none")
+    w.bus.listen(b"d")
+    w.loop.settle()
+    sent = w.bus.take()
+    requests = [d for d in sent if not d.is_message]
+    assert [d.status for d in requests] == ["100 FlowControl Request"]
+    fc = requests[0].reply
+    assert fc.startswith(b"$JS.FC.S.C.")
+    assert len(fc.split(b".")[-1]) == 4
+    assert sent.index(requests[0]) == 11  # just above 1 MiB
+    assert len(seqs(sent)) == 21  # just above 2 MiB
+    (beat,) = w.pass_time(1100 * MS)
+    assert b"Nats-Consumer-Stalled: " + fc in beat.headers
+    consumer.on_flow([(b"$JS.FC.S.C.nope", b"", 0, b"")], 0, 1, None, 0)
+    w.loop.settle()
+    assert not w.bus.take()
+    handler = w.bus.subscriptions[b"$JS.FC.S.C.*"]
+    handler([(fc, b"", 0, b"")], 0, 1, None, 0)
+    w.loop.settle()
+    sent = w.bus.take()
+    assert len(seqs(sent)) == 19
+    assert [d.status for d in sent if not d.is_message] == ["100 FlowControl Request"]
+
+
+def test_flow_window_doubles_to_its_bound() -> None:
+    """2 MiB, doubled by each answer, up to 32 MiB; an answer to anything but the outstanding request does nothing."""
+    flow = FlowWindow()
+    for expected in (4, 8, 16, 32, 32):
+        assert flow.send([flow.window]) == (1, True)
+        flow.asked(b"fc")
+        assert not flow.answered(b"other")
+        assert flow.answered(b"fc")
+        assert not flow.answered(b"fc")
+        assert flow.window == expected << 20
+        assert flow.unanswered == 0
+
+
+def test_rate_limit() -> None:
+    """Bits per second over subject, reply, headers and payload, with a burst of one largest message."""
+    w = World()
+    w.stream.config.max_msg_size = 2000
+    for _ in range(5):
+        w.stream.add("a", payload=b"x" * 950)
+    w.consumer(deliver_subject="d", ack_policy="none", rate_limit_bps=8 * 1000)
+    w.bus.listen(b"d")
+    w.loop.settle()
+    assert seqs(w.bus.take()) == [1, 2]
+    assert not w.pass_time(900 * MS)
+    assert seqs(w.pass_time(3200 * MS)) == [3, 4, 5]
+
+
+def test_a_message_above_the_burst_still_goes() -> None:
+    limit = RateLimit(8000, 100, 0)
+    assert limit.send([500], 0) == (1, 0)
+    n, due = limit.send([500], 1)
+    assert n == 0
+    assert limit.send([500], due)[0] == 1
+
+
+def test_a_deliver_group_is_asked_for() -> None:
+    """The interest that counts is the group's."""
+    w = World()
+    w.stream.add("a")
+    asked = []
+    deliver = w.bus.deliver
+
+    def remember(to: bytes, batch: object, *, queue: bytes = b"") -> int:
+        asked.append((to, queue))
+        return deliver(to, batch, queue=queue)
+
+    w.bus.deliver = remember  # type: ignore[method-assign,assignment]
+    w.consumer(deliver_subject="d", deliver_group="g")
+    w.bus.listen(b"d")
+    w.loop.settle()
+    assert asked == [(b"d", b"g")]
+
+
+def test_inactive_push_consumer_is_given_up() -> None:
+    """The threshold counts from when the last listener left."""
+    w = World()
+    consumer = w.consumer(deliver_subject="d", inactive_threshold=5 * SECOND)
+    told: list[object] = []
+    consumer.on_inactive = told.append
+    w.pass_time(4 * SECOND)
+    w.bus.listen(b"d")
+    w.pass_time(60 * SECOND)
+    assert not told
+    w.bus.listen(b"d", False)
+    w.pass_time(4 * SECOND)
+    assert not told
+    w.pass_time(2 * SECOND)
+    assert told == [consumer]
+
+
+def test_nothing_is_delivered_past_the_lease() -> None:
+    """While the log is muted nothing goes out; the commit that ends it wakes the consumer."""
+    w = World()
+    w.consumer(deliver_subject="d")
+    w.bus.listen(b"d")
+    w.stream.log.muted = True
+    w.stream.add("a")
+    w.loop.settle()
+    assert not w.bus.take()
+    w.stream.log.muted = False
+    w.stream.add("a")
+    w.loop.settle()
+    assert seqs(w.bus.take()) == [1, 2]
