@@ -128,13 +128,15 @@ def _silent() -> ProtocolError:
 # Which verbs must be followed by a blank or tab at once. No verb is a prefix of another.
 _VERBS: Final = ((b"PUB", True), (b"HPUB", True), (b"SUB", True), (b"UNSUB", True), (b"PING", False), (b"PONG", False),
                  (b"CONNECT", False), (b"INFO", True), (b"+OK", False), (b"-ERR", True))
+_P: Final = ord("P")
+_H: Final = ord("H")
 _BLANK: Final = (b" ", b"\t")
 _PING: Final = Ping()
 _PONG: Final = Pong()
 
 
 def _verb(line: bytes) -> bytes:
-    """The verb that a whole line (without its newline) begins with, in capitals."""
+    """The verb that a whole line begins with, in capitals."""
     head = line[:_VERB_MAX].upper()
     for verb, blank in _VERBS:
         if head.startswith(verb):
@@ -151,9 +153,8 @@ def _miscounted(line: bytes) -> ProtocolError:
 
 
 def _argument(verb: bytes, line: bytes) -> bytes:
-    """What stands behind the verb and its blanks; one CR at the end belongs to the newline."""
-    argument = line[len(verb):].lstrip(b" \t")
-    return argument[:-1] if argument.endswith(b"\r") else argument
+    """What stands between the verb with its blanks and the newline, LF or CRLF."""
+    return line[len(verb):-1].lstrip(b" \t").removesuffix(b"\r")
 
 
 def _number(digits: bytes) -> int:
@@ -190,7 +191,7 @@ class Parser:
         self._have = 0
         self._need = 0
         # The last control line of a message and what it said: publishers repeat themselves.
-        self._line: bytes = b"\n"
+        self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
         self._sizes: dict[bytes, int] = {}
 
@@ -227,25 +228,34 @@ class Parser:
         odd = bool(reply) and reply[:2] != b"_I"
         limit = self.max_control_line
         pos = 0
+        width = len(last)
+        repeats = False
         end_of_data = len(data)
         self.held = False
         try:
             while pos < end_of_data:
-                eol = find(b"\n", pos)
-                if eol < 0:
-                    self._rest = self._unfinished(data[pos:])
-                    break
-                line = data[pos:eol]
-                if line != last:
+                # A publisher that repeated its line once is likely to go on: then the newline need not be looked for.
+                if repeats:
+                    start = pos + width
+                    repeats = data[pos:start] == last
+                if not repeats:
+                    eol = find(b"\n", pos)
+                    if eol < 0:
+                        self._rest = self._unfinished(data[pos:])
+                        break
+                    start = eol + 1
+                    line = data[pos:start]
+                    repeats = line == last
+                if not repeats:
                     if eol - pos > limit and len(_argument(_verb(line), line)) > limit:
                         raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
                     parts = line.split()
                     verb = parts[0] if parts else b""
                     # Blanks before a verb are not allowed, and split() would hide them.
-                    if (verb != b"PUB" and verb != b"HPUB") or line[0] not in b"PH":
+                    if not ((verb == b"PUB" and line[0] == _P) or (verb == b"HPUB" and line[0] == _H)):
                         verb = _verb(line)
                         if verb != b"PUB" and verb != b"HPUB":
-                            pos = eol + 1
+                            pos = start
                             op = self._control(verb, _argument(verb, line))
                             if op is not None:
                                 marks.append(len(ops))
@@ -258,6 +268,9 @@ class Parser:
                     if verb == b"PUB":
                         if len(parts) == 4:
                             _, subject, reply, digits = parts
+                            # Inboxes are no reserved replies; another second letter is worth a closer look.
+                            if reply[:2] != b"_I":
+                                odd = True
                         elif len(parts) == 3:
                             _, subject, digits = parts
                             reply = b""
@@ -269,15 +282,14 @@ class Parser:
                             raise _silent()
                         if len(parts) == 5:
                             _, subject, reply, header_digits, digits = parts
+                            if reply[:2] != b"_I":
+                                odd = True
                         elif len(parts) == 4:
                             _, subject, header_digits, digits = parts
                             reply = b""
                         else:
                             raise _miscounted(line)
                         hlen = _number(header_digits)
-                    # Inboxes are never reserved replies; a second letter other than theirs is worth a closer look.
-                    if reply and reply[:2] != b"_I":
-                        odd = True
                     try:
                         size = sizes[digits]
                     except KeyError:
@@ -287,7 +299,7 @@ class Parser:
                     if size > self.max_payload:
                         raise ProtocolError("Maximum Message Payload Exceeded", "Maximum Payload Violation")
                     last = line
-                start = eol + 1
+                    width = start - pos
                 end = start + size
                 if end + 2 > end_of_data:
                     if end < end_of_data and data[end] != 13:
