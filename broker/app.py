@@ -16,23 +16,25 @@ import random
 import socket
 from typing import TYPE_CHECKING, Any
 
-from broker.clock import Clock, SystemClock
+from broker import __version__
+from broker.clock import Clock, GuardedClock
 from broker.config.settings import Settings
+from broker.errors import StartError
+from broker.loop_lag import LoopLag
 from broker.process_files import urls
 from broker.server.listener import Server
 from broker.server.options import COMPATIBLE_VERSION, ServerOptions
 
 if TYPE_CHECKING:
+    from broker.jetstream.account import JetStreamSettings
+    from broker.jetstream.manager import JetStream
     from broker.monitor.http import MonitorServer
-    from broker.monitor.views import Health
+    from broker.monitor.views import Health, JetStreamView
+    from broker.tenure import Tenure
 
 __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
-
-
-class StartError(Exception):
-    """Why the broker cannot start; the process ends with status 1."""
 
 
 class App:
@@ -40,11 +42,16 @@ class App:
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self.settings = settings
-        self.clock = clock or SystemClock()
-        self.server = Server(server_options(settings), self.clock, rng=rng or random.Random())
+        self.clock = clock or GuardedClock()
+        self.rng = rng or random.Random()
+        self.server = Server(server_options(settings), self.clock, rng=self.rng)
+        self.lag = LoopLag()
+        self.jetstream: JetStream | None = None
+        self.tenure: Tenure | None = None
         self._monitor: MonitorServer | None = None
-        self._started = False
-        self._failure: asyncio.Future[str] | None = None
+        self._serving = False
+        self._stepping_down: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
@@ -57,23 +64,33 @@ class App:
             log.warning("%s", notice)
         if settings.http_port is not None:
             await self._start_monitor(settings.http_port)
-        try:
-            await server.start()
-        except (OSError, UnicodeError) as error:
-            why = _cannot_listen(settings.host, settings.port, error)
-            raise StartError(f"Error listening on port: {why}") from None
-        self._started = True
+        self.lag.start()
+        if settings.jetstream:
+            await self._start_jetstream()
+        await self._listen()
 
     async def stop(self) -> None:
-        """The clean end."""
+        """The clean end: no new connections, what was sequenced is committed and answered, then clients are let go."""
+        self._serving = False
+        self.lag.stop()
+        if self._stepping_down is not None:
+            self._stepping_down.cancel()
+            await asyncio.gather(self._stepping_down, return_exceptions=True)
+        self.server.stop_listening()
+        if self.jetstream is not None:
+            await self.jetstream.close(tell=True)
+        if self.tenure is not None:
+            await self.tenure.give_back()
+        if self.jetstream is not None:
+            await self.jetstream.stop()
         await self.server.close()
+        if self.tenure is not None:
+            await self.tenure.close()
         if self._monitor is not None:
             await self._monitor.close()
 
     async def failed(self) -> str:
-        """Wait for a reason to end the process that no signal gave (another broker took the store…)."""
-        if self._failure is None:
-            self._failure = asyncio.get_running_loop().create_future()
+        """Wait for a reason to end the process that no signal gave (another broker of our name took the store…)."""
         return await self._failure
 
     async def lame_duck(self) -> None:
@@ -87,6 +104,74 @@ class App:
             found["monitoring"] = urls("http", self._monitor.host, self._monitor.port)
         return found
 
+    # ---- JetStream ---------------------------------------------------------------------------------------------------
+
+    async def _start_jetstream(self) -> None:
+        # Only who has JetStream pays for importing it.
+        from broker.jetstream.manager import JetStream
+        from broker.tenure import Tenure
+
+        assert isinstance(self.clock, GuardedClock)
+        self.tenure = Tenure(self.settings, self.clock, self._lost)
+        url = self.tenure.store.url
+        log.info("Starting JetStream")
+        log.info('  Store Directory: "%s"', url.removeprefix("file://"))
+        await self.tenure.check()
+        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng,
+                                   jetstream_settings(self.settings, self.server.server_name))
+        self.jetstream.listen()
+        await self._take_over()
+
+    async def _take_over(self) -> None:
+        """Own the shard and bring its streams to life. Raises: StartError."""
+        assert self.tenure is not None
+        assert self.jetstream is not None
+        shard = await self.tenure.acquire()
+        recovered = shard.recovered
+        log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams), recovered.segments)
+        log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
+        await self.jetstream.open(shard.log, self.tenure.reader)
+
+    async def _listen(self) -> None:
+        try:
+            await self.server.start()
+        except (OSError, UnicodeError) as error:
+            why = _cannot_listen(self.settings.host, self.settings.port, error)
+            raise StartError(f"Error listening on port: {why}") from None
+        self._serving = True
+
+    def _lost(self, error: BaseException) -> None:
+        """The log stopped against our will: everything in memory that is not persisted is worth nothing now."""
+        from broker.storage.settle import Fenced
+
+        assert self.tenure is not None
+        if isinstance(error, Fenced) and not self.tenure.is_our_double(error):
+            log.warning("%s; closing all clients, and waiting as a standby", error)
+            self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
+        elif not self._failure.done():
+            if isinstance(error, Fenced):
+                error = StartError(f"{error}, under our own name: two copies of one configuration run on this store; "
+                                    f"give them different server_names, or stop one")
+            self._failure.set_result(str(error))
+
+    async def _step_down(self) -> None:
+        assert self.tenure is not None
+        assert self.jetstream is not None
+        self._serving = False
+        try:
+            await self.jetstream.close()
+            await self.server.close()
+            await self.tenure.abandon()
+            await asyncio.sleep(self.settings.lease_ns / 1e9)
+            await self._take_over()
+            await self._listen()
+        except StartError as error:
+            self._failure.set_result(str(error))
+            return
+        log.info("Server is ready")
+
+    # ---- what monitoring shows ---------------------------------------------------------------------------------------
+
     async def _start_monitor(self, port: int) -> None:
         # Only who has the pages pays for importing them.
         from broker.monitor.http import MonitorServer
@@ -95,7 +180,7 @@ class App:
 
         settings = self.settings
         views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
-                      subscription_count=lambda: self.server.router.subscription_count)
+                      subscription_count=lambda: self.server.router.subscription_count, jetstream=self._jetstream_view)
         host = settings.http_host or settings.host
         monitor = MonitorServer(Pages(views, self.clock, settings.http_base_path), self.clock, host, port)
         try:
@@ -111,12 +196,88 @@ class App:
             page |= {"http_host": self._monitor.host, "http_port": self._monitor.port}
         if self.settings.server_tags:
             page["tags"] = list(self.settings.server_tags)
+        page["jetblock"] = self._own_figures()
         return page
+
+    def _own_figures(self) -> dict[str, Any]:
+        """What nats-server has no word for: the log, the store, the cache, the loop."""
+        figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self.lag.snapshot()}
+        tenure = self.tenure
+        if tenure is not None:
+            figures["store"] = tenure.store.snapshot()
+            figures["cache"] = {"bytes": tenure.cache.bytes, "hits": tenure.cache.hits, "misses": tenure.cache.misses}
+            figures["standby"] = tenure.standby
+            if tenure.shard is not None:
+                shard_log = tenure.shard.log
+                figures["log"] = {
+                    "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
+                    "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
+                    "store_error": str(shard_log.store_error or "")}
+        return figures
 
     def _health(self) -> Health:
         from broker.monitor.views import Health
 
-        return Health() if self._started else Health("unavailable", "starting")
+        tenure = self.tenure
+        if tenure is not None and tenure.standby:
+            return Health("standby", "another broker owns the store")
+        if not self._serving:
+            return Health("unavailable", "starting, or stopping")
+        if tenure is not None and tenure.shard is not None and tenure.shard.log.muted:
+            return Health("unavailable", f"the store does not answer: {tenure.shard.log.store_error}")
+        return Health()
+
+    def _jetstream_view(self) -> JetStreamView | None:
+        from broker.monitor.views import JetStreamView
+
+        js, tenure = self.jetstream, self.tenure
+        if js is None or tenure is None:
+            return None
+        from broker.jetstream import overview
+        from broker.jetstream.limits import API_LEVEL
+
+        settings = self.settings
+        view = JetStreamView({"max_memory": settings.max_memory_store, "max_storage": settings.max_file_store,
+                              "store_dir": tenure.store.url.removeprefix("file://"), "strict": settings.jetstream_strict},
+                             api_level=API_LEVEL, list_streams=lambda: overview.streams(js))
+        for account in js.accounts.values():
+            used = account.info()
+            view.memory += used["memory"]
+            view.storage += used["storage"]
+            view.reserved_memory += used["reserved_memory"]
+            view.reserved_storage += used["reserved_storage"]
+            view.streams += used["streams"]
+            view.consumers += used["consumers"]
+            view.api_total += account.api_total
+            view.api_errors += account.api_errors
+            view.messages += sum(stream.msgs for stream in account.streams.values())
+        view.bytes = view.memory + view.storage
+        return view
+
+
+def commit_cost(interval_ns: int, puts_cost: bool) -> str:
+    """What the commit interval means for latency and the bill; the table is in docs/STORES.md."""
+    if not interval_ns:
+        return "Commits: at once, as often as the store takes them" + (
+            "; each put is paid for, see commit_interval" if puts_cost else "")
+    puts = 1e9 / interval_ns
+    dollars = puts * 86_400 * 30 * 0.005 / 1000
+    return (f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second; at $0.005 for a thousand puts "
+            f"that is at most ${dollars:,.0f} a month under constant load")
+
+
+def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSettings:
+    """What JetStream is told."""
+    from broker.jetstream.account import JetStreamSettings
+    from broker.jetstream.limits import ServerLimits
+
+    return JetStreamSettings(
+        server_name=server_name, version=COMPATIBLE_VERSION, domain=settings.jetstream_domain or "",
+        strict=settings.jetstream_strict, max_payload=settings.max_payload, direct_bytes_max=settings.max_pending,
+        server=ServerLimits(max_memory=settings.max_memory_store, max_storage=settings.max_file_store,
+                            max_ack_pending=max(settings.jetstream_max_ack_pending, 0),
+                            max_request_batch=max(settings.jetstream_max_request_batch, 0),
+                            duplicate_window_ns=settings.jetstream_duplicate_window_ns))
 
 
 def server_options(settings: Settings) -> ServerOptions:

@@ -17,8 +17,9 @@ import os
 import signal
 import sys
 
-from broker.app import App, StartError
+from broker.app import App
 from broker.config.settings import Settings
+from broker.errors import StartError
 from broker.log_lines import LogLines
 from broker.process_files import PortsFile, write_pid_file
 

@@ -93,7 +93,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting and let all clients go, each with what is queued for it."""
-        self._stop_listening()
+        self.stop_listening()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
         await _within(self._silent, _CLOSE_SECONDS)
@@ -104,7 +104,7 @@ class Server:
             return
         self.lame = True
         log.info("Entering lame duck mode, stop accepting new clients")
-        self._stop_listening()
+        self.stop_listening()
         self._set_info()
         for client in list(self.clients.values()):
             client.send_info()
@@ -131,7 +131,8 @@ class Server:
             for client in list(self.clients.values()):
                 client.send_info()
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Accept no more connections."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -146,6 +146,8 @@ class Log:
         """Called after each segment's waiters: the checkpointer counts."""
         self.held: Callable[[], bool] = _never
         """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
+        self.clock_trusted: Callable[[], bool] = _always
+        """While it says no, nothing is expired: see ``clock.GuardedClock``."""
         self.on_seal: Callable[[str], Any] | None = None
         """An async function that names the sealer of the seal at a key, for the text of Fenced."""
         self.store_error: StoreError | None = None
@@ -602,3 +604,7 @@ def resolve(future: asyncio.Future[None]) -> None:
 
 def _never() -> bool:
     return False
+
+
+def _always() -> bool:
+    return True

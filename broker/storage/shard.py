@@ -78,6 +78,7 @@ class Shard:
         snapshot = await recover(store, paths, epoch, rng)
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
                   began_ns=began_ns)
+        log.clock_trusted = clock_trusted
         checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, executor=executor)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
         sweeper.start(checkpointer)

@@ -1,0 +1,32 @@
+"""JetStream as the monitoring pages show it: what is in memory anyway, at once, without asking the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from broker.jetstream import wire
+from broker.jetstream.manager import JetStream
+from broker.jetstream.stream import Stream
+
+__all__ = ["streams"]
+
+
+def streams(js: JetStream) -> Iterator[dict[str, Any]]:
+    """Each stream as ``{name, created, config, state, consumer_detail}`` in the API's own JSON; no ``num_subjects``."""
+    for account in js.accounts.values():
+        for name in sorted(account.streams):
+            yield _stream(account.streams[name])
+
+
+def _stream(stream: Stream) -> dict[str, Any]:
+    return {
+        "name": stream.name, "created": wire.format_time(stream.created_ns), "config": stream.config.to_json(),
+        "state": {
+            "messages": stream.msgs, "bytes": stream.bytes, "first_seq": stream.first_seq,
+            "first_ts": wire.format_time(stream.first_time_ns) if stream.msgs else wire.ZERO_TIME,
+            "last_seq": stream.last_seq,
+            "last_ts": wire.format_time(stream.last_time_ns) if stream.last_time_ns else wire.ZERO_TIME,
+            "consumer_count": len(stream.consumers)},
+        "consumer_detail": [consumer.info() for consumer in stream.consumers.values()],
+    }

@@ -1,0 +1,53 @@
+"""How late the event loop is: what every client of the broker waits for on top of its own work.
+
+A timer asks to be called every ``EVERY_S``; by how much it comes late is one sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+__all__ = ["LoopLag"]
+
+EVERY_S = 0.01
+SAMPLES = 6000
+"""A minute of them."""
+
+
+class LoopLag:
+    """Samples while it runs; ``snapshot`` is over the last minute, ``max`` since the start."""
+
+    def __init__(self) -> None:
+        self._samples = array("f", bytes(4 * SAMPLES))
+        self._count = 0
+        self._max_ms = 0.0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._again()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def snapshot(self) -> dict[str, float]:
+        """Milliseconds: p50, p99 and max."""
+        seen = sorted(self._samples[:min(self._count, SAMPLES)])
+        if not seen:
+            return {"p50": 0.0, "p99": 0.0, "max": 0.0}
+        return {"p50": round(seen[len(seen) // 2], 3), "p99": round(seen[len(seen) * 99 // 100], 3),
+                "max": round(self._max_ms, 3)}
+
+    def _again(self) -> None:
+        self._due = self._loop.time() + EVERY_S
+        self._timer = self._loop.call_at(self._due, self._sample)
+
+    def _sample(self) -> None:
+        late_ms = max(0.0, (self._loop.time() - self._due) * 1e3)
+        self._samples[self._count % SAMPLES] = late_ms
+        self._count += 1
+        self._max_ms = max(self._max_ms, late_ms)
+        self._again()

@@ -1,0 +1,158 @@
+"""One broker's tenure of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
+
+    opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
+                             ^                                         └── lost: fenced, or the log cannot go on
+                             └────────────── wait T ── abandon <────────────┘ (fenced by another's name)
+
+Owns the store with its wrappers, the lock, the shard and what reads its blocks. Does not own who is told (``app``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from broker.clock import GuardedClock
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import seal_at, sealer_of, take
+from broker.cluster.standby import wait_for_lease, wait_for_lock
+from broker.config.settings import Settings, default_store_url
+from broker.errors import StartError
+from broker.storage.cache import Cache
+from broker.storage.format.codec import Codec
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import StoreError, StoreLock, open_store
+from broker.storage.objectstore.instrumented import InstrumentedStore
+from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import FORMAT, ShardPaths, object_key
+from broker.storage.reader import BlockReader
+from broker.storage.settle import Fenced
+from broker.storage.shard import Shard, ShardSettings
+
+__all__ = ["Tenure"]
+
+log = logging.getLogger(__name__)
+
+
+class Tenure:
+    """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
+
+    def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
+        """Args: ``lost`` is called once in each tenure that ends against our will; ``abandon`` then."""
+        self._settings = settings
+        self._clock = clock
+        self._lost = lost
+        # Nonces and epochs must differ between process runs, whatever seed the rest of the broker runs on.
+        self._rng = random.Random(os.urandom(32))
+        url = settings.store or default_store_url()
+        if settings.s3_access_key_id:
+            os.environ["AWS_ACCESS_KEY_ID"] = settings.s3_access_key_id
+        if settings.s3_secret_access_key:
+            os.environ["AWS_SECRET_ACCESS_KEY"] = settings.s3_secret_access_key
+        try:
+            bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region,
+                              put_timeout_ns=settings.put_timeout_ns)
+        except (ValueError, StoreError) as error:
+            raise StartError(str(error)) from None
+        self.store = InstrumentedStore(bare, clock=clock)
+        self.cache = Cache(settings.cache_bytes)
+        self.shard: Shard | None = None
+        self.standby = False
+        """Whether it waits for another broker to stop."""
+        self._patient = RetryingStore(self.store, clock=clock, rng=self._rng)
+        self._identity = Identity.make(settings.server_name, bare.url, self._rng)
+        self._paths = ShardPaths()
+        self._lock: StoreLock | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def reader(self) -> BlockReader:
+        """Reads the shard's blocks."""
+        return BlockReader(self._patient, self.cache, lambda ref: object_key(self._paths, ref))
+
+    async def check(self) -> None:
+        """Probe the store. Raises: StartError."""
+        fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
+        try:
+            StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
+            self._clock.compare(await self.store.now_ns())
+        except (StoreError, FormatError) as error:
+            raise StartError(str(error)) from None
+
+    async def acquire(self) -> Shard:
+        """Wait for our turn, then own the shard. Raises: StartError."""
+        store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
+        settings = ShardSettings.for_store(
+            store, lease_ns=self._settings.lease_ns, commit_interval_ns=self._settings.commit_interval_ns,
+            put_timeout_ns=self._settings.put_timeout_ns, segment_bytes=self._settings.segment_bytes,
+            puts_in_flight=self._settings.puts_in_flight, tail_bytes_max=self._settings.tail_bytes_max,
+            codec=Codec[self._settings.compression.upper()])
+        try:
+            while True:
+                self.standby = True
+                if store.try_lock is not None:
+                    self._lock = await wait_for_lock(store, paths)
+                else:
+                    await wait_for_lease(store, paths, self._identity, clock, rng, self._settings.lease_ns)
+                self.standby = False
+                try:
+                    taken = await take(store, paths, self._identity, clock, rng)
+                    if self._executor is None:
+                        self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
+                    self.shard = await Shard.open(
+                        store, paths, taken.epoch, self._identity.nonce, clock, rng, settings,
+                        began_ns=taken.began_ns, executor=self._executor, clock_trusted=lambda: clock.trusted)
+                except Fenced as fenced:
+                    self._release()
+                    if fenced.by == self._identity.name:
+                        raise
+                    log.warning("%s; waiting as a standby", fenced)
+                    continue
+                break
+        except (StoreError, FormatError, Fenced) as error:
+            self._release()
+            raise StartError(str(error)) from None
+        self.shard.log.on_failure = self._lost
+        self.shard.log.on_seal = lambda key: sealer_of(store, key, rng)
+        return self.shard
+
+    def is_our_double(self, error: BaseException) -> bool:
+        """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""
+        return isinstance(error, Fenced) and error.by == self._identity.name
+
+    async def give_back(self) -> None:
+        """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released."""
+        shard = self.shard
+        if shard is not None:
+            try:
+                end = await shard.close()
+                await seal_at(self.store, self._paths, end, end.epoch, self._identity, self._clock, self._rng)
+            except (StoreError, FormatError, Fenced) as error:
+                log.error("the log was not closed cleanly: %s", error)
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Stop at once; what is not persisted is dropped."""
+        if self.shard is not None:
+            self.shard.log.on_failure = None
+            await self.shard.abandon()
+            self.shard = None
+        self.cache.clear()
+        self._release()
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+        await self.store.close()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
