@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.clock import Clock
 from broker.jetstream import status, wire
-from broker.jetstream.ack import Answer, parse_answer, parse_delay, parse_subject
+from broker.jetstream.answers import Answers, sample_percent
 from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
 from broker.jetstream.consumer_config import ConsumerConfig
 from broker.jetstream.consumer_events import DELETED_REASON, ConsumerEvents, unique_id
@@ -36,7 +36,8 @@ from broker.jetstream.cursor import Cursor, Loading
 from broker.jetstream.delivery import AckState
 from broker.jetstream.errors import ApiError
 from broker.jetstream.filters import Filters
-from broker.jetstream.pull import BadRequest, Waiting, WaitingRequest, parse_request
+from broker.jetstream.intake import Intake, send_statuses
+from broker.jetstream.pull import Waiting
 from broker.jetstream.pump import Pump, PushTarget, Verdict
 from broker.jetstream.push import FlowWindow, RateLimit, Replay
 from broker.protocol import headers
@@ -52,11 +53,12 @@ logger = logging.getLogger(__name__)
 _SECOND_NS = 1_000_000_000
 _RETRY_NS = _SECOND_NS
 """After a read of the store failed, which the store's own retries did not cure."""
+_RECOUNT_NS = 200_000_000
+"""Between counts of what is to come, while limits remove messages of which it is not known whether they were ours."""
 _COUNT_LAG = 16_384
 """Uncounted messages after which an idle consumer counts them, while their chunks are still in the cache."""
 _MAX_PAYLOAD = 1 << 20
 _API_LEVEL = 5
-_PLAIN_ACKS = (b"", b"+ACK", b"+OK")
 
 
 class Scheduler(Protocol):
@@ -124,11 +126,12 @@ class Consumer:
         self._closed = True
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), clock.monotonic_ns())
-        # Deliveries up to here may have gone out without our knowing: a crash forgets up to a second of them.
-        self._forgotten_seq = stream.last_seq
         self._resume = int(state.extra.get("resume", 0))
         self._cursor = Cursor(stream, Filters(), state.delivered_sseq + 1, self._acks.ahead)
         self._pump = Pump(bus, self._acks, self._cursor, self._events, self._ack_prefix + b".")
+        self._intake: Intake | None = None
+        self._answers = Answers(stream, self._acks, self._cursor, self._events, rng, self._ack_prefix, self._request,
+                                self._told)
         self._subscriptions: list[Subscription] = []
         self._watch: InterestWatch | None = None
         self._timer: Any = None
@@ -143,7 +146,6 @@ class Consumer:
         self._threshold_ns = 0
         self._used_ns = 0
         self._unused_at_ns = 0
-        self._swept_ns = 0
         self._was_paused = False
         self._adopt(config, None)
 
@@ -166,6 +168,8 @@ class Consumer:
             self._subscriptions.append(bus.subscribe(self._flow_prefix.encode() + b"*", self.on_flow))
         self._watch_target()
         self._used(mono_ns)
+        if self._acks.changed:
+            self._changed()
         self._rearm(mono_ns)
         self._kick()
 
@@ -185,13 +189,13 @@ class Consumer:
     def shutdown(self) -> None:
         """Stop because the server does: every waiting pull hears of it."""
         if not self._closed and self._pump.waiting is not None:
-            self._publish(self._pump.waiting.drain(status.SERVER_SHUTDOWN, pending=True))
+            send_statuses(self.bus, self._pump.waiting.drain(status.SERVER_SHUTDOWN, pending=True))
         self.stop()
 
     def delete(self, text: bytes = status.CONSUMER_DELETED) -> None:
         """Stop because the consumer (or its stream) is deleted: every waiting pull gets ``text``."""
         if not self._closed and self._pump.waiting is not None:
-            self._publish(self._pump.waiting.drain(text))
+            send_statuses(self.bus, self._pump.waiting.drain(text))
         self.stop()
 
     def update(self, config: ConsumerConfig) -> None:
@@ -229,7 +233,7 @@ class Consumer:
             raise ApiError(10204, err="not allowed")
         self._acks.restart(seq)
         self._cursor.jump(seq)
-        self._forgotten_seq = 0
+        self._answers.forgotten_seq = 0
         self._changed()
         await self.counted()
         self._kick()
@@ -249,8 +253,7 @@ class Consumer:
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` that follows without a wait between."""
         while not self._closed:
-            if not self._cursor.known:
-                await self._cursor.recount()
+            await self._cursor.recount()
             loading = self._cursor.count()
             if loading is None:
                 return
@@ -268,7 +271,7 @@ class Consumer:
         if acks.last_ack_ns:
             floor["last_active"] = wire.format_time(acks.last_ack_ns)
         waiting = self._pump.waiting
-        if waiting is not None and not self._closed:
+        if not self._closed:
             self._sweep(mono_ns, at_end=False)
         info: dict[str, Any] = {
             "stream_name": self.stream.name,
@@ -331,7 +334,7 @@ class Consumer:
                 acks.settle()
                 self._changed()
                 self._kick()
-        if not self._cursor.known:
+        if not self._cursor.exact:
             self._count_soon()
 
     def purged(self, next_seq: int) -> None:
@@ -369,7 +372,6 @@ class Consumer:
                 self._status(reply, status.line("412 Required Api Level"))
                 continue
             self._request(reply, body[hlen:] if hlen else body, mono_ns)
-        self._kick()
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
@@ -377,32 +379,17 @@ class Consumer:
             return
         mono_ns = self.clock.monotonic_ns()
         self._used_ns = mono_ns
-        prefix = self._ack_prefix
-        replies: list[bytes] = []
-        plain: list[int] = []
-        fast = self.config.ack_policy == "explicit" and not self.config.sample_freq
-        for i in range(start, end):
-            subject, reply, hlen, body = ops[i]
-            if fast and not hlen and body in _PLAIN_ACKS:
-                # The common answer: one split, and all of a run acked together.
-                tokens = subject.rsplit(b".", 5)
-                if tokens[0] == prefix and tokens[2].isdigit() and len(tokens[2]) < 20:
-                    plain.append(int(tokens[2]))
-                    if reply:
-                        replies += self._plain(plain, reply, now_ns)
-                    continue
-            if plain:
-                self._plain(plain, b"", now_ns)
-            if self._answer(subject, reply, body[hlen:] if hlen else body, now_ns, mono_ns) and reply:
-                replies.append(reply)
-        if plain:
-            self._plain(plain, b"", now_ns)
-        self._acks.settle()
+        acks = self._acks
+        replies = self._answers.take(ops, start, end, now_ns, mono_ns)
+        acks.settle()
         if replies:
             self._acknowledge(replies)
-        if self._acks.changed:
+        if acks.changed:
             self._changed()
-        if self._acks.queue or self._blocked:
+            self._due_acks()
+        if not self._cursor.known:
+            self._count_soon()
+        if acks.queue or self._blocked:
             self._kick()
 
     def on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
@@ -415,185 +402,22 @@ class Consumer:
                 self._renew_flow()
                 self._kick()
 
-    # ---- pull requests
-
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
-        """Judge one pull request and let it wait, in the order of processNextMsgRequest."""
-        waiting = self._pump.waiting
-        if waiting is None:
+        """One pull request, from MSG.NEXT or behind a +NXT."""
+        intake = self._intake
+        if intake is None:
             self._status(reply, status.PUSH_BASED)
             return
-        try:
-            request = parse_request(body)
-        except BadRequest as error:
-            self._status(reply, status.line(f"400 Bad Request - {error.text}"))
-            return
-        if refusal := self._refusal(request.batch, request.expires, request.max_bytes):
-            self._status(reply, status.line(refusal))
-            return
-        if request.min_pending or request.min_ack_pending:
-            self._status(reply, status.line("400 Bad Request - Not a Overflow Priority consumer"))
-            return
-        if request.id:
-            self._status(reply, status.line("400 Bad Request - Not a Pinned Client Priority consumer"))
-            return
-        if not 0 <= request.priority <= 9:
-            self._status(reply, status.line("400 Bad Request - Priority must be between 0 and 9"))
-            return
-        if waiting.full and mono_ns - self._swept_ns > _SECOND_NS:
-            self._sweep(mono_ns, at_end=False)
-        if request.no_wait and self._one_shot_refused(reply, waiting, request.expires, mono_ns):
-            return
-        if waiting.full:
-            # A client with heartbeats would only ask again at once; it learns from their absence instead.
-            if not request.idle_heartbeat:
-                self._status(reply, status.line("409 Exceeded MaxWaiting"))
-            return
-        entry = WaitingRequest(reply, request, mono_ns)
-        waiting.add(entry)
-        self._due(min(entry.expires_ns, entry.heartbeat_at_ns))
-
-    def _refusal(self, batch: int, expires_ns: int, max_bytes: int) -> str:
-        """The text of a request over the consumer's limits, or ""."""
-        config = self.config
-        if 0 < config.max_batch < batch:
-            return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
-        if 0 < config.max_expires < expires_ns:
-            return f"409 Exceeded MaxRequestExpires of {wire.format_duration(config.max_expires)}"
-        if 0 < config.max_bytes < max_bytes:
-            return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
-        return ""
-
-    def _one_shot_refused(self, reply: bytes, waiting: Waiting, expires_ns: int, mono_ns: int) -> bool:
-        """Whether a no_wait request ends at once: nothing there, or others in front want it all."""
-        if not self._cursor.known or self._cursor.count() is not None:
-            return False  # not known yet: the pump will find out
-        pending = max(0, self._cursor.pending) + len(self._acks.queue)
-        if not pending:
-            if not expires_ns:
-                self._status(reply, status.NO_MESSAGES)
-                return True
-            return False
-        self._sweep(mono_ns, at_end=False)
-        if pending < waiting.wanted:
-            self._status(reply, status.line("408 Requests Pending"))
-            return True
-        return False
+        entry = intake.judge(reply, body, self.config, mono_ns)
+        if entry is not None:
+            self._due(min(entry.expires_ns, entry.heartbeat_at_ns))
+            self._kick()
 
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
-        """Let go of requests that are over."""
-        waiting = self._pump.waiting
-        if not waiting:
-            return
-        self._swept_ns = mono_ns
-        beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
-        self._publish(waiting.sweep(mono_ns, self.bus.interest, at_end=at_end, heartbeat=beat))
+        if self._intake is not None:
+            self._intake.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
 
     # ---- answers
-
-    def _plain(self, seqs: list[int], reply: bytes, now_ns: int) -> list[bytes]:
-        """Ack ``seqs`` (explicit) and empty the list; returns ``reply``, of the last one, if it is to be answered."""
-        acks, next_seq = self._acks, self._cursor.next_seq
-        answered = bool(reply)
-        if max(seqs) >= next_seq or min(seqs) <= 0:
-            beyond = [s for s in seqs if s >= next_seq or s <= 0]
-            answered = answered and (seqs[-1] < next_seq or self._forgotten(seqs[-1])) and seqs[-1] > 0
-            for seq in beyond:
-                self._ahead(seq, now_ns)
-            seqs[:] = [s for s in seqs if 0 < s < next_seq]
-        if seqs:
-            acks.ack(seqs, now_ns)
-            if self.on_acked is not None:
-                self.on_acked(self, list(seqs))
-            seqs.clear()
-        return [reply] if answered else []
-
-    def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
-        """Take any answer; returns whether its reply, if it has one, is due."""
-        info = parse_subject(subject)
-        seq, cseq, deliveries = info.stream_seq, info.consumer_seq, info.delivered
-        kind, argument = parse_answer(payload)
-        acks = self._acks
-        match kind:
-            case Answer.ACK:
-                return self._ack(seq, cseq, deliveries, now_ns, sample=True)
-            case Answer.NEXT:
-                self._ack(seq, cseq, deliveries, now_ns, sample=True)
-                if reply:
-                    acks.settle()
-                    self._request(reply, argument, mono_ns)
-                    self._kick()
-                return False
-            case Answer.TERM:
-                done = self._ack(seq, cseq, deliveries, now_ns, sample=False)
-                reason = argument.strip().decode("utf-8", "replace")
-                self._events.terminated(seq, cseq, deliveries, reason)
-                return done
-            case Answer.NAK:
-                self._nak(seq, cseq, deliveries, argument, now_ns, mono_ns)
-            case Answer.PROGRESS:
-                acks.progress(seq, now_ns, mono_ns)
-                self._due_acks()
-        return seq > 0
-
-    def _ack(self, seq: int, cseq: int, deliveries: int, now_ns: int, *, sample: bool) -> bool:
-        """Ack one message (or, with ack all, everything up to it); returns whether that is to be answered."""
-        if seq <= 0:
-            return False
-        acks = self._acks
-        if seq >= self._cursor.next_seq:
-            return self._ahead(seq, now_ns, cseq)
-        if self.config.ack_policy == "all":
-            done: Sequence[int] = acks.ack_all(seq, cseq, now_ns)
-            if self.on_acked is not None and done:
-                self.on_acked(self, done)
-            return True
-        if sample and seq in acks.pending and self._sampled():
-            self._events.sampled_ack(seq, cseq, max(1, now_ns - acks.pending[seq].at_ns), deliveries)
-        acks.ack((seq,), now_ns)
-        if self.on_acked is not None:
-            self.on_acked(self, (seq,))
-        return True
-
-    def _forgotten(self, seq: int) -> bool:
-        return seq <= min(self._forgotten_seq, self.stream.persisted_seq)
-
-    def _ahead(self, seq: int, now_ns: int, cseq: int = 0) -> bool:
-        """An ack beyond what we delivered: taken when a crash may have forgotten that delivery, else ignored."""
-        if seq <= 0 or not self._forgotten(seq):
-            return False
-        acks = self._acks
-        if self.config.ack_policy == "all":
-            # What lies before it had been delivered too, and is acked with it.
-            acks.ack_all(seq, max(cseq, acks.floor_cseq + 1), now_ns)
-            acks.delivered_sseq, acks.delivered_cseq = seq, max(acks.delivered_cseq, acks.floor_cseq)
-            self._cursor.jump(seq + 1)
-            self._count_soon()
-        elif self._cursor.is_to_come(seq) and acks.ack_ahead(seq, now_ns):
-            self._cursor.acked_ahead(seq)
-        if self.on_acked is not None:
-            self.on_acked(self, (seq,))
-        return True
-
-    def _nak(self, seq: int, cseq: int, deliveries: int, argument: bytes, now_ns: int, mono_ns: int) -> None:
-        acks = self._acks
-        if not acks.floor_cseq < cseq <= acks.delivered_cseq or seq not in acks.pending:
-            return
-        self._events.nak(seq, cseq, deliveries)
-        delay_ns = parse_delay(argument)
-        if delay_ns is not None:
-            acks.nak_later(seq, delay_ns, now_ns, mono_ns)
-            self._due_acks()
-        elif not acks.nak(seq):
-            self._events.max_deliver(seq, acks.exhaust(seq))
-
-    def _sampled(self) -> bool:
-        text = self.config.sample_freq.removesuffix("%")
-        try:
-            percent = int(text)
-        except ValueError:
-            return False
-        return percent >= 100 or (percent > 0 and self.rng.randrange(100) < percent)
 
     def _acknowledge(self, replies: list[bytes]) -> None:
         """Answer double acks once the state that they made is persisted."""
@@ -674,21 +498,29 @@ class Consumer:
             self._kick()
 
     def _count_soon(self) -> None:
-        if not self._counting and not self._closed and not self._cursor.known:
-            self._counting = True
-            self._loop.create_task(self._recount())
+        """Count what is to come, unless that is under way; where only the figure is off, not more than now and then."""
+        if self._counting or self._closed or self._cursor.exact:
+            return
+        self._counting = True
+        if self._cursor.known:
+            self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
+        else:
+            self._start_count()
+
+    def _start_count(self) -> None:
+        self._loop.create_task(self._recount())
 
     async def _recount(self) -> None:
         try:
-            await self._cursor.recount()
+            if not self._closed:
+                await self._cursor.recount()
         except Exception as error:
             logger.warning("consumer %s > %s: counting failed, trying again: %s", self.stream.name, self.name, error)
             self._resume_at_ns = self.clock.monotonic_ns() + _RETRY_NS
             self._due(self._resume_at_ns)
         finally:
             self._counting = False
-            if self._cursor.known:
-                self._kick()
+            self._kick()
 
     # ---- push
 
@@ -867,11 +699,18 @@ class Consumer:
                                       mono_ns) if config.rate_limit_bps else None
         elif pump.waiting is None:
             pump.waiting = Waiting(config.max_waiting)
+            self._intake = Intake(self.bus, acks, self._cursor, pump.waiting)
+        self._answers.policy = config.ack_policy
+        self._answers.sample_percent = sample_percent(config.sample_freq)
         self._was_paused = self.paused
 
+    def _told(self, seqs: Sequence[int]) -> None:
+        if self.on_acked is not None:
+            self.on_acked(self, seqs)
+
     def _changed(self) -> None:
-        """The state has something new to store."""
-        if not self._dirty:
+        """The state has something new to store; before it is open, ``open`` sees to that."""
+        if not self._dirty and not self._closed:
             self._dirty = True
             self.stream.dirty(self)
 
@@ -882,7 +721,3 @@ class Consumer:
 
     def _status(self, to: bytes, text: bytes) -> None:
         self.bus.publish(to, b"", len(text), text)
-
-    def _publish(self, statuses: list[tuple[bytes, bytes]]) -> None:
-        for to, text in statuses:
-            self.bus.publish(to, b"", len(text), text)

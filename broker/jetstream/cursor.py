@@ -8,14 +8,14 @@ cuts columns from them; it never waits: what is not in memory is a ``Loading``, 
                          └──── num_pending ────┘ + count()  brings ``counted`` up to persisted_seq
 
 Everything at or below ``counted`` is in ``pending``; ``removed`` takes out what leaves the stream before it was
-delivered. When that cannot be told (a range of a filtered consumer), the count is void and ``recount`` makes it anew.
+delivered. Where that cannot be told (a range, of a filtered consumer) it is off until ``recount`` makes it anew.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Container, Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import compress
 from typing import Protocol
 
@@ -25,27 +25,37 @@ from broker.storage.format.frame import Chunk
 __all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
 
 
+_COUNT_TRIES = 4
+"""Counts thrown away because messages were removed meanwhile, before one is taken as near enough."""
+
+
 class Loading(Protocol):
     """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again."""
 
-    ready: Awaitable[object]
+    @property
+    def ready(self) -> Awaitable[object]: ...
+
+
+class _Seqs(Protocol):
+    def __contains__(self, seq: int, /) -> bool: ...
 
 
 class Block(Protocol):
     """The block that a chunk is part of."""
 
-    last_seq: int
-
     @property
-    def dead(self) -> Container[int] | None:
+    def dead(self) -> _Seqs | None:
         """Sequences of this block that were removed, below the stream's first_seq or not; None: none."""
 
 
 class Readable(Protocol):
     """What a cursor asks of its stream, over messages at or below ``persisted_seq``."""
 
-    first_seq: int
-    persisted_seq: int
+    @property
+    def first_seq(self) -> int: ...
+
+    @property
+    def persisted_seq(self) -> int: ...
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
         """The chunk with the first message at or after ``seq``, and that message's place in it; None: nothing yet."""
@@ -82,8 +92,8 @@ class Taken:
 class Cursor:
     """Reads a stream for one consumer.
 
-    ``pending`` is exact while ``known``; ``ahead`` (shared with the ack state) holds sequences to pass over because
-    they were acked before, which ``pending`` no longer counts.
+    ``pending`` is to be used once ``known``, and right while ``exact``; ``ahead`` (shared with the ack state) holds
+    sequences to pass over because they were acked before, which ``pending`` no longer counts.
     """
 
     def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int]) -> None:
@@ -96,7 +106,10 @@ class Cursor:
         self.counted = next_seq - 1
         self.skip: deque[int] = deque()
         self.resume = 0
+        self._off = False  # known, but for removals that we could not judge
         self._void = False
+        self._jumps = 0
+        self._passed = 0
         self._picked: tuple[Chunk, list[int] | None] | None = None
 
     @property
@@ -203,6 +216,7 @@ class Cursor:
         if not n:
             return
         self.pending -= n
+        self._passed += n
         end = taken.end if n == len(taken) else taken.seqs[n - 1] + 1
         self._move(end)
 
@@ -224,9 +238,14 @@ class Cursor:
         if end >= self.counted:
             self.counted = max(end, self.next_seq - 1)
             self.pending = 0
-            self.known = True
+            self.known, self._off = True, False
 
     # ---- counting
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``pending`` is what it says, up to ``counted``."""
+        return self.known and not self._off
 
     def count(self) -> Loading | None:
         """Bring ``pending`` up to ``persisted_seq``; a Loading when that needs more than memory holds."""
@@ -255,21 +274,24 @@ class Cursor:
                    and match(subjects[k]))
 
     async def recount(self) -> None:
-        """Count afresh, through the stream's indexes. The caller delivers nothing meanwhile; removals are noticed."""
+        """Count afresh, through the stream's indexes, until ``exact``. Deliveries and removals may go on meanwhile."""
         stream = self.stream
-        while not self.known:
+        tries = 0
+        while not self.exact:
             if self.skip:
                 self.pending, self.counted = len(self.skip), self.resume
-                self.known = True
+                self.known, self._off = True, False
                 return
             self._void = False
-            start = self.next_seq
+            start, jumps, passed, ahead = self.next_seq, self._jumps, self._passed, set(self.ahead)
             n, end = await stream.count_from(start, self.narrow)
-            if self._void or start != self.next_seq:
+            tries += 1
+            if jumps != self._jumps or (self._void and tries < _COUNT_TRIES):
                 continue
-            self.pending = n - self.count_ahead(start, end)
-            self.counted = max(end, start - 1)
-            self.known = True
+            delivered = self._passed - passed
+            self.pending = max(0, n - delivered - sum(1 for s in ahead | self.ahead if start <= s <= end))
+            self.counted = max(end, self.next_seq - 1)
+            self.known, self._off = True, False
 
     def removed(self, first: int, last: int, msgs: int, subject: bytes | None) -> None:
         """``msgs`` messages within first..last left the stream, all of ``subject`` if it is given."""
@@ -277,15 +299,15 @@ class Cursor:
             return  # listed ones are looked up one by one
         if last < self.next_seq or first > self.counted:
             return
+        self._void = True
         if not self.known:
-            self._void = True
             return
         if subject is not None and not self.filters.match(subject):
             return
         low, high = max(first, self.next_seq), min(last, self.counted)
         whole = low == first and high == last
         if not (whole or msgs == last - first + 1) or not (self.filters.all or subject is not None):
-            self._invalidate()
+            self._off = True
             return
         self.pending -= msgs if whole else high - low + 1
         self.pending += self.count_ahead(low, high)
@@ -318,6 +340,6 @@ class Cursor:
 
     def _invalidate(self) -> None:
         self.known = False
-        self._void = True
+        self._jumps += 1
         self.pending = 0
         self.counted = self.next_seq - 1

@@ -6,7 +6,7 @@ anything or look at a clock: every call takes the time and says what to do.
 
     first delivery           +ACK, +TERM, removed                 ack_floor <= delivered <= stream last_seq
     ──────────────> pending ──────────────────────> gone          pending:  ack_floor < seq <= delivered
-                     ^   │ ack_wait / backoff over, -NAK          queue:    seq is pending and waits for its next delivery
+                     ^   │ ack_wait / backoff over, -NAK          queue:    pending, and waits for its next delivery
                      │   v
                      └─ queue ── max_deliver reached ──> gone     redelivered[seq]: deliveries after the first
 
@@ -202,6 +202,12 @@ class AckState:
         self.last_ack_ns = at_ns
         self.changed = True
         self._prune()
+        return low
+
+    def ack_all_ahead(self, seq: int, cseq: int, at_ns: int) -> list[int]:
+        """With ack all, an ack for a delivery that a crash made us forget: everything up to it had been delivered."""
+        low = self.ack_all(seq, max(cseq, self.delivered_cseq, self.floor_cseq + 1), at_ns)
+        self.delivered_cseq, self.delivered_sseq = self.floor_cseq, seq
         return low
 
     def ack_ahead(self, seq: int, at_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""Stand-ins for what a consumer meets: a stream with messages in memory, a bus that remembers, a loop on virtual time."""
+"""Stand-ins for what a consumer meets: a stream with messages in memory, a bus that remembers, a virtual loop."""
 
 from __future__ import annotations
 
@@ -376,7 +376,8 @@ class World:
         self.loop.settle()
         return self.bus.take()
 
-    def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK", reply: bytes = b"") -> list[Delivered]:
+    def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK",
+            reply: bytes = b"") -> list[Delivered]:
         """Answer deliveries in one run; what came of it at once."""
         ops = [(m.reply, reply, 0, body) for m in messages]
         consumer.on_ack(ops, 0, len(ops), None, self.clock.now_ns())

@@ -58,10 +58,12 @@ def test_payloads(payload: bytes, expected: tuple[Answer, bytes]) -> None:
 
 
 @pytest.mark.parametrize("argument, expected", [
-    (b"", None), (b"  ", None), (b"5s", 5 * SECOND), (b" 1.5s ", 1500 * MS), (b"1m30s", 90 * SECOND), (b"2h", 7200 * SECOND),
+    (b"", None), (b"  ", None), (b"5s", 5 * SECOND), (b" 1.5s ", 1500 * MS), (b"1m30s", 90 * SECOND),
+    (b"2h", 7200 * SECOND),
     (b"10us", 10_000), ("10µs".encode(), 10_000), (b"3ns", 3), (b".5s", 500 * MS), (b"1.s", SECOND), (b"-1s", -SECOND),
     (b"0", 0), (b"5", None), (b"s", None), (b"1x", None), (b"1s ago", None), (b".s", None), (b"9999999h", None),
-    (b'{"delay":250000000}', 250 * MS), (b'{"Delay":7}', 7), (b"{}", 0), (b'{"delay":null}', 0), (b'{"delay":"1s"}', None),
+    (b'{"delay":250000000}', 250 * MS), (b'{"Delay":7}', 7), (b"{}", 0), (b'{"delay":null}', 0),
+    (b'{"delay":"1s"}', None),
     (b'{"delay":1.5}', None), (b'{"delay":', None), (b'{"delay":true}', None), (b"[", None), (b"\xff", None),
     (b"{" * 100_000, None), (b"9" * 5000 + b"s", None),
 ])
@@ -84,7 +86,7 @@ def test_acks_move_the_floor_over_a_prefix(body: bytes) -> None:
 
 
 def test_floor_over_a_filter_and_redeliveries() -> None:
-    """Consumer sequences of the floor are those of first deliveries; when all is acked it jumps to what was delivered."""
+    """Consumer sequences of the floor are those of first deliveries; when all is acked it is `delivered`."""
     w = World()
     w.stream.add("x", "a", "x", "a", "x", "a", "x")
     consumer = w.consumer(filter_subject="a", ack_wait=SECOND)
@@ -138,7 +140,8 @@ def test_an_ack_beyond_what_was_delivered_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("subject", [b"$JS.ACK.S.C.1.0.1.1.1", b"$JS.ACK.S.C.1.-1.1.1.1", b"$JS.ACK.S.C.1.x.1.1.1",
-                                     b"$JS.ACK.S.C.1.99999999999999999999999.1.1.1", b"$JS.ACK.S.C.x.1.x.y.z", b"$JS.ACK"])
+                                     b"$JS.ACK.S.C.1.99999999999999999999999.1.1.1", b"$JS.ACK.S.C.x.1.x.y.z",
+                                     b"$JS.ACK"])
 @pytest.mark.parametrize("body", [b"", b"+ACK", b"-NAK", b"-NAK {", b"+WPI", b"+TERM \xff", b"+NXT {", b"\xff\xff"])
 def test_bad_answers_do_nothing(subject: bytes, body: bytes) -> None:
     """Any bytes in subject or payload: no exception, and nothing that was pending is acked."""
@@ -164,7 +167,7 @@ def test_ack_all() -> None:
 
 
 def test_ack_none_counts_as_acked_when_delivered() -> None:
-    w, consumer, got = start(5, ack_policy="none")
+    _, consumer, got = start(5, ack_policy="none")
     assert seqs(got) == [1, 2, 3, 4, 5]
     assert state(consumer) == (5, 0, 0)
 

@@ -1,9 +1,9 @@
 """A consumer against a naive model of it, under any order of events that hypothesis finds.
 
-The model keeps a set of pending sequences with their due times and counts, nothing clever. After each step the consumer's
-info must agree with it, and every message that comes is judged: never one that was acked or removed, new ones in order
-and without a gap, redeliveries before new ones, counts one up. Restarts go through the stored state and its deltas, once
-with everything stored, once with what a crash loses.
+The model keeps a set of pending sequences with their due times and counts, nothing clever. After each step the
+consumer's info must agree with it, and every message that comes is judged: never one that was acked or removed, new
+ones in order and without a gap, redeliveries before new ones, counts one up. Restarts go through the stored state and
+its deltas, once with everything stored, once with what a crash loses.
 """
 
 from __future__ import annotations

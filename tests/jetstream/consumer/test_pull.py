@@ -1,7 +1,7 @@
 """Pull requests: what each body asks for, how messages are shared out, and how a request ends.
 
-Each test builds a stream in memory and a consumer on a virtual loop, sends requests as a client would, and looks at what
-came to the inbox, status texts letter by letter.
+Each test builds a stream in memory and a consumer on a virtual loop, sends requests as a client would, and looks at
+what came to the inbox, status texts letter by letter.
 """
 
 from __future__ import annotations

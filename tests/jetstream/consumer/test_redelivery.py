@@ -59,7 +59,7 @@ def test_backoff() -> None:
 @pytest.mark.parametrize("max_deliver", [1, 2, 3])
 @pytest.mark.parametrize("nak", [False, True])
 def test_max_deliver(max_deliver: int, nak: bool) -> None:
-    """After the last allowed delivery one advisory; the message leaves pending, the floor moves, a late ack is taken."""
+    """After the last allowed delivery one advisory; it leaves pending, the floor moves, a late ack is taken."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND, max_deliver=max_deliver)
