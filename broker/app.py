@@ -51,7 +51,8 @@ class App:
         self._monitor: MonitorServer | None = None
         self._serving = False
         self._stepping_down: asyncio.Task[None] | None = None
-        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._failed = asyncio.Event()
+        self._why = ""
 
     async def start(self) -> None:
         """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
@@ -91,7 +92,13 @@ class App:
 
     async def failed(self) -> str:
         """Wait for a reason to end the process that no signal gave (another broker of our name took the store…)."""
-        return await self._failure
+        await self._failed.wait()
+        return self._why
+
+    def _fail(self, why: str) -> None:
+        if not self._failed.is_set():
+            self._why = why
+            self._failed.set()
 
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the time for that is over."""
@@ -128,7 +135,8 @@ class App:
         assert self.jetstream is not None
         shard = await self.tenure.acquire()
         recovered = shard.recovered
-        log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams), recovered.segments)
+        log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
+                 recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
         await self.jetstream.open(shard.log, self.tenure.reader)
 
@@ -148,11 +156,11 @@ class App:
         if isinstance(error, Fenced) and not self.tenure.is_our_double(error):
             log.warning("%s; closing all clients, and waiting as a standby", error)
             self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
-        elif not self._failure.done():
+        else:
             if isinstance(error, Fenced):
                 error = StartError(f"{error}, under our own name: two copies of one configuration run on this store; "
                                     f"give them different server_names, or stop one")
-            self._failure.set_result(str(error))
+            self._fail(str(error))
 
     async def _step_down(self) -> None:
         assert self.tenure is not None
@@ -166,7 +174,7 @@ class App:
             await self._take_over()
             await self._listen()
         except StartError as error:
-            self._failure.set_result(str(error))
+            self._fail(str(error))
             return
         log.info("Server is ready")
 

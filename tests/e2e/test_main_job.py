@@ -86,7 +86,7 @@ async def test_library_through_two_kills(store: Store) -> None:
         by_subject = {f.subject: f for f in files}
         for subject in list(by_subject)[::7]:
             message = await js.get_last_msg(library.STREAM, subject, direct=True)
-            assert message.data == by_subject[subject].data
+            assert (message.data or b"") == by_subject[subject].data
             assert message.seq == seqs[subject]
         info = await js.stream_info(library.STREAM, subjects_filter=">")
         assert info.state.messages == info.state.last_seq == len(files)
