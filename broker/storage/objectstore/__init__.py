@@ -2,6 +2,7 @@
 
 from broker.storage.objectstore.base import (
     Buffers,
+    Listing,
     NotFound,
     ObjectInfo,
     ObjectStore,
@@ -13,5 +14,5 @@ from broker.storage.objectstore.base import (
 )
 from broker.storage.objectstore.url import open_store
 
-__all__ = ["Buffers", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError", "StoreLock",
-           "StoreRefused", "Transient", "open_store"]
+__all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "StoreError",
+           "StoreLock", "StoreRefused", "Transient", "open_store"]

@@ -230,6 +230,8 @@ class FileStore(ObjectStore):
                     continue  # deleted since
         except OSError as e:
             raise self._error(e, prefix) from e
+        if not found and not os.path.isdir(self._root):
+            raise self._error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), prefix)
         return found
 
     def _delete(self, key: str) -> None:

@@ -49,8 +49,8 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers) -> bytes:
         raise StoreRefused(f"{e}: the store cannot be reached, or does not work: check that it is up, "
                            f"its address (AWS_ENDPOINT_URL) and the network") from e
     raise StoreRefused(f"{store.url}: the store overwrites objects: a put of {key}, which is there, went through "
-                       f"though asked not to (If-None-Match: *). Nothing would keep two brokers apart, so none runs on it. "
-                       f"Use one that honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
+                       f"though asked not to (If-None-Match: *). Nothing would keep two brokers apart, so none runs on "
+                       f"it. Use one that honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
 
 
 async def _read(store: ObjectStore, key: str) -> bytes | None:

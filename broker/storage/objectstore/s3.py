@@ -1,8 +1,8 @@
 """Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and their like.
 
 Each call is one request, with no retries of botocore's own: RetryingStore owns those. (The HTTP client below still
-sends a request twice when a kept connection turns out dead: one reason why a refused put proves nothing before what lies
-there was read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
+sends a request twice when a kept connection turns out dead: one reason why a refused put proves nothing before what
+lies there was read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
 What the environment says counts: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS chain of credentials.
 An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would cost a
@@ -16,6 +16,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -237,6 +238,20 @@ class S3Store(ObjectStore):
             return Transient(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
         return Transient(f"{where}: {type(e).__name__}: {str(e).partition('?')[0][:200]}")
 
+    def _before_send(self, request: Any, **_: object) -> None:
+        """Take from a request, just before it is sent, what only costs.
+
+        Expect: 100-continue, which botocore adds to each put, makes it wait for one more round trip. The BytesIO that
+        it makes of a body would go out in 64 KiB writes (4 MiB: 8.3 ms of CPU, 4.5 without both).
+        """
+        if request.method == "HEAD":
+            # We send none: botocore does, to ask for the bucket's region after a redirect that did not name it, and
+            # goes on without end when that is redirected too.
+            raise StoreRefused(f"{self._where}: redirected to another region: {_REMEDIES['PermanentRedirect']}")
+        request.headers.pop("Expect", None)
+        if isinstance(request.body, BytesIO):
+            request.body = request.body.getvalue()
+
     async def _made_client(self) -> Any:
         async with self._client_making:
             if self._closed:
@@ -266,9 +281,12 @@ class S3Store(ObjectStore):
             connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
             max_pool_connections=self._connections_max, retries={"total_max_attempts": 1}, parameter_validation=False,
             request_checksum_calculation="when_required", response_checksum_validation="when_required", s3=s3,
-            signature_version="s3v4")
+            # Without one of our own botocore composes its long one anew for each request: 0.2 ms of 1.2.
+            signature_version="s3v4", user_agent="jetblock")
         made = session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
-        return await self._exit.enter_async_context(made)
+        client = await self._exit.enter_async_context(made)
+        client.meta.events.register("before-send.s3", self._before_send)
+        return client
 
 
 class _PastTheEnd(Exception):

@@ -1,0 +1,126 @@
+"""A small S3 server that misbehaves on demand: what MinIO and SeaweedFS do not do when asked.
+
+Only what S3Store sends: path-style PUT, GET with Range, DELETE and ListObjectsV2 of one page. It checks no signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import h11
+
+__all__ = ["FakeS3", "Request", "fake_s3"]
+
+
+@dataclass
+class Request:
+    method: str
+    key: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class FakeS3:
+    """``script`` decides over each request before it is served: None serves it, else one of
+
+    "cut" (the connection is closed), "hang", "served, then cut", or (status, code[, message]) as S3 gives errors.
+    """
+
+    endpoint: str = ""
+    honours_if_none_match: bool = True
+    honours_range: bool = True
+    date: str = "Wed, 21 Oct 2015 07:28:00 GMT"
+    objects: dict[str, bytes] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    script: Callable[[Request], object] = lambda request: None
+
+    def serve(self, request: Request, query: dict[str, list[str]]) -> tuple[int, list[tuple[str, str]], bytes]:
+        if request.method == "PUT":
+            if self.honours_if_none_match and request.headers.get("if-none-match") and request.key in self.objects:
+                return _error(412, "PreconditionFailed")
+            self.objects[request.key] = request.body
+            return 200, [], b""
+        if request.method == "DELETE":
+            self.objects.pop(request.key, None)
+            return 204, [], b""
+        if "list-type" in query:
+            keys = sorted(key for key in self.objects if key.startswith(query.get("prefix", [""])[0]))
+            rows = "".join(f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key])}</Size></Contents>"
+                           for key in keys)
+            return 200, [("content-type", "application/xml")], f"<ListBucketResult>{rows}</ListBucketResult>".encode()
+        if request.key not in self.objects:
+            return _error(404, "NoSuchKey")
+        data = self.objects[request.key]
+        if self.honours_range and (asked := request.headers.get("range")):
+            start, _, last = asked.removeprefix("bytes=").partition("-")
+            if int(start) >= len(data):
+                return _error(416, "InvalidRange")
+            part = data[int(start):int(last) + 1 if last else None]
+            at = f"bytes {start}-{int(start) + len(part) - 1}/{len(data)}"
+            return 206, [("content-range", at)], part
+        return 200, [], data
+
+
+def _error(status: int, code: str, message: str = "as scripted") -> tuple[int, list[tuple[str, str]], bytes]:
+    return status, [("content-type", "application/xml")], (
+        f"<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>".encode())
+
+
+@asynccontextmanager
+async def fake_s3(bucket: str = "bucket") -> AsyncIterator[FakeS3]:
+    """The server, on a free loopback port."""
+    fake = FakeS3()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER)
+
+        async def event() -> object:
+            while (got := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await reader.read(65536))
+            return got
+
+        try:
+            while isinstance(head := await event(), h11.Request):
+                body = b""
+                while isinstance(part := await event(), h11.Data):
+                    body += part.data
+                target = urlsplit(head.target.decode())
+                key = unquote(target.path).removeprefix(f"/{bucket}").lstrip("/")
+                request = Request(head.method.decode(), key, {k.decode(): v.decode() for k, v in head.headers}, body)
+                fake.requests.append(request)
+                verdict = fake.script(request)
+                if verdict == "cut":
+                    return
+                if verdict == "hang":
+                    await reader.read()  # until the client gives up
+                    return
+                if isinstance(verdict, tuple):
+                    status, headers, data = _error(*verdict)
+                else:
+                    status, headers, data = fake.serve(request, parse_qs(target.query))
+                if verdict == "served, then cut":
+                    return
+                headers += [("date", fake.date), ("content-length", str(len(data)))]
+                writer.write(connection.send(h11.Response(status_code=status, headers=headers)) or b"")
+                if status != 204 and head.method != b"HEAD":
+                    writer.write(connection.send(h11.Data(data=data)) or b"")
+                writer.write(connection.send(h11.EndOfMessage()) or b"")
+                await writer.drain()
+                connection.start_next_cycle()
+        except (ConnectionError, h11.RemoteProtocolError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    fake.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield fake
+    finally:
+        server.close()

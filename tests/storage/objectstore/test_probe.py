@@ -1,0 +1,143 @@
+"""The probe: a store that cannot fence is refused at start, and what is wrong is said in words."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.storage.objectstore import Listing, ObjectStore, StoreRefused, open_store
+from broker.storage.objectstore.faulty import Faults, FaultyStore
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.objectstore.s3 import S3Store
+from broker.storage.objectstore.wrapper import Wrapper
+from tests.real.s3 import S3Server
+from tests.storage.objectstore.fake_s3 import FakeS3
+
+KEY = "v1/format"
+OURS = b"jetblock" + bytes(range(56))
+
+
+async def test_the_first_probe_writes_and_later_ones_read(tmp_path: Path) -> None:
+    """An empty store gets our bytes; a used one keeps its own, whoever probes."""
+    for store in (MemoryStore(), FileStore(tmp_path)):
+        assert await probe(store, KEY, [OURS]) == OURS
+        assert await probe(store, KEY, [b"somebody else's format"]) == OURS
+        assert await store.get(KEY) == OURS
+        await store.close()
+
+
+async def test_minio_passes(minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real S3 server that honours If-None-Match passes, on an empty prefix and on a used one."""
+    for name, value in minio.env.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(minio.new_url())
+    for _ in range(2):
+        assert await probe(store, KEY, [OURS]) == OURS
+    await store.close()
+
+
+async def test_wrong_credentials_and_no_bucket_on_minio(minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a real server says to a wrong key, a wrong secret and a missing bucket is passed on with the remedy."""
+    for name, value in minio.env.items():
+        monkeypatch.setenv(name, value)
+    for variable, value, url, words in [
+        ("AWS_ACCESS_KEY_ID", "nobody", minio.new_url(), "InvalidAccessKeyId"),
+        ("AWS_SECRET_ACCESS_KEY", "wrong-secret", minio.new_url(), "SignatureDoesNotMatch"),
+        ("AWS_REGION", "us-east-1", "s3://no-such-bucket/x", "create the bucket"),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setenv(variable, value)
+            store = open_store(url)
+            with pytest.raises(StoreRefused, match=words) as caught:
+                await probe(store, KEY, [OURS])
+            assert url in str(caught.value)
+            assert "wrong-secret" not in str(caught.value)
+            await store.close()
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_store_that_overwrites_is_refused(fake: FakeS3, used: bool) -> None:
+    """A server that ignores If-None-Match is refused, and what was there is there still."""
+    fake.honours_if_none_match = False
+    if used:
+        fake.objects[KEY] = b"theirs" * 10
+    store = S3Store("bucket")
+    with pytest.raises(StoreRefused, match="If-None-Match") as caught:
+        await probe(store, KEY, [OURS])
+    assert "s3://bucket" in str(caught.value)
+    assert fake.objects[KEY] == (b"theirs" * 10 if used else OURS)
+    await store.close()
+
+
+async def test_a_store_in_trouble_is_waited_for(fake: FakeS3) -> None:
+    """SlowDown, a conflict and cut connections are retried by the wrapper, and the probe passes: a put that landed
+    unanswered only makes the key exist, which the second put is to find."""
+    verdicts: list[object] = [(503, "SlowDown"), None, (409, "ConditionalRequestConflict"), "served, then cut", "cut",
+                              None, (500, "InternalError"), None, "cut", None, (503, "SlowDown"), "served, then cut"]
+    fake.script = lambda request: verdicts.pop(0) if verdicts else None
+    store = RetryingStore(S3Store("bucket"), clock=SystemClock(), rng=random.Random(1), pause_ns=1_000_000)
+    assert await probe(store, KEY, [OURS]) == OURS
+    assert not verdicts
+    await store.close()
+
+
+@pytest.mark.parametrize("verdict", ["cut", "hang", (503, "SlowDown")])
+async def test_a_store_that_stays_down_is_named(fake: FakeS3, verdict: object) -> None:
+    """Unreachable or overloaded for longer than the bound: refused, naming the address and what to check."""
+    fake.script = lambda request: verdict
+    inner = S3Store("bucket", put_timeout_ns=100_000_000, get_timeout_ns=100_000_000)
+    store = RetryingStore(inner, clock=SystemClock(), rng=random.Random(1), give_up_ns=200_000_000)
+    with pytest.raises(StoreRefused, match="AWS_ENDPOINT_URL") as caught:
+        await probe(store, KEY, [OURS])
+    assert fake.endpoint in str(caught.value)
+    await store.close()
+
+
+async def test_under_every_fault_the_probe_tells_the_truth() -> None:
+    """200 seeds of refused, lost, unanswered and late calls: a good store passes, or is called down; never worse."""
+    passed = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        faults = Faults(refused=0.1, lost=0.1, unanswered=0.2, late=0.1, timeout_ns=0, late_ns_max=0)
+        faulty = FaultyStore(MemoryStore(), rng=rng, faults=faults)
+        store = RetryingStore(faulty, clock=SystemClock(), rng=rng, pause_ns=1)
+        try:
+            assert await probe(store, KEY, [OURS]) == OURS, f"seed {seed}"
+            passed += 1
+        except StoreRefused as e:
+            assert "cannot be reached" in str(e), f"seed {seed}"  # noqa: PT017
+        await faulty.settle()
+    assert passed == 200
+
+
+async def test_a_store_with_stale_listings_or_reads_is_refused() -> None:
+    """Listing, reading back and ranges are looked at too."""
+
+    class StaleListing(Wrapper):
+        async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+            return []
+
+    class WrongRange(Wrapper):
+        async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+            return await self.inner.get(key)
+
+    for make, words in ((StaleListing, "listing"), (WrongRange, "ranged read")):
+        store: ObjectStore = make(MemoryStore())
+        with pytest.raises(StoreRefused, match=words):
+            await probe(store, KEY, [OURS])
+
+
+async def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """Opened for reading only, nothing is made, and a probe says why it cannot pass."""
+    store = FileStore(tmp_path, read_only=True)
+    with pytest.raises(StoreRefused, match="reading only"):
+        await probe(store, KEY, [OURS])
+    assert os.listdir(tmp_path) == []
+    await store.close()

@@ -1,0 +1,253 @@
+"""S3Store against a scripted server: what each answer, or the lack of one, is to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.storage.objectstore import (
+    NotFound,
+    PreconditionFailed,
+    StoreError,
+    StoreRefused,
+    Transient,
+    open_store,
+)
+from broker.storage.objectstore.s3 import S3Store
+from tests.storage.objectstore.fake_s3 import FakeS3
+
+
+@pytest.fixture
+async def s3(fake: FakeS3) -> AsyncIterator[S3Store]:
+    store = S3Store("bucket", "pre/fix")
+    yield store
+    await store.close()
+
+
+ANSWERS = [
+    (412, "PreconditionFailed", PreconditionFailed, ""),
+    (409, "ConditionalRequestConflict", Transient, "ConditionalRequestConflict"),
+    (409, "OperationAborted", Transient, "OperationAborted"),
+    (503, "SlowDown", Transient, "SlowDown"),
+    (503, "ServiceUnavailable", Transient, "ServiceUnavailable"),
+    (500, "InternalError", Transient, "InternalError"),
+    (502, "BadGateway", Transient, "502"),
+    (429, "TooManyRequests", Transient, "429"),
+    (400, "RequestTimeout", Transient, "RequestTimeout"),
+    (404, "NoSuchKey", NotFound, "does not exist"),
+    (404, "NoSuchBucket", StoreRefused, "create the bucket"),
+    (403, "AccessDenied", StoreRefused, "s3:PutObject"),
+    (403, "InvalidAccessKeyId", StoreRefused, "AWS_ACCESS_KEY_ID"),
+    (403, "SignatureDoesNotMatch", StoreRefused, "AWS_SECRET_ACCESS_KEY"),
+    (403, "RequestTimeTooSkewed", StoreRefused, "clock"),
+    (403, "SomethingNew", StoreRefused, "AWS_ACCESS_KEY_ID"),
+    (400, "ExpiredToken", StoreRefused, "renew"),
+    (507, "XMinioStorageFull", StoreRefused, "full"),
+    (507, "InsufficientStorage", StoreRefused, "full"),
+    (501, "NotImplemented", StoreRefused, "cannot serve"),
+    (405, "MethodNotAllowed", StoreRefused, "AWS_ENDPOINT_URL"),
+    (400, "InvalidRequest", StoreRefused, "AWS_ENDPOINT_URL"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "kind", "remedy"), ANSWERS)
+async def test_what_an_answer_means(s3: S3Store, fake: FakeS3, status: int, code: str, kind: type[StoreError],
+                                    remedy: str) -> None:
+    """Every error answer becomes the class its caller acts on, names store, key and remedy, and is asked for once."""
+    fake.script = lambda request: (status, code)
+    with pytest.raises(StoreError) as caught:
+        await s3.put("a/key", [b"x"])
+    assert type(caught.value) is kind
+    assert "s3://bucket/pre/fix" in str(caught.value)
+    assert fake.endpoint in str(caught.value)
+    assert "a/key" in str(caught.value)
+    assert remedy in str(caught.value)
+    assert len(fake.requests) == 1, "the retrying wrapper owns retries, not the client"
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
+@pytest.mark.parametrize("verdict", ["cut", "hang", "served, then cut"])
+async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str, verdict: str) -> None:
+    """A cut connection and silence are Transient, within the time-out, and the store works again afterwards."""
+    await s3.put("there", [b"data"])
+    store = S3Store("bucket", "pre/fix", put_timeout_ns=200_000_000, get_timeout_ns=200_000_000)
+    fake.script = lambda request: verdict
+    calls = {"put": lambda: store.put("k", [b"x"]), "get": lambda: store.get("there"), "list": lambda: store.list(""),
+             "delete": lambda: store.delete("k")}
+    async with asyncio.timeout(10):
+        with pytest.raises(Transient, match="s3://bucket"):
+            await calls[operation]()
+        fake.script = lambda request: None
+        while True:  # a busy machine may need more than one time-out
+            try:
+                assert await store.get("there") == b"data"
+                break
+            except Transient:
+                pass
+    await store.close()
+
+
+async def test_a_put_whose_answer_was_lost_is_there(s3: S3Store, fake: FakeS3) -> None:
+    """Transient may mean done: the next put is refused, and what lies there is ours."""
+    fake.script = lambda request: "served, then cut"
+    with pytest.raises(Transient):
+        await s3.put("k", [b"ours"])
+    fake.script = lambda request: None
+    with pytest.raises(PreconditionFailed):
+        await s3.put("k", [b"ours"])
+    assert await s3.get("k") == b"ours"
+
+
+async def test_a_redirect_that_names_no_region(s3: S3Store, fake: FakeS3) -> None:
+    """An endpoint that redirects everything is refused with what to set, not followed for ever."""
+    fake.script = lambda request: (301, "PermanentRedirect")
+    with pytest.raises(StoreRefused, match="AWS_REGION"):
+        await s3.put("k", [b"x"])
+    assert len(fake.requests) == 1
+
+
+async def test_an_unreachable_endpoint_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens: Transient, since the server may yet come."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    store = S3Store("bucket", endpoint="http://127.0.0.1:9")
+    with pytest.raises(Transient, match=r"127\.0\.0\.1:9"):
+        await store.get("k")
+    await store.close()
+
+
+async def test_what_a_put_looks_like(s3: S3Store, fake: FakeS3) -> None:
+    """One conditional request, by path, below the prefix, with an unsigned payload and no 100-continue."""
+    await s3.put("k/1", [b"a" * 1000, b"b"])
+    [request] = fake.requests
+    assert (request.method, request.key) == ("PUT", "pre/fix/k/1")
+    assert request.body == b"a" * 1000 + b"b"
+    assert request.headers["if-none-match"] == "*"
+    assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert "expect" not in request.headers
+    assert not [name for name in request.headers if "checksum" in name]
+
+
+async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
+    """Whoever sends the whole object for a range costs time, not correctness."""
+    fake.honours_range = False
+    await s3.put("k", [b"0123456789"])
+    assert await s3.get("k", 2, 5) == b"234"
+    assert await s3.get("k", 20, 25) == b""
+
+
+async def test_secrets_stay_out_of_errors(fake: FakeS3) -> None:
+    """No text of an error, its causes included, has the secret key, the session token or a URL's password."""
+    errors = []
+    for verdict in ((403, "SignatureDoesNotMatch"), (500, "x"), "cut", "hang"):
+        fake.script = lambda request, verdict=verdict: verdict  # type: ignore[misc]
+        store = S3Store("bucket", put_timeout_ns=200_000_000)
+        with pytest.raises(StoreError) as caught:
+            await store.put("k", [b"x"])
+        await store.close()
+        errors.append(caught.value)
+    store = S3Store("bucket", endpoint=fake.endpoint.replace("http://", "http://user:pass@"))
+    with pytest.raises(StoreError) as caught:
+        await store.get("k")
+    await store.close()
+    errors.append(caught.value)
+    for error in errors:
+        text = "".join(traceback.format_exception(error)) if error is not errors[-1] else str(error)
+        assert "verysecret" not in text
+        assert "tokensecret" not in text
+        assert "user:pass" not in text
+
+
+@pytest.mark.parametrize(("variables", "remedy"), [
+    ({"AWS_ENDPOINT_URL": "127.0.0.1:9000"}, "AWS_ENDPOINT_URL=http://HOST:PORT"),
+    ({"AWS_ENDPOINT_URL": "ftp://host"}, "AWS_ENDPOINT_URL=http://HOST:PORT"),
+    ({"AWS_PROFILE": "no-such-profile"}, "profile"),
+    ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": "",
+      "AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_CONFIG_FILE": "/dev/null"}, "AWS_ACCESS_KEY_ID"),
+])
+async def test_an_environment_that_cannot_work(fake: FakeS3, monkeypatch: pytest.MonkeyPatch,
+                                               variables: dict[str, str], remedy: str) -> None:
+    """Wrong endpoints, missing profiles and missing credentials are refused in words that say what to set."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    store = S3Store("bucket")
+    with pytest.raises(StoreRefused) as caught:
+        await store.put("k", [b"x"])
+    assert remedy in str(caught.value)
+    await store.close()
+
+
+async def test_the_stores_clock(fake: FakeS3) -> None:
+    """now_ns is the Date of the last answer, errors included, carried on by the monotonic clock; None before any."""
+    clock = ManualClock()
+    store = S3Store("bucket", clock=clock)
+    assert await store.now_ns() is None
+    with pytest.raises(NotFound):
+        await store.get("k")
+    assert await store.now_ns() == 1445412480_500_000_000
+    clock.advance(7_000_000_000)
+    assert await store.now_ns() == 1445412487_500_000_000
+    clock.leap(10**18)
+    assert await store.now_ns() == 1445412487_500_000_000
+    await store.put("k", [b"x"])
+    assert await store.now_ns() == 1445412480_500_000_000
+    await store.close()
+
+
+async def test_close_ends_calls_under_way(fake: FakeS3) -> None:
+    """A put that hangs while the store is closed ends in Transient, not in an error of the client's insides."""
+    reached = asyncio.Event()
+
+    def script(request: object) -> str:
+        reached.set()
+        return "hang"
+
+    fake.script = script
+    store = S3Store("bucket")
+    put = asyncio.create_task(store.put("k", [b"x"]))
+    await reached.wait()
+    await store.close()
+    with pytest.raises(Transient):
+        await put
+
+
+async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS3) -> None:
+    """A cancelled call lets go of its connection and nothing else."""
+    reached = asyncio.Event()
+
+    def script(request: object) -> str:
+        reached.set()
+        return "hang"
+
+    fake.script = script
+    put = asyncio.create_task(s3.put("k", [b"x"]))
+    await reached.wait()
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    fake.script = lambda request: None
+    await s3.put("l", [b"y"])
+    assert await s3.get("l") == b"y"
+
+
+def test_urls() -> None:
+    """Wrong URLs say what is wrong with them and how it is written; a password in one is not repeated."""
+    for url, words in [("", "file://DIR"), ("/var/lib", "file://DIR"), ("http://bucket", "s3://BUCKET/PREFIX"),
+                       ("file://", "file:///var"), ("s3://", "bucket's name"), ("s3://b", "bucket's name"),
+                       ("s3:///x", "bucket's name"), ("s3://bucket/a/../b", "prefix"), ("s3://bucket/a//b", "prefix"),
+                       ("s3://bucket?region=x", "AWS_REGION"), ("memory://x", "nothing more"),
+                       ("s3://bück/et", "bucket's name")]:
+        with pytest.raises(ValueError, match=r"file://|s3://|memory://") as caught:
+            open_store(url)
+        assert words in str(caught.value), url
+    for url in ("s3://key:secret@bucket", "http://key:secret@host/x"):
+        with pytest.raises(ValueError) as caught:
+            open_store(url)
+        assert "secret" not in str(caught.value)
+    store = open_store("s3://bucket/a/b/")
+    assert store.url == "s3://bucket/a/b"
+    assert store.puts_cost
