@@ -43,6 +43,8 @@ _SCAN_MAX: Final = 2048
 _INBOX: Final = b"_INBOX."
 _ACK: Final = b"$JS.ACK."
 _ACK_TOKENS: Final = 9
+_DOT: Final = ord(".")
+_NO_FAMILY: Final = (b"", 0)
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
 
 
@@ -303,6 +305,7 @@ class Router:
         self._inboxes: dict[bytes, _Route | None] = {}
         self._acks: dict[bytes, _Route] = {}
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], _Route] = WeakValueDictionary()
+        self._family = _NO_FAMILY
         self._ack_readers = 0
         self._watches: dict[bytes, list[InterestWatch]] = {}
         self._nobody = _Route(Match(), (), self._rng)
@@ -318,12 +321,18 @@ class Router:
         resolve = self._resolve
         while start < end:
             subject = ops[start][0]
-            route = get(subject) or resolve(subject)
+            route = get(subject)
+            head = b""
+            if route is None:
+                route = resolve(subject)
+                head, dots = self._family
             at = start + 1
             while at < end:
                 following = ops[at][0]
                 if following is not subject:
-                    if (get(following) or resolve(following)) is not route:
+                    # Acks and replies come in crowds: a look at the head tells a sibling without a look-up.
+                    if not (head and following.startswith(head) and following.count(b".") == dots
+                            and following[-1] != _DOT) and (get(following) or resolve(following)) is not route:
                         break
                     subject = following
                 at += 1
@@ -398,8 +407,8 @@ class Router:
                 dotted = inbox + b"."
                 joined = b"\n".join(replies)
                 # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
-                if (joined.count(b"\n" + dotted) == count - 1
-                        and joined.count(b".") == count * dotted.count(b".")):
+                if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
+                        and b".\n" not in joined and joined[-1] != _DOT):
                     peer = sub.peer
                     assert peer is not None
                     buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
@@ -475,22 +484,30 @@ class Router:
     # Routes.
 
     def _resolve(self, subject: bytes) -> _Route:
-        """The route of a subject that is not in ``_routes``; remembers it there or by its family."""
-        if subject.startswith(_INBOX):
-            route = self._inbox(subject.rpartition(b".")[0])
-            if route is not None:
-                return route
-        elif subject.startswith(_ACK) and not self._ack_readers:
-            head = subject.rsplit(b".", 5)[0]
-            route = self._acks.get(head)
-            if route is not None:
-                return route
-            if subject.count(b".") == _ACK_TOKENS - 1:
-                route = self._build(self._subs.match(subject))
-                if len(self._acks) >= ROUTES_KEPT:
-                    _halve(self._acks)
-                self._acks[head] = route
-                return route
+        """The route of a subject that is not in ``_routes``; remembers it there or by its family.
+
+        ``_family`` then says which other subjects have the same route: those with this head and so many dots. An ack
+        with an empty number is taken for one; its consumer will not take it.
+        """
+        if subject[-1:] != b".":
+            if subject.startswith(_INBOX):
+                head = subject.rpartition(b".")[0]
+                route = self._inbox(head)
+                if route is not None:
+                    self._family = (head + b".", head.count(b".") + 1)
+                    return route
+            elif subject.startswith(_ACK) and not self._ack_readers:
+                head = subject.rsplit(b".", 5)[0]
+                route = self._acks.get(head)
+                if route is None and subject.count(b".") == _ACK_TOKENS - 1:
+                    route = self._build(self._subs.match(subject))
+                    if len(self._acks) >= ROUTES_KEPT:
+                        _halve(self._acks)
+                    self._acks[head] = route
+                if route is not None:
+                    self._family = (head + b".", _ACK_TOKENS - 1)
+                    return route
+        self._family = _NO_FAMILY
         route = self._refusal if subject.startswith(_REFUSED) else self._build(self._subs.match(subject))
         if len(self._routes) >= ROUTES_KEPT:
             _halve(self._routes)

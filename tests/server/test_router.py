@@ -234,6 +234,9 @@ def test_pub_acks_to_mixed_inboxes(router: Router) -> None:
     one, other = FakePeer(router), FakePeer(router)
     one.sub(b"_INBOX.a.*")
     other.sub(b"_INBOX.b.c.*")
+    assert not router.publish(b"_INBOX.a.", b"", 0, b"")
+    router.pub_acks(None, [b"_INBOX.a.", b"_INBOX.a."], b"", 1, b"")
+    assert one.taken() == b""
     mixed = [b"_INBOX.a.1", b"_INBOX.b.c.1", b"_INBOX.a.2", b"x", b"_INBOX.a.3.4", b"_INBOX.a.5"]
     router.pub_acks(None, mixed, b"", 1, b"")
     assert one.taken() == b"MSG _INBOX.a.1 1 1\r\n1\r\nMSG _INBOX.a.2 1 1\r\n3\r\nMSG _INBOX.a.5 1 1\r\n6\r\n"
@@ -357,7 +360,7 @@ PATTERNS = st.sampled_from([
     b"_INBOX.1", b"$JS.ACK.S.C.>", b"$JS.ACK.S.*.>", b"$JS.>", b"$JS.ACK.S.C.1.*.*.*.*", b"*.*.*.*.*.*.*.*.*",
     b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.*.*.S.C.>", b"$JS.ACK.S.C.*.2.>"])
 SUBJECTS = st.sampled_from([
-    b"a", b"a.b", b"a.c", b"c.b", b"_INBOX.x.1", b"_INBOX.x.2", b"_INBOX.x.1.2", b"_INBOX.1", b"_INBOX.2",
+    b"a", b"a.b", b"a.c", b"c.b", b"_INBOX.x.1", b"_INBOX.x.2", b"_INBOX.x.1.2", b"_INBOX.1", b"_INBOX.2", b"_INBOX.x.",
     b"$JS.ACK.S.C.1.2.3.4.5", b"$JS.ACK.S.C.9.9.9.9.9", b"$JS.ACK.S.D.1.2.3.4.5", b"$JS.ACK.S.C", b"$JS.ACK.S.C.1"])
 
 
