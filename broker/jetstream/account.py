@@ -184,15 +184,20 @@ class Account:
         self._join(stream)
         return openings
 
-    def release(self, *, tell: bool) -> None:
+    def rest(self) -> None:
+        """Serve no consumer any more, telling those who wait for messages, and say each stream's last."""
+        for stream in self.streams.values():
+            for consumer in stream.consumers.values():
+                self._leave(consumer)
+                consumer.shutdown()
+            stream.rest()
+
+    def release(self) -> None:
         """Let go of everything: subscriptions, timers, state. Nothing is written."""
         for stream in list(self.streams.values()):
             for consumer in stream.consumers.values():
                 self._leave(consumer)
-                if tell:
-                    consumer.shutdown()
-                else:
-                    consumer.stop()
+                consumer.stop()
             for subscription in self._subscriptions.pop(stream).values():
                 self.bus.unsubscribe(subscription)
             stream.close()
@@ -246,8 +251,8 @@ class Account:
         self._join(stream)
         return stream
 
-    def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
-        """Give a stream another configuration; what no longer fits its limits leaves at once.
+    async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
+        """Give a stream another configuration; returns once what no longer fits its limits has left.
 
         Raises: ApiError.
         """
@@ -261,8 +266,9 @@ class Account:
             raise ApiError(10065)
         check_supported(config)
         self._record(stream, RecordKind.STREAM_UPDATE, {"config": config.to_json()})
-        stream.update(config)
+        limits_applied = stream.update(config)
         self._listen(stream)
+        await limits_applied
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with its consumers; waiting pull requests are told."""

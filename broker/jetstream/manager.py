@@ -83,16 +83,21 @@ class JetStream:
         if tasks:
             await asyncio.wait(tasks, timeout=wait_seconds)
 
-    async def close(self, *, tell: bool = False) -> None:
-        """Let go of all streams and consumers at once; nothing is written.
+    def rest(self) -> None:
+        """Before a clean stop, once nobody publishes any more: tell waiting pull requests, and say each stream's last.
 
-        Args: ``tell`` waiting pull requests that the server shuts down.
+        What is written by that is persisted when the log is drained; then ``close``.
         """
+        for account in self.accounts.values():
+            account.rest()
+
+    async def close(self) -> None:
+        """Let go of all streams and consumers at once; nothing is written, nobody is told."""
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
         for account in self.accounts.values():
-            account.release(tell=tell)
+            account.release()
         if self._memory_log is not None:
             self._memory_log.stop()
         self._log = self._memory_log = self._reader = None

@@ -380,12 +380,15 @@ class Stream:
             finally:
                 self._unpin()
 
-    def update(self, config: StreamConfig) -> None:
-        """Take a new configuration at once; what no longer fits its limits leaves before anything else is published."""
+    def update(self, config: StreamConfig) -> asyncio.Task[None]:
+        """Take a new configuration at once; what no longer fits its limits leaves before anything else is published.
+
+        Returns: the task that makes it leave; it ends well or with a line in the log.
+        """
         self._configure(config)
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
-        self.start(self._apply_limits(), "limits")
+        return self.start(self._apply_limits(), "limits")
 
     async def _apply_limits(self) -> None:
         async with self.inlet.turn():

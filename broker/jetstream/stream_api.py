@@ -81,7 +81,7 @@ async def update(request: Request) -> dict[str, Any]:
     if given.name != request.tokens[2]:
         raise ApiError(10056)
     stream = request.stream(given.name)
-    account.update_stream(stream, given.config(), pedantic=given.pedantic)
+    await account.update_stream(stream, given.config(), pedantic=given.pedantic)
     return await _info(request, stream, dynamic=True)
 
 
@@ -102,7 +102,9 @@ async def info(request: Request) -> dict[str, Any]:
                         subjects_filter=asked.subjects_filter)
     paging = {"total": 0, "offset": 0, "limit": 0}
     subjects = shown["state"].get("subjects")
-    if asked.subjects_filter and subjects:
+    if subjects == {}:
+        del shown["state"]["subjects"]
+    if subjects:
         offset = max(asked.offset, 0)
         paging = {"total": len(subjects), "offset": offset, "limit": SUBJECTS_PAGE}
         if offset or len(subjects) > SUBJECTS_PAGE:

@@ -168,7 +168,7 @@ SCENARIOS: dict[str, str] = {
         api STREAM.CREATE.S {"name": "S", "metadata": {"a": "b"}}
         api STREAM.CREATE.S {"name": "S", "metadata": {"a": "c"}}
         api STREAM.LIST
-        api STREAM.UPDATE.S {"name": "S", "metadata": {"c": "d"}}""",  # noqa: E501
+        api STREAM.UPDATE.S {"name": "S", "metadata": {"c": "d"}}""",
     "paging": _STREAM + """
         api STREAM.CREATE.A {"name": "A"}
         api STREAM.CREATE.B {"name": "B"}
@@ -381,7 +381,7 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.DURABLE.CREATE.S.G {"stream_name": "S", "config": {}}
         api CONSUMER.DURABLE.CREATE.S.G {"stream_name": "S", "config": {"durable_name": "H"}}
         api CONSUMER.DURABLE.CREATE.S.G.H {"stream_name": "S", "config": {"durable_name": "G"}}
-        api CONSUMER.NAMES.S {"offset": 1}""",
+        api CONSUMER.NAMES.S""",
     "create requests that cannot be": _STREAM + """
         api CONSUMER.CREATE.S.C
         api CONSUMER.CREATE.S.C {}
@@ -487,7 +487,7 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"ack_policy": "explicit", "max_ack_pending": 6}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"inactive_threshold": 61000000000}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"ack_policy": "explicit"}}
-        api CONSUMER.CREATE.S.B {"stream_name": "S", "config": {"durable_name": "B"}}
+        api CONSUMER.CREATE.S.B {"stream_name": "S", "config": {"durable_name": "B", "max_ack_pending": 1}}
         api CONSUMER.CREATE.S.C {"stream_name": "S", "config": {"durable_name": "C"}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {}, "pedantic": true}
         api STREAM.UPDATE.S {"name": "S", "max_consumers": 2, "consumer_limits": {"max_ack_pending": 2}}

@@ -25,6 +25,9 @@ from tests.jetstream.api.scenarios import SCENARIOS
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SILENCE_SECONDS = 0.4
+NOT_GONE_YET = 10049
+"""nats-server's "error creating store": it removes the directory of a deleted stream behind its answer."""
+
 _STEP = re.compile(r"(\w+)(?:\[([^:]+): ([^\]]*)\])? (\S+) ?(.*)")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
@@ -49,6 +52,9 @@ class Server:
             else:
                 prefix = "" if verb == "pub" else "$JS.API."
                 answer = await self._request(prefix + subject, body.encode(), headers)
+                while isinstance(answer, dict) and answer.get("error", {}).get("err_code") == NOT_GONE_YET:
+                    await asyncio.sleep(0.05)
+                    answer = await self._request(prefix + subject, body.encode(), headers)
             played.append((line.strip(), normal(answer)))
         return played
 
@@ -89,13 +95,16 @@ def shown(msg: Any) -> Any:
     text = msg.data.decode()
     value = json.loads(text) if text[:1] == "{" else text
     reply = [re.sub(r"\d{19}", "TIME", msg.reply)] if msg.reply else []
-    return [dict(msg.headers), value, *reply] if msg.headers or reply else value
+    return [dict(msg.headers or {}), value, *reply] if msg.headers or reply else value
 
 
 def normal(value: Any, key: str = "") -> Any:
     """``value`` with everything made equal that two servers cannot agree on."""
     if isinstance(value, dict):
         value = {name: normal(inner, name) for name, inner in value.items()}
+        if key == "api":
+            # It does not count every error that it answers; and see NOT_GONE_YET.
+            return value | {"total": "total", "errors": "errors"}
         if value.get("type", "").endswith("consumer_create_response") and _AUTO_NAME.fullmatch(value.get("name", "")):
             value["name"] = "AUTO"
         config, state = value.get("config"), value.get("state")

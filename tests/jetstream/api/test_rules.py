@@ -108,7 +108,8 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
-    ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"), ({"allow_msg_ttl": True}, "allow_msg_ttl"),
+    ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
+    ({"allow_msg_ttl": True}, "allow_msg_ttl"),
     ({"subject_delete_marker_ttl": SECOND}, "subject_delete_marker_ttl"),
     ({"allow_msg_counter": True}, "allow_msg_counter"),
     ({"allow_msg_schedules": True}, "allow_msg_schedules"), ({"allow_atomic": True}, "allow_atomic"),

@@ -124,8 +124,9 @@ def test_configurations_survive_the_log() -> None:
         "placement": {"tags": ["x"]}, "consumer_limits": {"max_ack_pending": 5}})
     assert isinstance(config.sources[0], StreamSource)
     assert StreamConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    consumer = ConsumerConfig.from_json({"durable_name": "D", "backoff": [1, 2],
-                                         "opt_start_time": "1970-01-01T00:00:00Z", "pause_until": "2100-01-01T00:00:00Z", "priority_policy": "overflow"})
+    consumer = ConsumerConfig.from_json({
+        "durable_name": "D", "backoff": [1, 2], "opt_start_time": "1970-01-01T00:00:00Z",
+        "pause_until": "2100-01-01T00:00:00Z", "priority_policy": "overflow"})
     assert consumer.opt_start_time == 0
     assert ConsumerConfig.from_json(consumer.to_json()) == consumer
 

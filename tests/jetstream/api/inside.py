@@ -1,0 +1,114 @@
+"""JetStream with its real neighbours in this process: listener, router, log and reader, over a store in memory."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Self
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker.clock import SystemClock
+from broker.jetstream.manager import JetStream, JetStreamSettings
+from broker.server.listener import Server
+from broker.server.options import ServerOptions
+from broker.storage.applied import ShardState
+from broker.storage.cache import Cache
+from broker.storage.format.header import Position
+from broker.storage.log import Log, LogSettings
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.reader import BlockReader
+
+__all__ = ["Inside"]
+
+_SHARD = ShardPaths(0)
+
+
+class Inside:
+    """A broker without a process of its own.
+
+        async with Inside() as broker:
+            answer = await broker.api("STREAM.CREATE.S", {"name": "S"})
+    """
+
+    def __init__(self, settings: JetStreamSettings | None = None, *, opened: bool = True) -> None:
+        self.clock = SystemClock()
+        self.rng = random.Random(1)
+        self.store = MemoryStore()
+        self.settings = settings or JetStreamSettings()
+        self._opened = opened
+
+    async def __aenter__(self) -> Self:
+        self.server = Server(ServerOptions(host="127.0.0.1", port=-1, jetstream=True), self.clock)
+        await self.server.start()
+        self.js = JetStream({"$G": self.server.router}, self.clock, self.rng, self.settings)
+        self.js.listen()
+        self.state = ShardState()
+        self.state.apply_segment(Position(1, 0))
+        if self._opened:
+            await self.open()
+        self.client: Client = await nats.connect(f"nats://127.0.0.1:{self.server.port}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+        await self.js.close()
+        await self.js.stop()
+        if self._opened:
+            await self.log.close()
+        await self.server.close()
+
+    async def open(self) -> None:
+        """Take up what the applied state holds, as after a restart."""
+        self._opened = True
+        self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, LogSettings())
+        self.reader = BlockReader(self.store, Cache(1 << 24), lambda ref: object_key(_SHARD, ref))
+        await self.js.open(self.log, self.reader)
+
+    async def restart(self) -> None:
+        """Let go of everything in memory but the applied state, and begin again from that."""
+        await self.log.drain()
+        await self.js.close()
+        await self.log.close()
+        await self.open()
+
+    async def ask(self, subject: str, body: Any = b"", *, prefix: str = "$JS.API.", seconds: float = 2.0) -> Msg:
+        """The raw answer of an API request."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.client.request(prefix + subject, data, timeout=seconds)
+
+    async def api(self, subject: str, body: Any = b"", **how: Any) -> dict[str, Any]:
+        """The answer of an API request, decoded."""
+        answer: dict[str, Any] = json.loads((await self.ask(subject, body, **how)).data)
+        return answer
+
+    async def ok(self, subject: str, body: Any = b"", **how: Any) -> dict[str, Any]:
+        """The answer of a request that must succeed."""
+        answer = await self.api(subject, body, **how)
+        assert "error" not in answer, answer
+        return answer
+
+    async def error(self, subject: str, body: Any = b"", **how: Any) -> int:
+        """The err_code of a request that must fail."""
+        answer = await self.api(subject, body, **how)
+        return int(answer["error"]["err_code"])
+
+    async def pull(self, names: str, *, prefix: str = "$JS.API.") -> Msg:
+        """The next message or status for a pull request to ``<stream>.<consumer>``.
+
+        By an inbox of its own: a delivery shows the stored subject, by which a client cannot match its request.
+        """
+        inbox = self.client.new_inbox()
+        subscription = await self.client.subscribe(inbox, max_msgs=1)
+        await self.client.publish(f"{prefix}CONSUMER.MSG.NEXT.{names}", b"1", reply=inbox)
+        return await subscription.next_msg(timeout=5)
+
+    async def publish(self, subject: str, payload: bytes = b"x") -> int:
+        """A JetStream publish; returns its sequence."""
+        answer = await self.client.request(subject, payload, timeout=2)
+        return int(json.loads(answer.data)["seq"])
+
+
