@@ -83,16 +83,15 @@ class JetStream:
         if tasks:
             await asyncio.wait(tasks, timeout=wait_seconds)
 
-    def rest(self) -> None:
-        """Before a clean stop, once nobody publishes any more: tell waiting pull requests, and say each stream's last.
+    async def close(self, *, tell: bool = False) -> None:
+        """Let go of all streams and consumers at once.
 
-        What is written by that is persisted when the log is drained; then ``close``.
+        Args: ``tell`` for a clean stop: waiting pull requests hear of it, and each stream says its last, which is
+            persisted when the log is drained, after this. Else nothing is written and nobody is told.
         """
-        for account in self.accounts.values():
-            account.rest()
-
-    async def close(self) -> None:
-        """Let go of all streams and consumers at once; nothing is written, nobody is told."""
+        if tell:
+            for account in self.accounts.values():
+                account.rest()
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
 from tests.harness import BrokerProcess, NatsServerProcess
+from tests.jetstream.api.inside import Inside
 from tests.jetstream.api.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -130,14 +133,22 @@ def all_text(values: list[Any]) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Server, Server]]:
-    """The real one and ours, each with one client."""
+    """The real one and ours, each with one client.
+
+    With JETBLOCK_TEST_INSIDE set ours is in this process, for a debugger's sake.
+    """
     base: Path = tmp_path_factory.mktemp("differential")
-    async with (NatsServerProcess("-js", "-sd", str(base / "real")) as real,
-                BrokerProcess("-js", "-sd", str(base / "ours")) as ours):
-        clients = [await nats.connect(process.url) for process in (real, ours)]
-        yield Server(clients[0]), Server(clients[1])
-        for client in clients:
-            await client.close()
+    async with AsyncExitStack() as stack:
+        real = await stack.enter_async_context(NatsServerProcess("-js", "-sd", str(base / "real")))
+        if os.environ.get("JETBLOCK_TEST_INSIDE"):
+            ours = (await stack.enter_async_context(Inside())).client
+        else:
+            process = await stack.enter_async_context(BrokerProcess("-js", "-sd", str(base / "ours")))
+            ours = await nats.connect(process.url)
+            stack.push_async_callback(ours.close)
+        theirs = await nats.connect(real.url)
+        stack.push_async_callback(theirs.close)
+        yield Server(theirs), Server(ours)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
