@@ -138,7 +138,8 @@ class Server:
             self._listener = None
 
     def _call_soon(self, callback: Any) -> None:
-        self.loop.call_soon(callback)
+        # JetStream may watch subjects before the server listens.
+        asyncio.get_running_loop().call_soon(callback)
 
     # What connections ask for
 
