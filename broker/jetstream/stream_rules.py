@@ -44,14 +44,14 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("republish", lambda c: c.republish),
     ("retention", lambda c: c.retention != "limits"),
     ("subject_delete_marker_ttl", lambda c: c.subject_delete_marker_ttl),
-    ("allow_msg_ttl", lambda c: c.allow_msg_ttl),
     ("allow_msg_counter", lambda c: c.allow_msg_counter),
     ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
     ("allow_atomic", lambda c: c.allow_atomic),
     ("allow_batched", lambda c: c.allow_batched),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
-refused with 10052 that names the field."""
+refused with 10052 that names the field. ``allow_msg_ttl`` is not among them, since clients of key-value stores always set
+it: nothing is ignored, for a message that does carry a TTL is refused (10166)."""
 
 Neighbours = Mapping[str, StreamConfig]
 """The account's streams as they are, by name (the stream in question may be among them)."""

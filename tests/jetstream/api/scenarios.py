@@ -150,6 +150,20 @@ SCENARIOS: dict[str, str] = {
         '{"name": "S", "subjects": ["a.*", "a.b"]}', '{"name": "S", "subjects": [">"]}',
         '{"name": "S", "subjects": ["$JS.>"]}', '{"name": "S", "subjects": ["$JS.EVENT.>"]}',
         '{"name": "S", "subjects": ["$SYS.x"]}', '{"name": "S", "subjects": ["a.>", "*.b"]}'),
+    "key-value bucket": """
+        api STREAM.CREATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "allow_direct": true, "allow_msg_ttl": true, "allow_rollup_hdrs": true, "deny_delete": true, "discard": "new", "max_msgs_per_subject": 3, "max_msg_size": -1, "duplicate_window": 120000000000, "num_replicas": 1}
+        pub $KV.B.a 1
+        pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 2
+        pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 3
+        pub[Nats-Expected-Last-Subject-Sequence: 0] $KV.B.b 4
+        pub[KV-Operation: DEL] $KV.B.b
+        many DIRECT.GET.KV_B.$KV.B.a
+        many DIRECT.GET.KV_B.$KV.B.b
+        api STREAM.INFO.KV_B {"subjects_filter": ">"}
+        pub[Nats-Rollup: sub] $KV.B.a
+        api STREAM.INFO.KV_B {"subjects_filter": ">"}
+        api CONSUMER.CREATE.KV_B {"stream_name": "KV_B", "config": {"deliver_policy": "last_per_subject", "filter_subject": "$KV.B.>", "deliver_subject": "d", "headers_only": true, "mem_storage": true, "idle_heartbeat": 5000000000, "flow_control": true}}
+        api STREAM.UPDATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "deny_delete": true}""",  # noqa: E501
     "no-ack of everything": """
         api STREAM.CREATE.S {"name": "S", "subjects": ["all.>"], "no_ack": true}
         api STREAM.INFO.S""",
