@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker import __version__
@@ -119,6 +120,8 @@ class App:
         from broker.tenure import Tenure
 
         assert isinstance(self.clock, GuardedClock)
+        if (self.settings.store or "").startswith("file://"):
+            prepare_directory((self.settings.store or "").removeprefix("file://"))
         self.tenure = Tenure(self.settings, self.clock, self._lost)
         url = self.tenure.store.url
         log.info("Starting JetStream")
@@ -286,6 +289,20 @@ def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSetting
                             max_ack_pending=max(settings.jetstream_max_ack_pending, 0),
                             max_request_batch=max(settings.jetstream_max_request_batch, 0),
                             duplicate_window_ns=settings.jetstream_duplicate_window_ns))
+
+
+def prepare_directory(path: str) -> None:
+    """Make the store's directory, or say in nats-server's words why not: launchers look for them. Raises: StartError."""
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise StartError(f"Can't start JetStream: storage directory is not a directory: {path}") from None
+    except OSError as error:
+        raise StartError(f"Can't start JetStream: could not create storage directory - mkdir {path}: "
+                         f"{(error.strerror or str(error)).lower()}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise StartError(f"Can't start JetStream: storage directory is not writable: {path}")
 
 
 def server_options(settings: Settings) -> ServerOptions:

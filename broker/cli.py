@@ -75,7 +75,8 @@ def _version() -> int:
 
 
 def _broker(line: CommandLine) -> int:
-    # Start-up makes much and drops little: collections would take a tenth of its time. `broker.process` enables them.
+    # Start-up makes much and drops little: collections would take a tenth of its time. `broker.process` enables them
+    # again.
     gc.disable()
     from broker.config.load import load
 

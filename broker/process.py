@@ -68,6 +68,8 @@ class _Process:
     async def run(self) -> int:
         """Returns the exit status."""
         loop = asyncio.get_running_loop()
+        # No collections during a start (see broker.cli); one that takes long, as a standby's, goes on with them.
+        loop.call_later(1.0, gc.enable)
         for number in _NAMES:
             loop.add_signal_handler(number, self._signalled, number)
         starting = asyncio.create_task(self._start(), name="start")
@@ -84,9 +86,10 @@ class _Process:
                 status = 1
             return status
         finally:
-            for task in (starting, failed, ended, self._lame_duck):
-                if task is not None:
-                    task.cancel()
+            tasks = [task for task in (starting, failed, ended, self._lame_duck) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop()
 
     async def _start(self) -> bool:

@@ -64,7 +64,9 @@ class ServerProcess:
         self.returncode: int | None = None
         self._environ = {name: value for name, value in os.environ.items()
                          if not name.startswith("JETBLOCK_") or name.startswith("JETBLOCK_TEST_")}
-        self._environ |= {"PYTHONUNBUFFERED": "1", **(environ or {})}
+        # Compiling the broker anew takes longer than all the rest of its start.
+        self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._environ |= {"PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache"), **(environ or {})}
         self._monitor = monitor
         self._listen = listen
         self._cwd = cwd

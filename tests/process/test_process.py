@@ -74,6 +74,19 @@ def test_address_that_cannot_be_listened_on() -> None:
     assert (done.returncode, "no such host" in done.stderr) == (1, True)
 
 
+def test_store_directory_that_cannot_be(tmp_path: Path) -> None:
+    """Status 1 and the words that launchers look for."""
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    for path in (file, file / "below"):
+        done = run("-js", "-sd", str(path), "-p", "-1")
+        assert done.returncode == 1
+        assert re.search(r"\[FTL\] .*storage directory is not a directory", done.stderr), done.stderr
+    done = run("-js", "-sd", "/proc/nothing/here", "-p", "-1")
+    assert done.returncode == 1
+    assert re.search(r"\[FTL\] .*could not create storage directory", done.stderr), done.stderr
+
+
 class BlockedPort:
     """Somebody else listens there."""
 
