@@ -25,6 +25,7 @@ run: $(VENV)/.run  ## a broker on the directory store in ./data
 	@echo "  http://127.0.0.1:$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
 	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, another make run goes on with them"
 	@echo
+	@$(BIN)/python -m compileall -q broker
 	@$(BIN)/jetblock -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
 
 test: $(VENV)/.dev  ## everything; ARGS='-k pattern' for less
