@@ -1,0 +1,146 @@
+"""Rules of the protocol left out one by one, to see that the oracle notices. For tests alone.
+
+Each entry patches one rule of the real engine; the text says what it drops. Compare --break of the protocol's model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import broker.cluster.ownership as ownership
+from broker.clock import Clock
+from broker.cluster.identity import Identity
+from broker.storage.applied import LetGo, position_key
+from broker.storage.checkpointer import Checkpointer
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.log import Log, Segment
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.sweeper import Sweeper
+
+__all__ = ["RULES"]
+
+
+def ack_in_order(patch: pytest.MonkeyPatch) -> None:
+    """A put that landed is answered though an earlier one did not."""
+    put = Log._put
+
+    async def broken(self: Log, segment: Segment) -> None:
+        await put(self, segment)
+        waiters, segment.waiters = segment.waiters, []
+        for fn, args in waiters:
+            fn(*args)
+
+    patch.setattr(Log, "_put", broken)
+
+
+def read_the_header(patch: pytest.MonkeyPatch) -> None:
+    """A refused put is taken for one that landed earlier."""
+    holder_of = ownership.put_ours.__globals__["holder_of"]
+
+    async def broken(store: ObjectStore, key: str) -> ObjectHeader:
+        header: ObjectHeader = await holder_of(store, key)
+        return header._replace(nonce=_nonce_of_log[0]) if _nonce_of_log else header
+
+    _nonce_of_log: list[bytes] = []
+    put = Log._put
+
+    async def putting(self: Log, segment: Segment) -> None:
+        _nonce_of_log[:] = [self.nonce]
+        await put(self, segment)
+
+    patch.setattr("broker.storage.log.holder_of", broken)
+    patch.setattr(Log, "_put", putting)
+
+
+def seal_all(patch: pytest.MonkeyPatch) -> None:
+    """Only the epoch before one's own is sealed; of the others a look must do."""
+    seal_epoch = ownership._seal_epoch
+
+    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity, clock: Clock,
+                     rng: random.Random) -> int:
+        if first.epoch == epoch - 1:
+            return await seal_epoch(store, paths, first, epoch, me, clock, rng)
+        number = first.number
+        while True:
+            [header] = await ownership.entries(store, paths, Position(first.epoch, number), 1, rng)
+            if header is None or header.kind == ObjectKind.SEAL:
+                return number
+            number += 1
+
+    patch.setattr(ownership, "_seal_epoch", broken)
+
+
+def relist(patch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are not listed again after sealing."""
+    newest_checkpoint = ownership.newest_checkpoint
+    seal_below = ownership._seal_below
+
+    async def broken(store: ObjectStore, *args: Any) -> dict[int, int]:
+        first = await newest_checkpoint(store, args[0], args[4])
+
+        async def same(*_: Any) -> Position:
+            return first
+
+        patch.setattr(ownership, "newest_checkpoint", same)
+        try:
+            return await seal_below(store, *args)
+        finally:
+            patch.setattr(ownership, "newest_checkpoint", newest_checkpoint)
+
+    patch.setattr(ownership, "_seal_below", broken)
+
+
+def keep_seals(patch: pytest.MonkeyPatch) -> None:
+    """Seals are swept like segments, and by every round."""
+    find_strays = Sweeper._find_strays
+
+    async def never(self: Sweeper, key: str) -> bool:
+        return False
+
+    async def broken(self: Sweeper, epoch: int) -> None:
+        await find_strays(self, epoch)
+        self._swept = False
+
+    patch.setattr(Sweeper, "_is_seal", never)
+    patch.setattr(Sweeper, "_find_strays", broken)
+
+
+def letgo(patch: pytest.MonkeyPatch) -> None:
+    """What a root covers is deleted at once, without a record of it in the log, and by who is no longer owner too."""
+    async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
+        state, kept = self._log.state, checkpointer.roots
+        keep = frozenset().union(*(root.objects for root in kept))
+        pages = [key.position for info in await self._store.list(self._paths.page_objects)
+                 if (key := parse(info.key)) is not None and key.position is not None and key.position not in keep]
+        roots = [key.position for info in await self._store.list(self._paths.checkpoints)
+                 if (key := parse(info.key)) is not None and key.position not in {root.position for root in kept}]
+        unnamed = [key for key in state.unnamed if key <= position_key(kept[-1].position)]
+        segments = [Position(key >> 48, key & ((1 << 48) - 1)) for key in unnamed]
+        for key in unnamed:
+            state.segments.pop(key)
+            state.unnamed.discard(key)
+        self._queue.append((0, LetGo(kept[-1].position, segments, pages, [r for r in roots if r is not None])))
+        self._wake.set()
+
+    patch.setattr(Sweeper, "after_round", broken)
+
+
+def applied_only(patch: pytest.MonkeyPatch) -> None:
+    """A root claims to hold what is in flight, not only what is persisted."""
+    run = Checkpointer._round
+
+    async def broken(self: Checkpointer, start: Position) -> None:
+        await run(self, Position(start.epoch, self._log._next - 1))
+
+    patch.setattr(Checkpointer, "_round", broken)
+
+
+RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    rule.__name__.replace("_", "-"): rule
+    for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, letgo, applied_only)}
+

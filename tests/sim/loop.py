@@ -1,0 +1,56 @@
+"""An event loop in virtual time: when nothing is ready it moves the clock to the next timer, and never waits.
+
+No selector, no threads, no randomness of its own: the same program with the same seed runs the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from broker.clock import ManualClock
+
+__all__ = ["SimLoop", "Stuck"]
+
+
+class Stuck(AssertionError):
+    """Nothing is ready, no timer is set, and the program has not ended."""
+
+
+class _Selector:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Stuck("nothing will ever happen again")
+        if timeout > 0:
+            self._clock.advance(int(timeout * 1e9) + 1)
+        return []
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """``asyncio`` with ``clock`` for time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.errors: list[dict[str, Any]] = []
+        """What the exception handler was told: a test fails when there is any."""
+        self._clock_resolution = 1e-9
+        self._selector = _Selector(clock)
+        self.set_exception_handler(lambda loop, context: self._failed(context))
+
+    def time(self) -> float:
+        return self.clock.monotonic_ns() / 1e9
+
+    def _failed(self, context: dict[str, Any]) -> None:
+        # What a killed process was doing is never finished, and that is all this message says.
+        if "was destroyed but it is pending" not in context["message"]:
+            self.errors.append(context)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass

@@ -1,0 +1,97 @@
+"""The real engine in virtual time on a faulty store: whatever happens, a fresh reader finds what was acknowledged.
+
+Run one seed again: ``pytest tests/sim -k 'seed and 17'``, or ``World(17).run()``. What is survived and what is not stands in
+``tests.sim.world``; the rules that are left out on purpose in ``tests.sim.broken``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+import broker.storage.checkpointer as checkpointer
+import broker.storage.pages as pages
+import broker.storage.table as table
+from tests.sim.broken import RULES
+from tests.sim.world import Lost, World
+
+SEEDS = 100
+SOAK_SEEDS = 2000
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A few dozen blocks make several pages, so that every form of a checkpoint is met."""
+    monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
+    monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
+    monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 25)
+    monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
+    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
+    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def run(seed: int, **settings: int) -> World:
+    world = World(seed, **settings)
+    try:
+        world.run()
+    except Lost:
+        raise
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+    return world
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_acknowledged_is_lost(seed: int) -> None:
+    """Three brokers without patience, killed and paused anywhere, on a store that fails in every way it may."""
+    run(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1000, 1000 + SOAK_SEEDS, 100))
+def test_nothing_acknowledged_is_lost_soak(first: int) -> None:
+    """The same, for longer, with up to five brokers."""
+    for seed in range(first, first + 100):
+        run(seed, brokers=2 + seed % 4, seconds=180)
+
+
+def test_a_seed_is_a_history() -> None:
+    """Same seed, same digest of every object, reply and instant; another seed, another."""
+    digests = [World(seed, seconds=40).run() for seed in (3, 3, 4)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_seeds_try_what_they_mean_to() -> None:
+    """Take-overs, checkpoints, sweeps, kills and each kind of fault do happen in a handful of seeds."""
+    epochs = acked = removed = deleted = 0
+    faults: set[str] = set()
+    for seed in range(8):
+        world = run(seed)
+        epochs += len(world.epochs)
+        acked += len(world.oracle.acked)
+        removed += len(world.oracle.removed)
+        deleted += world.deleted
+        faults |= world.injected
+    assert epochs > 20
+    assert acked > 2000
+    assert removed > 500
+    assert deleted > 100
+    assert faults >= {"slow", "refused", "unanswered", "lost", "late"}
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_the_oracle_notices(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one rule of the protocol left out, some seed loses a message, and the oracle says so."""
+    RULES[rule](monkeypatch)
+    for seed in range(60):
+        try:
+            World(seed, seconds=120).run()
+        except Exception:
+            return
+    pytest.fail(f"nothing was noticed without the rule {rule}")
