@@ -22,6 +22,8 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.limits import level_refused
 from broker.jetstream.message_api import GetRequest, find
 from broker.protocol import headers
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account import Account
@@ -65,6 +67,8 @@ class DirectGets:
         self._account = account
         self._waiting: deque[tuple[Stream, bytes, Msg]] = deque()
         self._workers: set[asyncio.Task[None]] = set()
+        self._serving = 0
+        """Workers that will look at the queue again; one of ``_workers`` may be past that."""
 
     def take(self, rest: bytes, op: Msg) -> bool:
         """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers to it."""
@@ -77,7 +81,8 @@ class DirectGets:
                 _log.warning("%d direct gets are waiting, dropping one of %s", GETS_MAX, stream.name)
                 return True
             self._waiting.append((stream, subject, op))
-            if len(self._workers) < min(WORKERS_MAX, len(self._waiting)):
+            if self._serving < min(WORKERS_MAX, len(self._waiting)):
+                self._serving += 1
                 task = asyncio.get_running_loop().create_task(self._serve(), name="direct gets")
                 self._workers.add(task)
                 task.add_done_callback(self._workers.discard)
@@ -89,18 +94,28 @@ class DirectGets:
         return set(self._workers)
 
     async def _serve(self) -> None:
-        while self._waiting:
-            stream, subject, (_, reply, hlen, body) = self._waiting.popleft()
-            try:
-                if hlen and level_refused(body[:hlen]):
-                    raise _Refused(_LEVEL)
-                await self._answer(stream, _request(subject, body[hlen:]), reply)
-            except _Refused as refused:
-                self._status(reply, refused.status)
-            except Exception as error:
-                # A get that fails is told, as nats-server tells an error of its store; the next one may do better.
-                _log.exception("direct get from %s failed", stream.name)
-                self._status(reply, b"500 " + type(error).__name__.encode())
+        try:
+            while self._waiting:
+                stream, subject, (_, reply, hlen, body) = self._waiting.popleft()
+                await self._serve_one(stream, subject, reply, hlen, body)
+        finally:
+            self._serving -= 1
+
+    async def _serve_one(self, stream: Stream, subject: bytes, reply: bytes, hlen: int, body: bytes) -> None:
+        try:
+            if hlen and level_refused(body[:hlen]):
+                raise _Refused(_LEVEL)
+            await self._answer(stream, _request(subject, body[hlen:]), reply)
+        except _Refused as refused:
+            self._status(reply, refused.status)
+        except (ApiError, StoreError, FormatError) as error:
+            # As nats-server tells an error of its store; the next get may do better.
+            _log.warning("direct get from %s: %s", stream.name, error)
+            text = error.description if isinstance(error, ApiError) else type(error).__name__
+            self._status(reply, b"500 " + text.encode())
+        except Exception:
+            _log.exception("direct get from %s failed", stream.name)
+            self._status(reply, b"500 Internal Error")
 
     async def _answer(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
         if asked.multi_last:

@@ -231,3 +231,20 @@ async def test_any_allowed_name_goes(name: str) -> None:
         await broker.restart()
         assert (await broker.ok(f"STREAM.INFO.{name}"))["state"]["messages"] == 1
         assert (await broker.ok(f"CONSUMER.INFO.{name}.{name}"))["num_pending"] == 1
+
+
+async def test_no_direct_get_is_left_waiting() -> None:
+    """Gets that come at every moment of a worker's life: while it serves, as it ends, once it is gone."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
+        await broker.publish("S")
+        inbox = broker.client.new_inbox()
+        subscription = await broker.client.subscribe(inbox)
+        await broker.client.flush()
+        request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"seq":1}')
+        for i in range(120):
+            broker.js.accounts["$G"].api.on_requests([request], 0, 1, None, 0)
+            for _ in range(i % 5):
+                await asyncio.sleep(0)
+        for _ in range(120):
+            assert (await subscription.next_msg(timeout=5)).data == b"x"
