@@ -27,6 +27,8 @@ from broker.jetstream.api_request import Request, Route, Silent
 from broker.jetstream.direct_get import DirectGets
 from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.limits import level_refused
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.account import Account
@@ -75,15 +77,21 @@ class Api:
             self._subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
 
     async def stop(self) -> None:
-        """Stop listening; requests being served are cancelled unanswered."""
+        """Stop listening, and ``drop``."""
         for subscription in self._subscriptions:
             self.account.bus.unsubscribe(subscription)
         self._subscriptions.clear()
+        await self.drop()
+
+    async def drop(self) -> None:
+        """Leave everything that waits or is being served unanswered."""
         self._lanes.clear()
-        tasks = [*self._tasks, *self._directs.stop()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._waiting = 0
+        await self._directs.drop()
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Take a run of requests: the bus's handler."""
@@ -145,27 +153,33 @@ class Api:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, key: str, lane: deque[Request]) -> None:
-        while lane:
-            request = lane.popleft()
-            route = request.route
-            assert route is not None
-            try:
-                members = await route.handler(request)
-                self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
-                self.account.api_total += route.counted
-            except ApiError as error:
-                self._refuse(request, route, error)
-            except Silent:
-                pass
-            except Exception:
-                # Whatever it was, the next request in the lane is not to blame; this one may be tried again.
-                _log.exception("JetStream API: %s failed", ".".join(request.tokens))
-                self._refuse(request, route, ApiError(NOT_AVAILABLE))
-            finally:
+        try:
+            while lane:
+                await self._serve_one(lane.popleft())
                 self._waiting -= 1
-        # No await since the lane was seen empty, so nobody has added to it meanwhile.
-        if self._lanes.get(key) is lane:
-            del self._lanes[key]
+        finally:
+            # No await since the lane was seen empty, so nobody has added to it meanwhile.
+            if self._lanes.get(key) is lane:
+                del self._lanes[key]
+
+    async def _serve_one(self, request: Request) -> None:
+        route = request.route
+        assert route is not None
+        try:
+            members = await route.handler(request)
+            self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
+            self.account.api_total += route.counted
+        except ApiError as error:
+            self._refuse(request, route, error)
+        except Silent:
+            pass
+        except (StoreError, FormatError) as error:
+            _log.warning("JetStream API: %s: %s", ".".join(request.tokens), error)
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+        except Exception:
+            # Whatever it was, the next request in the lane is not to blame; this one may be tried again.
+            _log.exception("JetStream API: %s failed", ".".join(request.tokens))
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
 
     def _refuse(self, request: Request, route: Route, error: ApiError) -> None:
         account = self.account

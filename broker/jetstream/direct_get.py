@@ -88,10 +88,14 @@ class DirectGets:
                 task.add_done_callback(self._workers.discard)
         return True
 
-    def stop(self) -> set[asyncio.Task[None]]:
-        """Drop what waits; returns the tasks to be cancelled."""
+    async def drop(self) -> None:
+        """Leave everything that waits or is being served unanswered."""
         self._waiting.clear()
-        return set(self._workers)
+        workers = list(self._workers)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        self._serving = 0
 
     async def _serve(self) -> None:
         try:

@@ -92,6 +92,8 @@ class JetStream:
         if tell:
             for account in self.accounts.values():
                 account.rest()
+        for account in self.accounts.values():
+            await account.api.drop()
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)

@@ -10,6 +10,7 @@ server/jetstream_versioning.go.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from broker.jetstream import wire
@@ -153,7 +154,10 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
 def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
     """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
     mine = [subject.encode() for subject in subjects]
-    return any(collide(theirs, subject) for other in others for theirs in other.subjects_bytes for subject in mine)
+    # Two literals meet only when they are the same, so thousands of them cost one look-up each.
+    literals, patterns = set(mine), [subject for subject in mine if not is_literal(subject)]
+    return any(theirs in literals or any(collide(theirs, one) for one in (patterns if is_literal(theirs) else mine))
+               for other in others for theirs in other.subjects_bytes)
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
@@ -373,11 +377,11 @@ def _check_subjects(config: StreamConfig) -> None:
             config.subjects = [config.name]
         return
     subjects = config.subjects_bytes
+    patterns = [i for i, subject in enumerate(subjects) if not is_literal(subject)]
+    counts = Counter(subjects)
     for i, subject in enumerate(subjects):
         if not is_valid(subject):
             raise invalid_config("invalid subject")
-        if subject in subjects[:i]:
-            raise invalid_config("duplicate subjects detected")
         if subject == b">":
             if not config.no_ack:
                 raise invalid_config("capturing all subjects requires no-ack to be true")
@@ -388,9 +392,13 @@ def _check_subjects(config: StreamConfig) -> None:
                 raise invalid_config("subjects that overlap with jetstream api require no-ack to be true")
             if collide(subject, b"$SYS.>") and not subset(subject, b"$SYS.ACCOUNT.>"):
                 raise invalid_config("subjects that overlap with system api require no-ack to be true")
-        for other in config.subjects[i + 1:]:
-            if collide(other.encode(), subject):
-                raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{other}"')
+        # A literal can only meet a later pattern, or itself again: that too is an overlap to nats-server.
+        later: Iterable[int] = range(i + 1, len(subjects))
+        if is_literal(subject):
+            later = (j for j in patterns if j > i) if counts[subject] == 1 else later
+        for j in later:
+            if collide(subjects[j], subject):
+                raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{config.subjects[j]}"')
 
 
 def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:

@@ -248,3 +248,20 @@ async def test_no_direct_get_is_left_waiting() -> None:
                 await asyncio.sleep(0)
         for _ in range(120):
             assert (await subscription.next_msg(timeout=5)).data == b"x"
+
+
+async def test_requests_that_were_cut_off_leave_nothing_behind() -> None:
+    """The shard is lost while requests of every kind wait; once it is back their stream is served as before."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
+        await broker.publish("S")
+        api = broker.js.accounts["$G"].api
+        for subject, body in ((b"STREAM.INFO.S", b""), (b"DIRECT.GET.S", b'{"seq":1}'), (b"STREAM.PURGE.S", b"")) * 20:
+            api.on_requests([(b"$JS.API." + subject, b"nobody", 0, body)], 0, 1, None, 0)
+        await broker.js.close()
+        assert await broker.error("STREAM.INFO.S") == 10008
+        await broker.log.drain()
+        await broker.log.close()
+        await broker.open()
+        assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 1
+        assert (await broker.ask("DIRECT.GET.S", {"seq": 1})).data == b"x"
