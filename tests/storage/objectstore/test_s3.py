@@ -167,7 +167,8 @@ async def test_secrets_stay_out_of_errors(fake: FakeS3) -> None:
     ({"AWS_ENDPOINT_URL": "ftp://host"}, "AWS_ENDPOINT_URL=http://HOST:PORT"),
     ({"AWS_PROFILE": "no-such-profile"}, "profile"),
     ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SESSION_TOKEN": "",
-      "AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_CONFIG_FILE": "/dev/null"}, "AWS_ACCESS_KEY_ID"),
+      "AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_CONFIG_FILE": "/dev/null"},
+     "AWS_ACCESS_KEY_ID"),
 ])
 async def test_an_environment_that_cannot_work(fake: FakeS3, monkeypatch: pytest.MonkeyPatch,
                                                variables: dict[str, str], remedy: str) -> None:
