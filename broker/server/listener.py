@@ -85,8 +85,11 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         host = self.options.host
+        kind = Client
+        if self.options.trace:
+            from .trace import TracedClient as kind
         self._listener = await self.loop.create_server(
-            lambda: Client(self), host or None, max(self.options.port, 0), backlog=_BACKLOG, reuse_address=True)
+            lambda: kind(self), host or None, max(self.options.port, 0), backlog=_BACKLOG, reuse_address=True)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._set_info()
         log.info("Listening for client connections on %s", _host_port(host, self.port))

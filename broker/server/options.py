@@ -49,6 +49,12 @@ class ServerOptions:
     closed_connections_max: int = 1000
     """How many ended connections ``connections(closed=True)`` still tells of."""
 
+    trace: bool = False
+    """Log each protocol line of each client."""
+
+    max_traced_msg_len: int = 0
+    """Bytes of a payload in such a line; 0: all."""
+
     user: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)

@@ -1,0 +1,62 @@
+"""Trace lines: what ``-V`` shows of a dialogue, beside the real server; secrets and control characters stay out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+
+DIALOGUE = (b'CONNECT {"verbose":false,"pass":"hunter2","lang":"py","version":"1","name":"me",'
+            b'"headers":true}\r\nPING\r\nSUB foo 1\r\nSUB foo q 2\r\nPUB foo r 5\r\nhello\r\n'
+            b"HPUB foo 12 14\r\nNATS/1.0\r\n\r\nab\r\nUNSUB 1\r\nUNSUB 2 5\r\nPUB nope 0\r\n\r\nSUB bad..x 3\r\nPING\r\n")
+
+
+async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGUE) -> list[str]:
+    """What both sides said, as the trace shows it, up to the PONG for the last PING."""
+    async with process("-V", *flags) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(say)
+        async with asyncio.timeout(10):
+            for _ in range(say.count(b"PING\r\n")):
+                await reader.readuntil(b"PONG\r\n")
+        writer.close()
+        await server.stop()
+        lines = [found[1] for line in server.stderr if (found := re.search(r"\[TRC\] .* - ([-<>]{3} .*)\n", line))]
+        assert "hunter2" not in server.tail()
+        return lines
+
+
+async def test_same_lines_as_the_real_server() -> None:
+    """The same lines; ours say a read's operations first, then what came of them."""
+    ours, theirs = await traced(BrokerProcess), await traced(NatsServerProcess)
+    def kept(lines: list[str], way: str) -> list[str]:
+        return sorted(line for line in lines if line.startswith(way))
+    assert kept(ours, "<<-") == kept(theirs, "<<-")
+    assert kept(ours, "->>") == [line.replace("-ERR Invalid Subject", "-ERR 'Invalid Subject'")
+                                 for line in kept(theirs, "->>")]
+    assert "<<- [SUB foo 1]" in ours
+    assert any("CONNECT" in line and "[REDACTED]" in line for line in ours)
+
+
+async def test_payloads_are_cut_and_one_line_each() -> None:
+    """``--max_traced_msg_len`` cuts; line ends and escapes in a payload do not make lines of their own."""
+    payload = b"[INF] a\r\n\x1b[31mfaked line"
+    say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (len(payload), payload)
+    lines = await traced(BrokerProcess, "--max_traced_msg_len", "12", say=say)
+    assert r'<<- MSG_PAYLOAD: ["[INF] a\r\n\x1b[3..."]' in lines
+    assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines
+
+
+@pytest.mark.parametrize("flags", [(), ("-D",)])
+async def test_no_trace_without_being_asked(flags: tuple[str, ...]) -> None:
+    """Neither by default nor by ``-D``."""
+    async with BrokerProcess(*flags) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"CONNECT {}\r\nSUB foo 1\r\nPING\r\n")
+        await reader.readuntil(b"PONG\r\n")
+        writer.close()
+        await server.stop()
+        assert "[TRC]" not in server.tail(1000)
