@@ -92,7 +92,8 @@ class Checkpointer:
         self._busy = asyncio.Lock()
         if snapshot.root is not None:
             self._take(snapshot.root, snapshot.members)
-        if snapshot.segments > self.settings.replayed_segments or snapshot.epochs > self.settings.replayed_epochs:
+        if (self.due or snapshot.segments > self.settings.replayed_segments
+                or snapshot.epochs > self.settings.replayed_epochs):
             self._wake.set()
 
     def start(self) -> None:

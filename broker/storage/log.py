@@ -31,7 +31,9 @@ from typing import Any, Protocol
 from broker.clock import Clock
 from broker.storage.applied import ShardState
 from broker.storage.format.block import Outcome
+from broker.storage.format.claim import Seal
 from broker.storage.format.codec import Codec
+from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.settle import Backoff, Fenced, describe, holder_of
@@ -148,8 +150,6 @@ class Log:
         """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
         self.clock_trusted: Callable[[], bool] = _always
         """While it says no, nothing is expired: see ``clock.GuardedClock``."""
-        self.on_seal: Callable[[str], Any] | None = None
-        """An async function that names the sealer of the seal at a key, for the text of Fenced."""
         self.store_error: StoreError | None = None
         """Why the oldest put has not landed yet; None when the store is well."""
         self.commit_count = 0
@@ -501,7 +501,8 @@ class Log:
                     # first try began, no later.
                     header = await holder_of(store, key)
                     if header.nonce != self.nonce:
-                        raise await self._not_ours(key, header.kind) or describe(header, key)
+                        raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
+                            segment.position, key)
                     began_ns = segment.began_ns
                 elif put_sync is not None:
                     await self._loop.run_in_executor(self._executor, self._encode_and_put, segment, put_sync, key)
@@ -542,15 +543,13 @@ class Log:
             segment.data = self._encode(segment)
         put_sync(key, segment.data)
 
-    async def _not_ours(self, key: str, kind: ObjectKind) -> Fenced | None:
-        if kind != ObjectKind.SEAL:
-            return None
+    async def _fenced(self, position: Position, key: str) -> Fenced:
+        """What to stop with at a seal in our slot."""
         by = ""
-        if self.on_seal is not None:
-            try:
-                by = await self.on_seal(key)
-            except Exception as error:  # who it was is for the text alone; that it was is certain
-                _log.info("the seal at %s does not say whose it is: %s", key, error)
+        try:
+            by = Seal.decode(await self.store.get(key), position).sealer
+        except (StoreError, FormatError) as error:  # who it was is for the text alone; that it was is certain
+            _log.info("the seal at %s does not say whose it is: %s", key, error)
         return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
 
     # Persisted.

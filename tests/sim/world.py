@@ -166,9 +166,10 @@ class Oracle:
                 claims[parsed.position.epoch] = Claim.decode(data, parsed.position.epoch).run_id
         for key, data in self.store.objects.items():
             header = ObjectHeader.unpack(data[:HEADER_BYTES], key)
-            if header.kind in (ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
-                if header.nonce != claims[header.position.epoch]:
-                    raise Lost(f"{key} was written by another than epoch {header.position.epoch}'s owner")
+            epoch = header.position.epoch
+            if (header.kind in (ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES)
+                    and header.nonce != claims[epoch]):
+                raise Lost(f"{key} was written by another than epoch {epoch}'s owner")
         if sorted(claims) != list(range(1, len(claims) + 1)):
             raise Lost(f"claims are missing: {sorted(claims)}")
 

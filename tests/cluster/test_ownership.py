@@ -1,0 +1,321 @@
+"""Taking a shard from whoever has it: at every pause, against a live owner, again and again. Nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.cluster.ownership import newest_checkpoint, take
+from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.log import LogSettings
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.settle import Fenced
+from broker.storage.shard import ShardSettings
+from broker.storage.snapshot import read_snapshot
+from tests.storage.engine import MS, PATHS, Counting, Publisher, Rig, in_virtual_time, read_all
+
+OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)
+"""A round every three segments, swept at once: what an old owner or a reader relies on goes as soon as it may."""
+
+
+async def owner(shared: MemoryStore, clock: ManualClock, name: str, seed: int, settings: ShardSettings = OFTEN) -> Rig:
+    rig = Rig(shared, clock, name, seed, settings=settings)
+    await rig.open()
+    return rig
+
+
+async def compare(shared: MemoryStore, acked: dict[int, bytes]) -> None:
+    """What a reader without a broker and a fresh owner find, beside what was acknowledged."""
+    found = await read_all(shared)
+    assert {seq: found.get(seq) for seq in acked} == acked
+
+
+def test_the_first_owner_and_the_next() -> None:
+    """Epochs count up; the opening names the end of each epoch before, and the old owner is fenced by name."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        a = await owner(shared, clock, "a", 1)
+        assert a.taken is not None
+        assert (a.taken.epoch, a.taken.ends) == (1, {})
+        client = Publisher(a, acked)
+        await client.publish_many(2)
+        b = await owner(shared, clock, "b", 2, ShardSettings())
+        assert b.taken is not None
+        assert (b.taken.epoch, b.taken.ends) == (2, {1: 3})
+        assert b.log.state.opening["ends"] == [[1, 3]]
+        with pytest.raises(Fenced) as fenced:
+            await client.publish_many(1)
+        assert fenced.value.by == "b"
+        await Publisher(b, acked).publish_many(1)
+        await compare(shared, acked)
+        assert len(acked) == 3
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("put", range(12))
+def test_an_old_owner_stalls_before_a_put_for_longer_than_any_sweep(put: int) -> None:
+    """O sleeps before its put number ``put``: a segment, pages or a root. N takes over, checkpoints and sweeps away all it
+    may; then O wakes, believes that it owns, and may still acknowledge only what a reader finds."""
+    async def main(clock: ManualClock) -> None:
+        shared: MemoryStore = MemoryStore()
+        acked: dict[int, bytes] = {}
+        old = await owner(shared, clock, "old", 1)
+        client = Publisher(old, acked)
+        await old.log.persisted()
+        stall = old.store.stall_put(old.store.puts + put)
+        work = asyncio.ensure_future(client.publish_many(30))
+        await stall.reached.wait()
+        before = dict(acked)
+        new = await owner(shared, clock, "new", 2)
+        other = Publisher(new, acked)
+        await other.publish_many(25)
+        await asyncio.sleep(7200)
+        assert new.shard is not None
+        assert new.shard.sweeper.deleted > 0
+        stall.release()
+        with pytest.raises(Fenced):
+            await work
+        await other.publish_many(5)
+        await compare(shared, acked)
+        assert before.items() <= acked.items()
+        third = await owner(shared, clock, "third", 3)
+        state = third.log.state.stream("$G", "s")
+        assert state is not None
+        assert state.last_seq >= max(acked)
+        await compare(shared, acked)
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("call", range(10))
+def test_a_take_over_while_the_owner_lives_checkpoints_and_sweeps(call: int) -> None:
+    """N pauses before its store call number ``call`` while O goes on, checkpoints and sweeps what N has looked at. N then
+    seals a number that was swept, not missing, and must notice by listing the checkpoints again."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        old = await owner(shared, clock, "old", 1)
+        client = Publisher(old, acked)
+        await client.publish_many(4)
+        new = Rig(shared, clock, "new", 2, settings=OFTEN)
+        reached, go = asyncio.Event(), asyncio.Event()
+        calls = 0
+
+        async def pause(operation: str, key: str) -> None:
+            nonlocal calls
+            if calls == call:
+                reached.set()
+                await go.wait()
+            calls += 1
+
+        new.store.before = pause
+        taking = asyncio.ensure_future(new.open())
+        await asyncio.wait([taking, asyncio.ensure_future(reached.wait())], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await client.publish_many(40)
+        except Fenced:
+            pass
+        await asyncio.sleep(60)
+        go.set()
+        await taking
+        await compare(shared, acked)
+        with pytest.raises(Fenced):
+            await client.publish_many(3)
+        await Publisher(new, acked).publish_many(3)
+        await compare(shared, acked)
+    in_virtual_time(main)
+
+
+def test_a_seal_in_a_swept_slot_is_not_the_end() -> None:
+    """The case itself: N has listed the checkpoints, O sweeps past them, N's first seal lands in a hole far behind O."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        old = await owner(shared, clock, "old", 1)
+        client = Publisher(old, acked)
+        await client.publish_many(4)
+        await asyncio.sleep(1)
+        assert old.shard is not None
+        stale = await newest_checkpoint(shared, PATHS, old.rng)
+        new = Rig(shared, clock, "new", 2, settings=OFTEN)
+        swept = False
+
+        async def outrun(operation: str, key: str) -> None:
+            # New looks for the first number after the checkpoint that it knows.
+            nonlocal swept
+            if not swept and operation == "get" and key == PATHS.log(Position(1, stale.number + 1)):
+                swept = True
+                client.stream.remove(1, client.stream.last_seq)  # so that the old segments may go
+                acked.clear()
+                await client.publish_many(20)
+                await asyncio.sleep(5)
+                await client.publish_many(20)
+                await asyncio.sleep(5)
+                assert key not in shared.objects
+
+        new.store.before = outrun
+        taken = await new.take()
+        assert swept
+        assert shared.objects[PATHS.log(Position(1, stale.number + 1))][8] == ObjectKind.SEAL
+        assert taken.ends[1] > stale.number + 30
+        await compare(shared, acked)
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("call", range(9))
+@pytest.mark.parametrize("second", [0, 3])
+def test_three_takers_pause_at_each_call(call: int, second: int) -> None:
+    """A claims and pauses, B claims the next epoch and pauses too, O goes on, C takes it all; then A and B wake.
+    Whoever is not the last epoch's owner is fenced before it can acknowledge anything that a reader does not find."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        old = await owner(shared, clock, "old", 1)
+        client = Publisher(old, acked)
+        await client.publish_many(5)
+        gates: list[asyncio.Event] = []
+        takers: list[Rig] = []
+        tasks: list[asyncio.Future[None]] = []
+
+        async def live(rig: Rig) -> None:
+            try:
+                await rig.open()
+                await Publisher(rig, acked).publish_many(5)
+            except Fenced:
+                pass
+
+        for i, at in enumerate((call, second)):
+            rig = Rig(shared, clock, f"t{i}", 10 + i, settings=OFTEN)
+            gate = asyncio.Event()
+            calls = 0
+
+            async def pause(operation: str, key: str, at: int = at, gate: asyncio.Event = gate, i: int = i) -> None:
+                nonlocal calls
+                if i == len(gates) - 1:
+                    calls += 1
+                    if calls == at + 1:
+                        await gate.wait()
+
+            rig.store.before = pause
+            gates.append(gate)
+            takers.append(rig)
+            tasks.append(asyncio.ensure_future(live(rig)))
+            await asyncio.sleep(1)
+            try:
+                await client.publish_many(3)
+            except Fenced:
+                pass
+        last = await owner(shared, clock, "last", 3)
+        await Publisher(last, acked).publish_many(20)
+        for gate in gates:
+            gate.set()
+        await asyncio.gather(*tasks)
+        await compare(shared, acked)
+        nonces = {}
+        for key, data in shared.objects.items():
+            header = ObjectHeader.unpack(data[:64], key)
+            if header.kind == ObjectKind.SEGMENT:
+                assert nonces.setdefault(header.position.epoch, header.nonce) == header.nonce
+    in_virtual_time(main)
+
+
+def test_every_epoch_below_is_sealed_used_or_not() -> None:
+    """Claims that were never opened are sealed at number 0: their owners, should they wake, cannot open them."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1)
+        stall = a.store.stall_put(1)  # the claim is put 0, the opening put 1
+        opening = asyncio.ensure_future(a.take())
+        await stall.reached.wait()
+        b = Rig(shared, clock, "b", 2)
+        taken = await b.take()
+        assert taken.ends == {1: 0}
+        stall.release()
+        with pytest.raises(Fenced) as fenced:
+            await opening
+        assert fenced.value.by == "b"
+    in_virtual_time(main)
+
+
+def test_a_claim_whose_answer_was_lost_is_ours() -> None:
+    """The put is tried again and refused; the nonce in the claim's header says that the epoch is ours."""
+    async def main(clock: ManualClock) -> None:
+        a = Rig(MemoryStore(), clock, "a", 1)
+        lost = 0
+
+        async def lose(operation: str, key: str) -> None:
+            nonlocal lost
+            if operation == "put" and lost < 2:
+                lost += 1
+                from broker.storage.objectstore.base import Transient
+                raise Transient("no answer")
+
+        a.store.after = lose
+        assert (await a.take()).epoch == 1
+        assert lost == 2
+    in_virtual_time(main)
+
+
+def test_sealing_asks_in_batches() -> None:
+    """A take-over from a log of 100 segments past the checkpoint costs a header each, 32 at a time, and one put."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        a = await owner(shared, clock, "a", 1, ShardSettings())
+        await Publisher(a, acked).publish_many(100)
+        counting = Counting(shared)
+        b = Rig(counting, clock, "b", 2)
+        began_ns = clock.monotonic_ns()
+        await b.take()
+        puts = [key for operation, key in counting.calls if operation == "put"]
+        assert len(puts) == 3
+        assert sum(operation == "get" for operation, _ in counting.calls) <= 1 + 100 + 33
+        assert clock.monotonic_ns() - began_ns < 16 * 2 * MS
+    in_virtual_time(main)
+
+
+def test_a_damaged_entry_is_not_the_end() -> None:
+    """A segment that is there and cannot be read stops the take-over, which names it."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        a = await owner(shared, clock, "a", 1, ShardSettings())
+        await Publisher(a, acked).publish_many(5)
+        key = PATHS.log(Position(1, 4))
+        shared.objects[key] = b"\0" * len(shared.objects[key])
+        b = Rig(shared, clock, "b", 2)
+        with pytest.raises(Corrupt, match=key):
+            await take(b.store, PATHS, b.me, clock, b.rng)
+    in_virtual_time(main)
+
+
+def test_a_clean_stop_seals_its_own_epoch_and_the_next_goes_on() -> None:
+    """Drain, checkpoint, seal; the next owner replays next to nothing."""
+    async def main(clock: ManualClock) -> None:
+        from broker.cluster.ownership import seal_at
+        shared, acked = MemoryStore(), {}
+        a = await owner(shared, clock, "a", 1, ShardSettings())
+        await Publisher(a, acked).publish_many(10)
+        assert a.shard is not None
+        end = await a.shard.close()
+        assert await seal_at(a.store, PATHS, end, 1, a.me, clock, a.rng) == ObjectKind.SEAL
+        b = await owner(shared, clock, "b", 2)
+        assert b.shard is not None
+        assert b.shard.recovered.segments == 1
+        assert (await read_snapshot(shared)).state.position == Position(2, 0)
+        await compare(shared, acked)
+    in_virtual_time(main)
+
+
+def test_the_wall_clock_ten_years_off_changes_nothing() -> None:
+    """Leases and order rest on the monotonic clock and on numbers: leaps of the wall clock neither fence nor mute."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        settings = ShardSettings(log=LogSettings(lease_ns=15_000_000_000))
+        a = await owner(shared, clock, "a", 1, settings)
+        client = Publisher(a, acked)
+        for leap in (10, -20, 10):
+            clock.leap(leap * 365 * 86_400_000_000_000)
+            await client.publish_many(3)
+            await asyncio.sleep(20)
+            assert not a.log.muted
+        await compare(shared, acked)
+    in_virtual_time(main)

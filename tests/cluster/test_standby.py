@@ -1,0 +1,122 @@
+"""When a standby tries: a log that stopped growing, a clean stop, its own name, a lock let go of."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from broker.clock import ManualClock
+from broker.cluster.ownership import seal_at
+from broker.cluster.standby import wait_for_lease, wait_for_lock
+from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.log import LogSettings
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.shard import ShardSettings
+from tests.storage.engine import PATHS, SECOND, Publisher, Rig, in_virtual_time
+
+T = 15 * SECOND
+LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSettings(segments=4), sweep_grace_ns=0)
+
+
+async def waited(rig: Rig) -> float:
+    """Seconds until the rig may try."""
+    began_ns = rig.clock.monotonic_ns()
+    await wait_for_lease(rig.store, PATHS, rig.me, rig.clock, rig.rng, T)
+    return (rig.clock.monotonic_ns() - began_ns) / SECOND
+
+
+def test_nobody_owns_an_empty_store() -> None:
+    """The first broker on a store does not wait."""
+    async def main(clock: ManualClock) -> None:
+        assert await waited(Rig(MemoryStore(), clock)) < 0.1
+    in_virtual_time(main)
+
+
+def test_a_living_owner_is_left_alone_and_a_dead_one_followed_after_t() -> None:
+    """An idle owner's empty segments are what a standby sees; T after the last of them it goes ahead."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        await a.open()
+        await Publisher(a, {}).publish_many(3)
+        waiting = asyncio.ensure_future(waited(Rig(shared, clock, "b", 2)))
+        await asyncio.sleep(120)
+        assert not waiting.done()
+        a.store.halt()
+        died_ns = clock.monotonic_ns()
+        await waiting
+        assert 10 <= (clock.monotonic_ns() - died_ns) / SECOND <= 15 + 5
+    in_virtual_time(main)
+
+
+def test_a_busy_owner_that_sweeps_is_seen_too() -> None:
+    """The number that a standby waits for may be swept between two looks; a checkpoint beyond it says so."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        await a.open()
+        client = Publisher(a, {})
+        waiting = asyncio.ensure_future(waited(Rig(shared, clock, "b", 2)))
+        for _ in range(40):
+            await client.publish_many(12)
+            client.stream.remove(client.stream.first_seq, client.stream.last_seq)
+            await asyncio.sleep(2.6)
+        assert not waiting.done()
+        waiting.cancel()
+    in_virtual_time(main)
+
+
+def test_the_same_name_takes_over_at_once() -> None:
+    """A restart after kill -9 does not wait for T."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        await a.open()
+        a.store.halt()
+        assert await waited(Rig(shared, clock, "a", 2)) < 0.1
+    in_virtual_time(main)
+
+
+def test_after_a_clean_stop_anybody_takes_over_at_once() -> None:
+    """The owner's own seal says that nobody is there."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        shard = await a.open()
+        await Publisher(a, {}).publish_many(3)
+        end = await shard.close()
+        await seal_at(a.store, PATHS, end, 1, a.me, clock, a.rng)
+        assert await waited(Rig(shared, clock, "b", 2)) < 0.2
+    in_virtual_time(main)
+
+
+def test_a_store_that_does_not_answer_is_no_dead_owner() -> None:
+    """The store is gone for five minutes for the standby alone: it does not go ahead by that."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        await a.open()
+        b = Rig(shared, clock, "b", 2)
+        waiting = asyncio.ensure_future(waited(b))
+        await asyncio.sleep(20)
+        b.store.down = True
+        await asyncio.sleep(300)
+        b.store.down = False
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        waiting.cancel()
+    in_virtual_time(main)
+
+
+async def test_a_directory_is_waited_for_by_its_lock(tmp_path: Path) -> None:
+    """Two openers of one directory: the second goes on when the first lets go."""
+    first, second = FileStore(tmp_path), FileStore(tmp_path)
+    lock = await wait_for_lock(first, PATHS)
+    waiting = asyncio.ensure_future(wait_for_lock(second, PATHS))
+    await asyncio.sleep(0.15)
+    assert not waiting.done()
+    lock.release()
+    (await asyncio.wait_for(waiting, 5)).release()
+    await first.close()
+    await second.close()

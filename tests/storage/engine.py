@@ -1,0 +1,211 @@
+"""For tests of the log and what is around it: a loop in virtual time, a stream that says what it is told to, a shard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from broker.clock import ManualClock
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import Taken, take
+from broker.storage.format.block import Outcome
+from broker.storage.format.header import Position
+from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.record import RecordKind
+from broker.storage.log import Log, LogSettings
+from broker.storage.objectstore.base import Buffers, ObjectStore
+from broker.storage.objectstore.faulty import Faults, FaultyStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.objectstore.wrapper import Wrapper
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.snapshot import read_snapshot
+from broker.storage.writer import OpenBlock, SealedBlock, user_bytes
+from tests.sim.loop import SimLoop
+
+__all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "fast", "in_virtual_time", "read_all"]
+
+PATHS = ShardPaths(0)
+MS = 1_000_000
+SECOND = 1_000_000_000
+T = TypeVar("T")
+
+
+def in_virtual_time(main: Callable[[ManualClock], Coroutine[Any, Any, T]]) -> T:
+    """Run ``main(clock)`` on a loop whose sleeps take no time. Fails when the loop's exception handler was called."""
+    clock = ManualClock()
+    loop = SimLoop(clock)
+    try:
+        result = loop.run_until_complete(main(clock))
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not loop.errors, loop.errors
+        return result
+    finally:
+        loop.close()
+
+
+class Stream:
+    """A stream that only counts: messages are all alike, its outcome is what was added and removed."""
+
+    def __init__(self, log: Log, stream_id: int = 7, name: str = "s", last_seq: int = 0, msgs: int = 0) -> None:
+        self.log = log
+        self.stream_id = stream_id
+        self.name = name
+        self.first_seq = 1
+        self.last_seq = last_seq
+        self.msgs = msgs
+        self.lazy_records: list[tuple[int, object]] = []
+        self.persisted_blocks: list[SealedBlock[Any]] = []
+
+    def create(self) -> None:
+        self.log.block(self).add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name, "config": {"n": 1},
+                                                                  "created_ns": 1})
+        self.log.urgent()
+
+    def publish(self, count: int = 1, body: bytes = b"hello", subject: bytes = b"foo", urgent: bool = True) -> None:
+        block = self.log.block(self)
+        block.append_run(self.last_seq + 1, [subject] * count, None, [body] * count, 1000)
+        self.last_seq += count
+        self.msgs += count
+        if urgent:
+            self.log.urgent()
+
+    def remove(self, first: int, last: int) -> None:
+        """Remove first..last, all of which live."""
+        count = last - first + 1
+        self.log.block(self).remove(first, last, count, count * user_bytes(b"foo", 0, b"hello"))
+        self.msgs -= count
+        if first == self.first_seq:
+            self.first_seq = last + 1
+        self.log.urgent()
+
+    def record(self, kind: int, body: object) -> None:
+        self.log.block(self).add_record(kind, body)
+        self.log.urgent()
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        for kind, body in self.lazy_records:
+            block.add_record(kind, body)
+        self.lazy_records.clear()
+        block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        self.persisted_blocks.append(block)
+
+
+class Counting(Wrapper):
+    """Counts calls, and remembers what was put."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.calls: list[tuple[str, str]] = []
+
+    async def put(self, key: str, data: Buffers) -> None:
+        self.calls.append(("put", key))
+        await self.inner.put(key, data)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.calls.append(("get", key))
+        return await self.inner.get(key, start, end)
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Any:
+        self.calls.append(("list", prefix))
+        return await self.inner.list(prefix, after, limit)
+
+    async def delete(self, key: str) -> None:
+        self.calls.append(("delete", key))
+        await self.inner.delete(key)
+
+
+class Rig:
+    """One broker's shard on a shared memory store, with a FaultyStore of its own in between."""
+
+    def __init__(self, shared: ObjectStore, clock: ManualClock, name: str = "a", seed: int = 1,
+                 faults: Faults | None = None, settings: ShardSettings | None = None) -> None:
+        self.shared = shared
+        self.clock = clock
+        self.rng = random.Random(seed * 1000 + sum(name.encode()))
+        self.store = FaultyStore(shared, rng=random.Random(seed), faults=faults or Faults(latency_ns=2 * MS))
+        self.me = Identity(name, self.rng.randbytes(16))
+        self.settings = settings or ShardSettings()
+        self.taken: Taken | None = None
+        self.shard: Shard | None = None
+
+    @property
+    def log(self) -> Log:
+        assert self.shard is not None
+        return self.shard.log
+
+    async def take(self) -> Taken:
+        self.taken = await take(self.store, PATHS, self.me, self.clock, self.rng)
+        return self.taken
+
+    async def open(self) -> Shard:
+        taken = await self.take()
+        self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, self.clock, self.rng, self.settings,
+                                      began_ns=taken.began_ns)
+        return self.shard
+
+    def log_keys(self) -> list[Position]:
+        """Positions of everything that lies in the log."""
+        assert isinstance(self.shared, MemoryStore)
+        return [Position(int(k[-21:-13], 16), int(k[-12:], 16)) for k in sorted(self.shared.objects) if "/log/" in k]
+
+
+class Publisher:
+    """A client of one rig's stream ``s``: publishes one by one, and keeps what was acknowledged."""
+
+    def __init__(self, rig: Rig, acked: dict[int, bytes]) -> None:
+        self.rig = rig
+        self.acked = acked
+        self.sent = 0
+        known = rig.log.state.stream("$G", "s")
+        self.stream = Stream(rig.log)
+        if known is None:
+            self.stream.create()
+        else:
+            self.stream.last_seq, self.stream.msgs = known.last_seq, known.msgs
+            self.stream.first_seq = known.first_seq
+
+    def publish(self) -> None:
+        self.sent += 1
+        body = f"{self.rig.me.name}{self.rig.log.epoch}-{self.sent}".encode()
+        self.stream.publish(1, body)
+        self.rig.log.wait(self._ack, self.stream.last_seq, body)
+
+    async def publish_many(self, count: int) -> None:
+        """One after the other, each acknowledged. Raises: Fenced."""
+        for _ in range(count):
+            self.publish()
+            await self.rig.log.persisted()
+
+    def _ack(self, seq: int, body: bytes) -> None:
+        assert self.acked.setdefault(seq, body) == body, f"sequence {seq} names two messages"
+
+
+async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
+    """Every live message of a stream, by sequence, as a reader without a broker finds it."""
+    state = (await read_snapshot(store)).state
+    stream = state.stream("$G", name)
+    found: dict[int, bytes] = {}
+    for entry in stream.blocks if stream is not None else ():
+        ref = entry.ref
+        data = await store.get(object_key(PATHS, ref))
+        head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+        for i, frame in enumerate(head.frames):
+            at = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, i, data[at:at + frame.stored_bytes])
+            for j, body in enumerate(chunk.bodies):
+                seq = chunk.seq(j)
+                if seq >= stream.first_seq and not entry.is_dead(seq):
+                    found[seq] = body
+    return found
+
+
+def fast(**log: Any) -> ShardSettings:
+    """Settings with these log settings."""
+    return ShardSettings(log=LogSettings(**log))
