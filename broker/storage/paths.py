@@ -26,14 +26,15 @@ from typing import Final
 from .format.block import BlockPlace, BlockRef
 from .format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "Key", "ShardPaths", "StreamPaths", "escape", "object_key",
-           "parse", "unescape"]
+__all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
+           "object_key", "parse", "unescape"]
 
 ROOT: Final = "v1/"
 """Everything of ours begins with this."""
 FORMAT: Final = "v1/format"
 """The store's own object: format version and id; also the probe of put-if-absent."""
 STREAMS: Final = "v1/streams/"
+"""What belongs to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1
 NAME_BYTES_MAX: Final = 120
 """File systems allow 255 bytes a name; aside files and a long prefix need some of them."""

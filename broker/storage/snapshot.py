@@ -32,7 +32,8 @@ from broker.storage.pages import load_directory, load_part, shard_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.settle import Backoff
 
-__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "read_snapshot", "replay", "run", "run_blocking"]
+__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "read_snapshot", "replay", "replay_from", "run",
+           "run_blocking"]
 
 HEAD_BYTES = 64 * 1024
 BATCH = 32
@@ -115,6 +116,19 @@ def replay(paths: ShardPaths) -> Steps[Snapshot]:
                           f"it cannot be used, and the log before it ends at {end}: " + "; ".join(problems))
         return snapshot
     raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
+
+
+def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]:
+    """Read the shard's state from one certain root, None: from the log's beginning, whatever others there are.
+
+    Raises: Corrupt, naming the object, also when the root or a page of it is damaged or gone; VersionUnknown; CutOff
+        when what must be replayed is not there, or not any more.
+    """
+    try:
+        return (yield from _from_root(paths, position, [], []))
+    except _Unusable as error:
+        assert position is not None
+        raise Corrupt(paths.checkpoint(position), "checkpoint", 0, str(error)) from None
 
 
 class _Unusable(Exception):

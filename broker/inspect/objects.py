@@ -1,0 +1,217 @@
+"""One object, read whole and checked: every byte is covered by a checksum, and every checksum is compared.
+
+A fault in one part never hides the others: of a segment each core, index and frame is tried. Beyond the checksums the
+parts are compared with each other: what a core says of its messages is what its index and frames hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from broker.inspect.source import Source, Window
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.document import decode_document
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
+from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.page import decode_page, decode_pages_directory
+from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import NotFound, ObjectInfo
+from broker.storage.paths import Key
+
+__all__ = ["Checked", "Fault", "OnBlock", "check_object", "read_head", "records_of"]
+
+HEAD_BYTES = 64 * 1024
+
+OnBlock = Callable[[BlockRef, BlockCore, Head], None]
+"""Called with each block whose core and index are sound."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """What is wrong in an object. row, first_seq, last_seq: whose messages it concerns; None: the whole object."""
+
+    error: FormatError
+    row: DirectoryRow | None = None
+    first_seq: int = 0
+    last_seq: int = 0
+    core: bool = False
+    """Whether replay needs what is damaged."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """An object after its check. gone: it was deleted since it was listed. header: None where it cannot be read."""
+
+    info: ObjectInfo
+    key: Key
+    header: ObjectHeader | None = None
+    gone: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    root: Root | None = None
+    claim: Claim | None = None
+    seal: Seal | None = None
+
+
+async def check_object(source: Source, info: ObjectInfo, key: Key, on_block: OnBlock) -> Checked:
+    """Read all of the object that a listing had. Raises: StoreError."""
+    checked = Checked(info, key)
+    async with source.window(info.key, info.size) as window:
+        try:
+            prefix = await window.read(0, min(info.size, HEADER_BYTES))
+            checked.header = ObjectHeader.unpack(prefix, info.key)
+            if checked.header.size != info.size:
+                raise Corrupt(info.key, "header", 40, f"the object has {info.size} bytes, not the "
+                              f"{checked.header.size} that were written")
+        except NotFound:
+            checked.gone = True
+            return checked
+        except FormatError as error:
+            checked.faults.append(Fault(error))
+        try:
+            if key.kind in (ObjectKind.SEGMENT, ObjectKind.RUN) and not _is_seal(checked):
+                await _check_blocks(window, checked, on_block)
+            elif key.kind == ObjectKind.PAGES:
+                await _check_pages(window, checked)
+            else:
+                _check_document(await window.read(0, info.size), checked)
+        except NotFound:
+            checked.gone = True
+        except FormatError as error:
+            _add(checked, Fault(error))
+    return checked
+
+
+def _is_seal(checked: Checked) -> bool:
+    return (checked.key.kind == ObjectKind.SEGMENT and checked.header is not None
+            and checked.header.kind == ObjectKind.SEAL)
+
+
+def _add(checked: Checked, fault: Fault) -> None:
+    """A cut object fails first in its size, then once more where something is missing: the first says it all."""
+    if not any(known.row is None for known in checked.faults):
+        checked.faults.append(fault)
+
+
+def _check_document(data: bytes, checked: Checked) -> None:
+    key = checked.key
+    position = key.position
+    if key.kind == ObjectKind.FORMAT:
+        StoreFormat.decode(data)
+        return
+    if key.kind == ObjectKind.INBOX:
+        decode_document(data, ObjectKind.INBOX, None, key.object_id)
+        return
+    assert position is not None
+    if key.kind == ObjectKind.CLAIM:
+        checked.claim = Claim.decode(data, position.epoch)
+    elif key.kind == ObjectKind.ROOT:
+        checked.root = Root.decode(data, position)
+    else:
+        checked.seal = Seal.decode(data, position)
+
+
+async def _check_pages(window: Window, checked: Checked) -> None:
+    position, size = checked.key.position, checked.info.size
+    assert position is not None
+    asked = min(size, HEAD_BYTES)
+    while isinstance(refs := decode_pages_directory(await window.read(0, asked), position), int):
+        if asked >= size:
+            raise Corrupt(checked.info.key, "directory", size, "cut short")
+        asked = min(size, refs)
+    for ref in refs:
+        try:
+            decode_page(await window.read(ref.offset, ref.offset + ref.size), ref)
+        except FormatError as error:
+            _add(checked, Fault(error))
+
+
+async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectInfo, key: Key) -> SegmentHead:
+    """The head of a segment or run; ``read`` is a Window's. Raises: FormatError; NotFound; StoreError."""
+    position, asked = key.position, min(info.size, HEAD_BYTES)
+    assert position is not None
+    while True:
+        data = await read(0, asked)
+        head = decode_head(data, position, kind=key.kind, object_id=key.object_id, complete=len(data) < asked)
+        if isinstance(head, SegmentHead):
+            return head
+        if asked >= info.size:
+            raise Corrupt(info.key, "directory", info.size, "cut short")
+        asked = min(info.size, head)
+
+
+def records_of(core: BlockCore) -> None:
+    """Decode the bodies of a core's records. Raises: Corrupt."""
+    for record in core.records:
+        record.body  # noqa: B018  # decoded when asked for
+
+
+async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> None:
+    key, name = checked.key, checked.info.key
+    head = await read_head(window.read, checked.info, key)
+    place = (BlockPlace.LOG if key.kind == ObjectKind.SEGMENT
+             else BlockPlace.RUN if key.shard is not None else BlockPlace.STREAM_RUN)
+    found: list[tuple[DirectoryRow, BlockRef, Head]] = []
+    for i, row in enumerate(head.rows):
+        core: BlockCore | None = None
+        try:
+            core = head.core(i)
+            records_of(core)
+        except FormatError as error:
+            if isinstance(error, Corrupt) and error.name == "record":
+                error = Corrupt(name, error.section, row.core_offset, error.why)
+            checked.faults.append(Fault(error, row, row.first_seq, row.last_seq, core=True))
+        if not row.messages:
+            continue
+        try:
+            # Of a block whose core is damaged the rest is checked all the same: the directory says where it lies.
+            given = core or BlockCore(row.stream_id, head.header.position, object_id=head.header.object_id)
+            ref = row.ref(place, given)
+            data = await window.read(row.index_offset, row.index_offset + row.index_bytes)
+            index = decode_index(data, ref, name)
+            if core is not None:
+                _compare(name, row, core, index)
+            found.append((row, ref, index))
+            if core is not None:
+                on_block(ref, core, index)
+        except FormatError as error:
+            checked.faults.append(Fault(error, row, row.first_seq, row.last_seq))
+    for row, ref, index in found:
+        await _check_frames(window, checked, row, ref, index)
+
+
+async def _check_frames(window: Window, checked: Checked, row: DirectoryRow, ref: BlockRef, index: Head) -> None:
+    for number, frame in enumerate(index.frames):
+        start = ref.frames_offset + frame.offset
+        try:
+            decode_frame(index, number, await window.read(start, start + frame.stored_bytes), checked.info.key)
+        except FormatError as error:
+            first, last = index.seq_of(frame.start), index.seq_of(frame.start + frame.messages - 1)
+            checked.faults.append(Fault(error, row, first, last))
+
+
+def _compare(name: str, row: DirectoryRow, core: BlockCore, index: Head) -> None:
+    """What the core says of its messages, against the index. Raises: Corrupt."""
+    def wrong(what: str) -> Corrupt:
+        return Corrupt(name, "block core", row.core_offset, f"{what} are not those of its index")
+
+    if (core.first_time_ns, core.last_time_ns) != (index.time_of(0), index.time_of(index.count - 1)):
+        raise wrong("its times")
+    if core.raw_bytes != sum(frame.raw_bytes for frame in index.frames):
+        raise wrong("its raw bytes")
+    size = core.raw_bytes + 30 * core.count + sum(
+        len(name) * count for name, count in zip(index.subjects, index.subject_counts, strict=True))
+    if index.hlens is not None:
+        size += 4 * sum(1 for hlen in index.hlens if hlen)
+    elif index.hlen:
+        size += 4 * core.count
+    if core.bytes != size:
+        raise wrong("its messages' bytes")
+    if core.subjects is not None and core.subjects != tuple(
+            (subject, count, index.seq_of(first), index.seq_of(last)) for subject, count, first, last in zip(
+                index.subjects, index.subject_counts, index.subject_firsts, index.subject_lasts, strict=True)):
+        raise wrong("its subjects")

@@ -1,0 +1,42 @@
+"""What is wrong in a store: one row for each fault, naming the object, what follows from it, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from broker.storage.format.errors import FormatError, VersionUnknown
+
+__all__ = ["DELETE", "NEWER", "RESTORE", "Problem", "of_error"]
+
+RESTORE = ("put the object's own bytes back from a copy: an older version where the bucket keeps versions, a replica, "
+           "a backup")
+NEWER = "read it, and run the broker, with the version of jetblock that wrote it or a newer one"
+DELETE = "it may be deleted by hand"
+
+
+class Problem(NamedTuple):
+    """object: its key. section, offset: where in it, None: the whole. means: what does not work for it."""
+
+    object: str
+    what: str
+    means: str
+    remedy: str
+    section: str | None = None
+    offset: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report has it."""
+        return self._asdict()
+
+    def __str__(self) -> str:
+        place = "" if self.section is None else f": {self.section}"
+        if self.offset is not None:
+            place += f" at byte {self.offset}"
+        return f"{self.object}{place}: {self.what}"
+
+
+def of_error(key: str, error: FormatError, means: str, remedy: str | None = None) -> Problem:
+    """A problem from what a decoder said of the object at ``key``."""
+    if remedy is None:
+        remedy = NEWER if isinstance(error, VersionUnknown) else RESTORE
+    return Problem(key, error.why, means, remedy, error.section, error.offset)

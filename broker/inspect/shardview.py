@@ -1,0 +1,188 @@
+"""The state of one shard as it lies in the store; of a damaged one, as far as its log can be read.
+
+The replay is that of recovery (``storage.snapshot``), driven here so that a part of the store can be left out: what
+lies beyond ``until``. So a log with a damaged segment is shown as of the segment before, and two replays of a log that
+grows meanwhile end at the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, NamedTuple, TypeVar
+
+from broker.inspect.problems import NEWER, RESTORE, Problem
+from broker.inspect.source import Source, each
+from broker.storage.applied import ShardState, StreamState
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
+from broker.storage.objectstore import ObjectInfo
+from broker.storage.paths import ShardPaths, StreamPaths, object_key, parse
+from broker.storage.snapshot import CutOff, Listing, Request, Snapshot, Steps, replay
+
+__all__ = ["NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard", "shards"]
+
+_DAMAGED_MAX = 32
+_PROBES = 16
+_POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
+_KEY = re.compile(r"v1/[^\s:,;]+")
+_EPOCH = re.compile(r"\bepoch (\d+) was opened")
+
+T = TypeVar("T")
+
+
+class NoStream(Exception):
+    """No stream has that name, or several have; ``str()`` says which there are."""
+
+
+class ShardView(NamedTuple):
+    """snapshot: None where nothing could be read. whole: whether it is all of the log; else it ends before what
+    ``problems`` names."""
+
+    paths: ShardPaths
+    snapshot: Snapshot | None
+    whole: bool
+    problems: list[Problem]
+
+    @property
+    def state(self) -> ShardState:
+        """The state; an empty one where nothing could be read."""
+        return self.snapshot.state if self.snapshot is not None else ShardState()
+
+
+async def shards(source: Source) -> list[int]:
+    """The numbers of the shards in the store: they are dense from 0, and each has a claim that is never deleted."""
+    found: list[int] = []
+    while True:
+        numbers = range(len(found), len(found) + _PROBES)
+        there = [number async for number, rows in each(
+            numbers, lambda n: source.list(ShardPaths(n).epochs, limit=1), source.at_once) if rows]
+        if not there:
+            return found or [0]
+        found = list(range(there[-1] + 1))
+
+
+async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
+    """Replay the shard, once more without its end for each place at which it cannot be read on. Raises: StoreError."""
+    problems: list[Problem] = []
+    until: Position | None = None
+    for _ in range(_DAMAGED_MAX):
+        try:
+            snapshot = await drive(source, replay(paths), until)
+        except (FormatError, CutOff) as error:
+            problems.append(_of_replay(paths, error))
+            before = _before(str(error))
+            if before is None or (until is not None and before >= until):
+                break
+            until = before
+            continue
+        problems += [_of_root(paths, text) for text in snapshot.problems] if until is None else []
+        return ShardView(paths, snapshot, until is None, problems)
+    return ShardView(paths, None, False, problems)
+
+
+async def drive(source: Source, steps: Steps[T], until: Position | None = None) -> T:
+    """Run ``steps`` on what lies in the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
+    answer: Any = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        answer = await _answer(source, request, until)
+
+
+async def _answer(source: Source, request: Request, until: Position | None) -> Any:
+    if isinstance(request, Listing):
+        rows: list[ObjectInfo] = await source.list(request.prefix, request.after)
+        return rows if until is None else [row for row in rows if not _beyond(row.key, until)]
+
+    async def get(key: str, start: int, end: int | None) -> bytes | None:
+        if until is not None and _beyond(key, until):
+            return None
+        return await source.find(key, start, end)
+
+    return await asyncio.gather(*[get(*range_) for range_ in request.ranges])
+
+
+def _beyond(key: str, until: Position) -> bool:
+    parsed = parse(key)
+    if parsed is None or parsed.position is None:
+        return False
+    return (parsed.kind in (ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.CLAIM)) and parsed.position > until
+
+
+def _before(text: str) -> Position | None:
+    """The position before the first one that ``text`` names."""
+    if (match := _POSITION.search(text)) is not None:
+        epoch, number = (int(part, 16) for part in match.groups())
+    elif (match := _EPOCH.search(text)) is not None:
+        epoch, number = int(match[1]), 0
+    else:
+        return None
+    if number:
+        return Position(epoch, number - 1)
+    return Position(epoch - 1, NUMBER_MAX) if epoch > 1 else None
+
+
+def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
+    """What stopped a replay."""
+    means = "the log cannot be read past this: a broker will not start on the store, and what follows is not shown here"
+    if isinstance(error, CutOff):
+        return Problem(_key_in(str(error), paths.prefix), str(error), means, RESTORE)
+    key = error.name
+    if parse(key) is None and (match := _POSITION.search(key)) is not None:
+        key = paths.log(Position(int(match[1], 16), int(match[2], 16)))
+    if isinstance(error, VersionUnknown):
+        return Problem(key, error.why, means, NEWER, error.section, error.offset)
+    return Problem(key, error.why, means, RESTORE, error.section, error.offset or None)
+
+
+def _of_root(paths: ShardPaths, text: str) -> Problem:
+    """A checkpoint that could not be used; the one before, or the log alone, could."""
+    key = _key_in(text, paths.checkpoints)
+    return Problem(key, text.removeprefix(f"{key}: ").removeprefix(f"{key} "), "a broker starts from an older "
+                   "checkpoint and replays more", f"let a broker run until it has cut new ones; or {RESTORE}")
+
+
+def _key_in(text: str, otherwise: str) -> str:
+    match = _KEY.search(text)
+    return match[0] if match is not None else otherwise
+
+
+def key_of(paths: ShardPaths, stream: StreamState, ref: BlockRef) -> str:
+    """The key of the object that a block of ``stream`` lies in."""
+    own = StreamPaths(stream.account, stream.name, stream.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
+    return object_key(paths, ref, own)
+
+
+async def find_stream(source: Source, wanted: str, account: str | None = None, *, shard: int | None = None
+                      ) -> tuple[ShardView, StreamState]:
+    """The stream called ``wanted``: its name, ``ACCOUNT/NAME``, or its incarnation in hexadecimal.
+
+    Raises: NoStream; StoreError.
+    """
+    first, slash, rest = wanted.partition("/")
+    if slash:
+        account, wanted = first, rest
+    found: list[tuple[ShardView, StreamState]] = []
+    names: list[str] = []
+    problems: list[Problem] = []
+    for number in [shard] if shard is not None else await shards(source):
+        view = await read_shard(source, ShardPaths(number))
+        problems += view.problems
+        for stream in view.state.streams.values():
+            names.append(f"{stream.account}/{stream.name}")
+            if (wanted in (stream.name, f"{stream.stream_id:016x}")) and account in (None, stream.account):
+                found.append((view, stream))
+    if len(found) == 1:
+        return found[0]
+    said = ", ".join(sorted(names)[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    if found:
+        which = ", ".join(f"{stream.account}/{stream.name}" for _, stream in found)
+        raise NoStream(f"{wanted} is the name of several streams: {which}; give the account too")
+    hidden = "".join(f"; {problem}" for problem in problems)
+    raise NoStream(f"no stream {wanted!r} in the store; there is: {said or 'none'}{hidden}")
+

@@ -1,0 +1,180 @@
+"""The store as inspection reads it: gets and listings, tried again when they fail for a while, and no call that writes.
+
+Bounded in memory: folders are listed page by page, large objects are read through a window, and of those above
+``LARGE_BYTES`` one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from broker.clock import SystemClock
+from broker.inspect.problems import RESTORE, Problem, of_error
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import FORMAT, ROOT
+
+__all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_source", "read_format"]
+
+LARGE_BYTES = 8 << 20
+_WINDOW_BYTES = 2 << 20
+_LIST_PAGE = 10_000
+_GIVE_UP_NS = 10_000_000_000
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class CannotInspect(Exception):
+    """There is nothing that could be inspected; ``str()`` says why, and the remedy."""
+
+
+class Source:
+    """Read-only access to one store."""
+
+    def __init__(self, store: ObjectStore, *, give_up_ns: int = _GIVE_UP_NS) -> None:
+        self.url = store.url
+        self.at_once = 32 if store.puts_cost else 4
+        """Calls that are worth having under way: round trips on S3, a few threads on a directory."""
+        self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=give_up_ns)
+        self._large = asyncio.Semaphore(1)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """As ObjectStore.get. Raises: NotFound; StoreError."""
+        return await self._store.get(key, start, end)
+
+    async def find(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """As ``get``; None where there is no such object. Raises: StoreError."""
+        try:
+            return await self._store.get(key, start, end)
+        except (NotFound, ValueError):  # ValueError: no object can have such a key
+            return None
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> list[ObjectInfo]:
+        """As ObjectStore.list. Raises: StoreError."""
+        return await self._store.list(prefix, after, limit)
+
+    async def folder(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """The objects of one folder without folders in it, in order, page by page. Raises: StoreError."""
+        after = ""
+        while True:
+            page = await self._store.list(prefix, after, _LIST_PAGE)
+            for info in page:
+                yield info
+            if len(page) < _LIST_PAGE:
+                return
+            after = page[-1].key
+
+    @asynccontextmanager
+    async def window(self, key: str, size: int) -> AsyncIterator[Window]:
+        """To read an object of ``size`` bytes from front to back; large ones wait for one another."""
+        if size > LARGE_BYTES:
+            async with self._large:
+                yield Window(self, key)
+        else:
+            yield Window(self, key)
+
+    async def close(self) -> None:
+        """Release what the store holds."""
+        await self._store.close()
+
+
+class Window:
+    """Ranges of one object, asked for in rising order: each byte is read once, a few MiB at a time."""
+
+    def __init__(self, source: Source, key: str) -> None:
+        self._source = source
+        self._key = key
+        self._data = b""
+        self._start = 0
+
+    async def read(self, start: int, end: int) -> bytes:
+        """Bytes ``start`` to ``end``, fewer where the object ends before. Raises: NotFound; StoreError."""
+        if not (self._start <= start and end <= self._start + len(self._data)):
+            self._data = await self._source.get(self._key, start, max(end, start + _WINDOW_BYTES))
+            self._start = start
+        return self._data[start - self._start:end - self._start]
+
+
+async def each(items: Iterable[T] | AsyncIterable[T], work: Callable[[T], Awaitable[R]], at_once: int, *,
+               weight: Callable[[T], int] = lambda item: 0, weight_max: int = 1 << 62,
+               gently: bool = False) -> AsyncGenerator[tuple[T, R], None]:
+    """``work`` on each of ``items``, up to ``at_once`` at a time, with the results in their order.
+
+    Args: weight and weight_max bound what is under way or waits to be taken; one item is always let through. gently
+        begins with one at a time and doubles: for who may stop early.
+    """
+    width = 1 if gently else at_once
+    running: deque[tuple[T, asyncio.Task[R], int]] = deque()
+    held = 0
+    source = _iterate(items)
+    try:
+        async for item in source:
+            heavy = weight(item)
+            while running and (len(running) >= width or held + heavy > weight_max):
+                done, task, its = running[0]
+                result = await task
+                running.popleft()
+                held -= its
+                yield done, result
+                width = min(at_once, 2 * width)
+            running.append((item, asyncio.ensure_future(work(item)), heavy))
+            held += heavy
+        while running:
+            done, task, _ = running[0]
+            result = await task
+            running.popleft()
+            yield done, result
+    finally:
+        for _, task, _ in running:
+            task.cancel()
+        await asyncio.gather(*[task for _, task, _ in running], return_exceptions=True)
+
+
+async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def open_source(url: str) -> Source:
+    """The store behind ``url``, for reading. Raises: CannotInspect."""
+    if url.startswith("memory:"):
+        raise CannotInspect("memory:// lives and ends with its broker: there is nothing to inspect from outside")
+    try:
+        return Source(open_store(url, read_only=True))
+    except (ValueError, StoreError) as error:
+        raise CannotInspect(str(error)) from None
+
+
+async def read_format(source: Source) -> tuple[StoreFormat | None, list[Problem]]:
+    """Whether there is a store, and which.
+
+    Returns: its format object, None and a problem where that is damaged or gone and other objects are there.
+    Raises: CannotInspect when there is no store, or one of a newer format; StoreError.
+    """
+    means = "a broker will not start on this store"
+    data = await source.find(FORMAT)
+    if data is None:
+        if not await source.list(f"{ROOT}shards/", limit=1):
+            raise CannotInspect(f"{source.url}: no jetblock store lies here: there is no object {FORMAT}; check the "
+                                f"path or prefix (a broker makes it at its first start)")
+        return None, [Problem(FORMAT, "it is not there", "a broker would take this for a new store and give it another "
+                              "id; its streams would be found all the same", RESTORE)]
+    try:
+        return StoreFormat.decode(data), []
+    except VersionUnknown as error:
+        raise CannotInspect(f"{source.url}: a newer jetblock made this store: {error}; use that version or a newer "
+                            f"one") from None
+    except Corrupt as error:
+        return None, [of_error(FORMAT, error, means)]

@@ -1,0 +1,379 @@
+"""What lies in a store, from listings, small objects and the replayed state: no payload is read.
+
+Order: listings first, then the state. What a listing has was there before the state was read, so an object that the
+state does not know is a stray, not a newcomer; and what the state names and the listing lacks is asked for once more,
+and judged by a newer state, before it is called missing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.inspect.problems import RESTORE, Problem, of_error
+from broker.inspect.shardview import ShardView, key_of, read_shard, shards
+from broker.inspect.source import Source, each, read_format
+from broker.storage.applied import StreamState, position_key
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
+from broker.storage.format.opening import Opening
+from broker.storage.format.record import RecordKind
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import ObjectInfo
+from broker.storage.paths import STREAMS, ShardPaths, parse
+from broker.storage.table import BlockEntry
+
+__all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey", "cannot_be_read",
+           "entries", "missing", "read_shard_survey", "read_survey", "stream_row"]
+
+HEAD_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Extent:
+    """How many objects, and their bytes."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        self.count += 1
+        self.bytes += size
+
+
+class LogListing:
+    """The entries of one shard's log as listed, 16 bytes each."""
+
+    def __init__(self) -> None:
+        self.keys = array("Q")
+        """position_key of each, rising."""
+        self.sizes = array("Q")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __contains__(self, position: Position) -> bool:
+        key = position_key(position)
+        at = bisect_left(self.keys, key)
+        return at < len(self.keys) and self.keys[at] == key
+
+    def __iter__(self) -> Iterator[tuple[Position, int]]:
+        for key, size in zip(self.keys, self.sizes, strict=True):
+            yield Position(key >> 48, key & NUMBER_MAX), size
+
+    def add(self, position: Position, size: int) -> None:
+        """Entries come in order."""
+        self.keys.append(position_key(position))
+        self.sizes.append(size)
+
+    def of_epoch(self, epoch: int) -> slice:
+        """Where its entries stand."""
+        return slice(bisect_left(self.keys, epoch << 48), bisect_left(self.keys, (epoch + 1) << 48))
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(len(self.sizes), sum(self.sizes))
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One epoch. begun: ``opened``; ``swept``: its first segments were let go of; ``sealed``: somebody else ended it
+    before it began; ``claimed``: not opened yet, or never will be. end: the first number that is not part of it."""
+
+    number: int
+    claim: Claim | None = None
+    begun: str = "claimed"
+    opening: Opening | None = None
+    end: int | None = None
+    sealed_by: str | None = None
+    log: Extent = field(default_factory=Extent)
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(slots=True)
+class ShardSurvey:
+    """One shard. live_bytes: of the log's blocks, their dead messages left aside, as they lie in the store. dead_bytes:
+    the rest of the log."""
+
+    paths: ShardPaths
+    view: ShardView
+    log: LogListing
+    epochs: list[Epoch]
+    roots: list[tuple[Position, int]]
+    pages: list[tuple[Position, int]]
+    runs: Extent
+    requests: Extent
+    live_bytes: int
+    dead_bytes: int
+    foreign: list[ObjectInfo]
+    problems: list[Problem]
+
+
+@dataclass(slots=True)
+class Survey:
+    """The whole store."""
+
+    url: str
+    format: StoreFormat | None
+    shards: list[ShardSurvey]
+    stream_runs: Extent
+    problems: list[Problem]
+    """Of all shards too."""
+
+    @property
+    def streams(self) -> list[tuple[ShardSurvey, StreamState]]:
+        """All streams by account and name."""
+        rows = [(shard, stream) for shard in self.shards for stream in shard.view.state.streams.values()]
+        return sorted(rows, key=lambda row: (row[1].account, row[1].name, row[1].stream_id))
+
+
+class StreamRow(NamedTuple):
+    """What its block table says of a stream. stored_bytes: of its blocks, as they lie in the store, the dead included;
+    dead_stored_bytes: about how many of those are dead messages'."""
+
+    blocks: int
+    stored_bytes: int
+    dead_messages: int
+    dead_stored_bytes: int
+
+
+def stream_row(stream: StreamState, *, log_only: bool = False) -> StreamRow:
+    """Sums over a stream's blocks, all or those in the log alone."""
+    blocks = stored = dead = dead_stored = 0
+    for entry in stream.blocks:
+        ref = entry.ref
+        if log_only and ref.place != BlockPlace.LOG:
+            continue
+        gone = entry.dead_count
+        if ref.first_seq < stream.first_seq:
+            gone = min(ref.count, gone + stream.first_seq - ref.first_seq)
+        blocks += 1
+        stored += ref.core_bytes + ref.index_bytes + ref.frames_bytes
+        dead += gone
+        dead_stored += ref.frames_bytes * gone // ref.count
+    return StreamRow(blocks, stored, dead, dead_stored)
+
+
+async def read_survey(source: Source, shard: int | None = None) -> Survey:
+    """Look at the whole store, or at one shard. Raises: CannotInspect; StoreError."""
+    store_format, problems = await read_format(source)
+    numbers = [shard] if shard is not None else await shards(source)
+    surveys = [await read_shard_survey(source, ShardPaths(number)) for number in numbers]
+    runs = Extent()
+    for info in await source.list(STREAMS):
+        runs.add(info.size)
+    for one in surveys:
+        problems += one.problems
+    return Survey(source.url, store_format, surveys, runs, problems)
+
+
+async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
+    """Look at one shard. Raises: StoreError."""
+    foreign: list[ObjectInfo] = []
+
+    async def positions(prefix: str) -> list[tuple[Position, int]]:
+        found = []
+        async for info in source.folder(prefix):
+            key = parse(info.key)
+            if key is None or key.position is None:
+                foreign.append(info)
+            else:
+                found.append((key.position, info.size))
+        return found
+
+    log = LogListing()
+    async for info in source.folder(paths.logs):
+        key = parse(info.key)
+        if key is None or key.position is None:
+            foreign.append(info)
+        else:
+            log.add(key.position, info.size)
+    pages = await positions(paths.page_objects)
+    roots = await positions(paths.checkpoints)
+    runs, requests = Extent(), Extent()
+    for prefix, extent in ((paths.runs, runs), (paths.requests, requests)):
+        async for info in source.folder(prefix):
+            if parse(info.key) is None:
+                foreign.append(info)
+            else:
+                extent.add(info.size)
+    claims = [position.epoch for position, _ in await positions(paths.epochs)]
+    view = await read_shard(source, paths)
+    problems = list(view.problems)
+    epochs = await _epochs(source, paths, claims, log, view, problems)
+    _holes(paths, log, epochs, view, problems)
+    problems += await missing(source, view, log)
+    rows = [stream_row(stream, log_only=True) for stream in view.state.streams.values()]
+    live_bytes = sum(row.stored_bytes - row.dead_stored_bytes for row in rows)
+    return ShardSurvey(paths, view, log, epochs, roots, pages, runs, requests, live_bytes,
+                       max(0, log.extent.bytes - live_bytes), foreign, problems)
+
+
+async def missing(source: Source, view: ShardView, log: LogListing) -> list[Problem]:
+    """Objects that live blocks lie in and that are not there. Raises: StoreError.
+
+    None of a state that is not whole: what it names may have been let go of where it cannot be read.
+    """
+    if not view.whole:
+        return []
+    gone: dict[str, None] = {}
+    for stream, entry in entries(view):
+        if entry.ref.place != BlockPlace.LOG or entry.ref.position not in log:
+            gone[key_of(view.paths, stream, entry.ref)] = None
+    absent = [key async for key, data in each(gone, lambda key: source.find(key, 0, 1), source.at_once) if data is None]
+    if not absent:
+        return []
+    # They may have been let go of since the state was read: the newest one decides.
+    again = await read_shard(source, view.paths)
+    wanted = set(absent)
+    lost: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
+    for stream, entry in entries(again):
+        key = key_of(view.paths, stream, entry.ref)
+        if key in wanted:
+            lost.setdefault(key, []).append((stream, entry))
+    return [Problem(key, "it is not there, and live messages lie in it",
+                    "; ".join(cannot_be_read(stream, entry.ref.first_seq, entry.ref.last_seq)
+                              for stream, entry in blocks), RESTORE) for key, blocks in lost.items()]
+
+
+def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
+    """Every block that is named, with its stream."""
+    for stream in view.state.streams.values():
+        for entry in stream.blocks:
+            yield stream, entry
+
+
+def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int) -> str:
+    """What it means that these messages are damaged or gone."""
+    which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
+    return f"{which} of stream {stream.account}/{stream.name} cannot be read"
+
+
+async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: LogListing, view: ShardView,
+                  problems: list[Problem]) -> list[Epoch]:
+    """All epochs, from their claims, openings and seals; adds what is wrong with those."""
+    claimed = set(claims)
+    epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> 48 for key in _firsts(log))})}
+    for number, epoch in epochs.items():
+        where = log.of_epoch(number)
+        sizes = log.sizes[where]
+        if sizes:
+            epoch.log = Extent(len(sizes), sum(sizes))
+            epoch.first, epoch.last = log.keys[where.start] & NUMBER_MAX, log.keys[where.stop - 1] & NUMBER_MAX
+    before = 0
+    for number in epochs:
+        gap = range(before + 1, number if number in claimed else number + 1)
+        before = number
+        if gap:
+            others = f", nor are those up to {gap[-1]}" if len(gap) > 1 else ""
+            problems.append(Problem(
+                paths.epoch(gap[0]), f"the claim is not there{others}", "claims are never deleted: who took this epoch "
+                "is not known, and nothing keeps another from taking it again", RESTORE))
+    async for number, data in each(claims, lambda e: source.find(paths.epoch(e)), source.at_once):
+        if data is not None:
+            try:
+                epochs[number].claim = Claim.decode(data, number)
+            except FormatError as error:
+                problems.append(of_error(paths.epoch(number), error, "who took this epoch, and when, is not known; "
+                                         "nothing else needs it", "none is needed: its key is what counts"))
+    async for number, data in each(epochs, lambda e: source.find(paths.log(Position(e, 0)), 0, HEAD_BYTES),
+                                   source.at_once):
+        await _begin(source, paths, epochs[number], data, view)
+    for number, epoch in epochs.items():
+        for end in (epoch.opening.ends if epoch.opening is not None else ()):
+            if end.epoch in epochs and end.epoch < number:
+                epochs[end.epoch].end = end.number
+    async for epoch, seal in each(list(epochs.values()), lambda e: _seal(source, paths, e, log), source.at_once):
+        if isinstance(seal, Problem):
+            problems.append(seal)
+        elif seal is not None:
+            epoch.sealed_by = seal.sealer
+            if epoch.end is None:
+                epoch.end = seal.position.number
+    return list(epochs.values())
+
+
+def _firsts(log: LogListing) -> Iterable[int]:
+    """A key of each epoch that has entries."""
+    at = 0
+    while at < len(log.keys):
+        yield log.keys[at]
+        at = bisect_left(log.keys, ((log.keys[at] >> 48) + 1) << 48)
+
+
+async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | None, view: ShardView) -> None:
+    position = Position(epoch.number, 0)
+    if data is None:
+        if epoch.number < view.state.position.epoch:
+            epoch.begun = "swept"
+        return
+    if len(data) > 8 and data[8] == ObjectKind.SEAL:
+        epoch.begun, epoch.end = "sealed", 0
+        return
+    epoch.begun = "opened"
+    try:
+        head: SegmentHead | int = decode_head(data, position)
+        if isinstance(head, int):
+            head = decode_head(await source.find(paths.log(position), 0, head) or b"", position)
+        assert isinstance(head, SegmentHead)
+        for i, row in enumerate(head.rows):
+            if row.stream_id == 0:
+                for record in head.core(i).records:
+                    if record.kind == RecordKind.OPENING:
+                        epoch.opening = Opening.from_body(record.body, paths.log(position))
+    except FormatError:
+        pass  # replay stops at it and says so where it matters; a check of all objects says it anyway
+
+
+async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
+    """The seal of an epoch: where its end is known there; else the lowest among its last entries."""
+    if epoch.end is not None:
+        position = Position(epoch.number, epoch.end)
+        data = await source.find(paths.log(position))
+        if data is None:
+            return Problem(paths.log(position), "the seal is not there", "seals are never deleted: a broker that was "
+                           "taken over from, and still runs, could acknowledge what nobody will read",
+                           "make sure that no older broker runs on this store; let the newest one go on")
+        try:
+            return Seal.decode(data, position)
+        except FormatError as error:
+            return of_error(paths.log(position), error, f"what ends epoch {epoch.number} cannot be read")
+    where = log.of_epoch(epoch.number)
+    found: Seal | None = None
+    for at in range(where.stop - 1, max(where.start, where.stop - 1 - 32) - 1, -1):
+        position = Position(epoch.number, log.keys[at] & NUMBER_MAX)
+        data = await source.find(paths.log(position), 0, 4096)
+        if data is None or len(data) <= 8 or data[8] != ObjectKind.SEAL:
+            if found is not None or at < where.stop - 17:  # no more than 16 puts are ever in flight
+                break
+            continue
+        try:
+            found = Seal.decode(data, position)
+        except FormatError:
+            continue
+    return found
+
+
+def _holes(paths: ShardPaths, log: LogListing, epochs: list[Epoch], view: ShardView, problems: list[Problem]) -> None:
+    """A number missing in the last epoch looks like the log's end; what lies beyond tells it from one."""
+    if not view.whole or view.snapshot is None:
+        return
+    end = view.state.position
+    if not end.epoch or end.epoch > len(epochs):
+        return
+    epoch = epochs[end.epoch - 1]
+    beyond = epoch.last is not None and epoch.last > end.number + 17
+    sealed = epoch.end is not None and epoch.end > end.number + 1
+    if (beyond or sealed) and Position(end.epoch, end.number + 1) not in log:
+        key = paths.log(Position(end.epoch, end.number + 1))
+        problems.append(Problem(key, f"it is not there, and the log goes on up to {epoch.last:012x}",
+                                "a reader takes it for the log's end: what was acknowledged after it is not seen, and "
+                                "the next broker to start would give it up for good",
+                                f"start no broker; {RESTORE}"))

@@ -1,0 +1,417 @@
+"""Every byte of a store against its checksums, and what the objects say against each other.
+
+    each object      header and key, sizes, all checksums, parts of one object against each other; one writer an epoch
+    state and data   what the block table says of a block is what lies there; counts, bytes and first sequence of each
+                     stream are those of its messages
+    checkpoint, log  the state replayed from each root that is kept, oldest first, and from the log's beginning while
+                     all of it is there, equals the one replayed from the newest
+    strays           objects that nothing names: listed, and no fault, for a broker that dies leaves some, and a later
+                     one deletes them
+
+On a live store things move meanwhile: what was deleted since it was listed is no fault, unless a newer state wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from broker.inspect.objects import Checked, Fault, check_object
+from broker.inspect.problems import DELETE, NEWER, RESTORE, Problem, of_error
+from broker.inspect.shardview import drive, key_of
+from broker.inspect.source import Source, each
+from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries, missing
+from broker.storage.applied import ConsumerState, ShardState, StreamState, position_key
+from broker.storage.format.block import BlockCore, BlockRef
+from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import Head
+from broker.storage.objectstore import ObjectInfo
+from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
+from broker.storage.snapshot import CutOff, replay_from
+from broker.storage.table import BlockEntry
+
+__all__ = ["Stray", "Verified", "state_differences", "verify"]
+
+_ROOTS_MAX = 16
+_FOREIGN = "no key of ours: a broker neither reads nor deletes it"
+
+
+class Stray(NamedTuple):
+    """An object that nothing names. what: why it may be there."""
+
+    object: str
+    bytes: int
+    what: str
+
+
+@dataclass(slots=True)
+class Verified:
+    """objects, bytes: read and checked. roots: compared with one another, by shard and position."""
+
+    objects: int = 0
+    bytes: int = 0
+    roots: list[tuple[int, Position]] = field(default_factory=list)
+    strays: list[Stray] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def verify(source: Source, survey: Survey) -> Verified:
+    """Check everything that the survey found. Raises: StoreError."""
+    done = Verified()
+    tallies = [_Tally(shard) for shard in survey.shards]
+    for shard, tally in zip(survey.shards, tallies, strict=True):
+        await _objects(source, _listed(source, shard), shard, tally, done)
+        done.strays += [Stray(info.key, info.size, _FOREIGN) for info in shard.foreign]
+    # Runs of single streams belong to no shard by their keys.
+    await _objects(source, _below(source, STREAMS, done), survey.shards[0], tallies[0], done, tallies)
+    await _objects(source, _one(source, FORMAT), survey.shards[0], tallies[0], done)
+    for shard, tally in zip(survey.shards, tallies, strict=True):
+        done.problems += tally.differences()
+        await _checkpoints(source, shard, done)
+        done.problems += await missing(source, shard.view, shard.log)
+    known = {(p.object, p.section, p.offset) for p in survey.problems}
+    done.problems = [p for p in dict.fromkeys(done.problems) if (p.object, p.section, p.offset) not in known]
+    return done
+
+
+# Each object.
+
+async def _listed(source: Source, shard: ShardSurvey) -> AsyncIterator[ObjectInfo]:
+    paths = shard.paths
+    for epoch in shard.epochs:
+        if epoch.claim is not None:
+            async for info in _one(source, paths.epoch(epoch.number)):
+                yield info
+    for position, size in shard.log:
+        yield ObjectInfo(paths.log(position), size)
+    for position, size in shard.roots:
+        yield ObjectInfo(paths.checkpoint(position), size)
+    for position, size in shard.pages:
+        yield ObjectInfo(paths.pages(position), size)
+    for prefix in (paths.runs, paths.requests):
+        async for info in source.folder(prefix):
+            if parse(info.key) is not None:
+                yield info
+
+
+async def _one(source: Source, key: str) -> AsyncIterator[ObjectInfo]:
+    for info in await source.list(key, limit=1):
+        if info.key == key:
+            yield info
+
+
+async def _below(source: Source, prefix: str, done: Verified) -> AsyncIterator[ObjectInfo]:
+    for info in await source.list(prefix):
+        if parse(info.key) is not None:
+            yield info
+        else:
+            done.strays.append(Stray(info.key, info.size, _FOREIGN))
+
+
+async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: ShardSurvey, tally: _Tally, done: Verified,
+                   tallies: list[_Tally] | None = None) -> None:
+    def on_block(ref: BlockRef, core: BlockCore, head: Head) -> None:
+        for one in tallies or (tally,):
+            one.block(ref, core, head)
+
+    async def check(info: ObjectInfo) -> Checked | None:
+        key = parse(info.key)
+        return None if key is None else await check_object(source, info, key, on_block)
+
+    judge = _Judge(shard)
+    async for info, checked in each(infos, check, source.at_once):
+        if checked is None or checked.gone:
+            continue
+        done.objects += 1
+        done.bytes += info.size
+        done.problems += [judge.problem(checked, fault) for fault in checked.faults]
+        if (other := judge.other_writer(checked)) is not None:
+            done.problems.append(other)
+        if (why := judge.stray(checked)) is not None:
+            done.strays.append(Stray(info.key, info.size, why))
+
+
+class _Judge:
+    """What a fault in an object of one shard means; and which of its objects nothing names."""
+
+    def __init__(self, shard: ShardSurvey) -> None:
+        self.paths: ShardPaths = shard.paths
+        self.state = shard.view.state
+        self.epochs = {epoch.number: epoch for epoch in shard.epochs}
+        self.roots = [position for position, _ in shard.roots]
+        snapshot = shard.view.snapshot
+        self.root = snapshot.root if snapshot is not None else None
+        self.letgo = {position for letgo in self.state.letgo.values() for position in letgo.segments}
+        self.letgo_pages = {position for letgo in self.state.letgo.values() for position in letgo.pages}
+        self.pages: set[Position] = set()
+        if self.root is not None:
+            for _, objects in self.root.extra.get("roots", ()):
+                self.pages.update(Position(*at) for at in objects)
+        self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
+        self.whole = shard.view.whole and snapshot is not None
+        for stream, entry in entries(shard.view):
+            self.live.setdefault(key_of(self.paths, stream, entry.ref), []).append((stream, entry))
+
+    def problem(self, checked: Checked, fault: Fault) -> Problem:
+        """A fault with its consequences."""
+        kind, position, error = checked.key.kind, checked.key.position, fault.error
+        key = checked.info.key
+        if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
+            return of_error(key, error, self._of_blocks(checked, fault),
+                            NEWER if isinstance(error, VersionUnknown) else None)
+        if kind == ObjectKind.CLAIM:
+            return of_error(key, error, "who took this epoch, and when, is not known; nothing else needs it",
+                            "none is needed: its key is what counts")
+        if kind == ObjectKind.ROOT:
+            others = [root for root in self.roots if root != position]
+            means = ("a broker starts from another checkpoint" if others else
+                     "a broker must replay the log from its beginning, and cannot start where that is gone")
+            return of_error(key, error, means, f"let a broker run until it has cut new ones; or {RESTORE}")
+        if kind == ObjectKind.PAGES:
+            if position not in self.pages:
+                return of_error(key, error, "no checkpoint needs it any more", DELETE)
+            return of_error(key, error, "checkpoints that name this page cannot be used: a broker starts from an older "
+                            "one, or replays the log", f"let a broker run until it has cut new ones; or {RESTORE}")
+        if kind == ObjectKind.INBOX:
+            return of_error(key, error, "the request will not be granted", f"ask again; {DELETE}")
+        return of_error(key, error, "a broker will not start on this store")
+
+    def _of_blocks(self, checked: Checked, fault: Fault) -> str:
+        position, row = checked.key.position, fault.row
+        assert position is not None
+        in_log = checked.key.kind == ObjectKind.SEGMENT
+        said: list[str] = []
+        needed = in_log and (fault.core or row is None) and self._replayed(position)
+        if needed and isinstance(fault.error, VersionUnknown) and row is not None and row.stream_id:
+            said.append(f"{self._name(row.stream_id)} is off line for this version")
+        elif needed:
+            said.append("the log cannot be read past it: a broker will not start on this store")
+        for stream, entry in self.live.get(checked.info.key, ()):
+            ref = entry.ref
+            if row is None:
+                said.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq))
+            elif row.core_offset == ref.core_offset and not fault.core:
+                first = max(fault.first_seq, stream.first_seq)
+                if first <= fault.last_seq:
+                    said.append(cannot_be_read(stream, first, fault.last_seq))
+        if said:
+            return "; ".join(said)
+        if in_log and self.roots and position > self.roots[0]:
+            return "no live message lies in what is damaged; only a start from an older checkpoint would need it"
+        return "no live message lies in what is damaged, and nothing else needs it any more"
+
+    def _name(self, stream_id: int) -> str:
+        stream = self.state.streams.get(stream_id)
+        return f"stream {stream.account}/{stream.name}" if stream is not None else f"stream {stream_id:016x}"
+
+    def _replayed(self, position: Position) -> bool:
+        """Whether a start from the newest usable root reads this log entry."""
+        if self.root is not None and position <= self.root.replay_from:
+            return False
+        epoch = self.epochs.get(position.epoch)
+        if epoch is not None and epoch.end is not None and position.number >= epoch.end:
+            return position.number == epoch.end  # the seal: whoever takes over looks at it
+        return not self.whole or position <= self.state.position
+
+    def other_writer(self, checked: Checked) -> Problem | None:
+        """A problem where somebody else than who claimed the epoch wrote in it; seals are always somebody else's."""
+        header = checked.header
+        if header is None or checked.key.position is None or header.kind not in (
+                ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
+            return None
+        epoch = self.epochs.get(checked.key.position.epoch)
+        if epoch is None or epoch.claim is None or epoch.claim.run_id == header.nonce:
+            return None
+        return Problem(checked.info.key, f"process run {header.nonce.hex()} wrote it, and {epoch.claim.run_id.hex()} "
+                       f"claimed its epoch", "two brokers wrote under one epoch: what either acknowledged may be lost",
+                       "run no two brokers on copies of one store, nor on a store without put-if-absent", "header", 24)
+
+    def stray(self, checked: Checked) -> str | None:
+        """Why an object that nothing names may be there; None for one that something does."""
+        kind, position, state = checked.key.kind, checked.key.position, self.state
+        if not self.whole:
+            return None  # of a state that ends too soon nobody knows what it would have named
+        if kind == ObjectKind.RUN:
+            return None if checked.info.key in self.live else "a run that no stream has adopted"
+        if kind == ObjectKind.PAGES and position is not None:
+            if position in self.pages or position in self.letgo_pages:
+                return None
+            return "pages that no checkpoint names: of a round under way, or given up"
+        if kind != ObjectKind.SEGMENT or position is None or checked.seal is not None:
+            return None
+        if checked.header is not None and checked.header.kind == ObjectKind.SEAL:
+            return None
+        if position_key(position) in state.segments or position in self.letgo:
+            return None
+        epoch = self.epochs.get(position.epoch)
+        if position > state.position:
+            return "beyond the log's end: on its way, or its writer died before the entries below it landed"
+        if epoch is not None and epoch.end is not None and position.number >= epoch.end:
+            return "beyond the end of its epoch: never acknowledged"
+        return "let go of, and not deleted"
+
+
+# What the state says, against what lies there.
+
+class _Tally:
+    """Counts the messages that are live by the state in the blocks that are there."""
+
+    def __init__(self, shard: ShardSurvey) -> None:
+        self._shard = shard
+        self._wanted: dict[tuple[int, Position, int, int], tuple[StreamState, BlockEntry]] = {}
+        self._left: dict[int, int] = {}
+        self._found: dict[int, list[int]] = {}
+        self._problems: list[Problem] = []
+        for stream, entry in entries(shard.view):
+            self._wanted[_id(entry.ref)] = stream, entry
+            self._left[stream.stream_id] = self._left.get(stream.stream_id, 0) + 1
+
+    def block(self, ref: BlockRef, core: BlockCore, head: Head) -> None:
+        """A sound block of an object."""
+        wanted = self._wanted.pop(_id(ref), None)
+        if wanted is None:
+            return
+        stream, entry = wanted
+        self._left[stream.stream_id] -= 1
+        if entry.ref != ref:
+            self._problems.append(Problem(
+                key_of(self._shard.paths, stream, ref), f"the block table of {stream.account}/{stream.name} has "
+                f"{entry.ref!r}, and here lies {ref!r}", "the checkpoint and the object do not agree", RESTORE,
+                "block core", ref.core_offset))
+        msgs, size, first = _live(head, core, entry, stream.first_seq)
+        found = self._found.setdefault(stream.stream_id, [0, 0, 0])
+        found[0] += msgs
+        found[1] += size
+        if msgs and (not found[2] or first < found[2]):
+            found[2] = first
+
+    def differences(self) -> list[Problem]:
+        """Problems of streams whose numbers are not those of their messages. A stream with a damaged or missing block
+        is left aside: that block is a problem of its own."""
+        problems = list(self._problems)
+        for stream in self._shard.view.state.streams.values():
+            if stream.offline is not None:
+                problems.append(Problem(f"stream {stream.account}/{stream.name}", stream.offline,
+                                        "the stream is off line: a broker does not serve it", NEWER))
+                continue
+            for name, consumer in stream.consumers.items():
+                if consumer.floor_sseq > consumer.delivered_sseq or consumer.floor_cseq > consumer.delivered_cseq:
+                    problems.append(_wrong_state(stream, f"the ack floor of consumer {name} lies above what was "
+                                                         f"delivered"))
+            if self._left.get(stream.stream_id):
+                continue
+            msgs, size, first = self._found.get(stream.stream_id, (0, 0, 0))
+            if (msgs, size) != (stream.msgs, stream.bytes):
+                problems.append(_wrong_state(stream, f"it says {stream.msgs} messages of {stream.bytes} bytes; "
+                                                     f"{msgs} of {size} bytes are there"))
+            elif msgs and first != stream.first_seq:
+                problems.append(_wrong_state(stream, f"its first_seq is {stream.first_seq}; the first message there "
+                                                     f"is {first}"))
+        return problems
+
+
+def _wrong_state(stream: StreamState, what: str) -> Problem:
+    return Problem(f"stream {stream.account}/{stream.name}", what, "state and messages do not agree, though every "
+                   "checksum fits: a fault of the program", "keep a copy of the store and report it")
+
+
+def _id(ref: BlockRef) -> tuple[int, Position, int, int]:
+    return ref.stream_id, ref.position, ref.object_id, ref.core_offset
+
+
+def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tuple[int, int, int]:
+    """Messages of a block that live, their bytes, the first one's sequence."""
+    if entry.dead is None and head.first_seq >= first_seq:
+        return core.count, core.bytes, head.first_seq
+    msgs = size = first = 0
+    for ordinal in range(head.ordinal_of(first_seq), head.count):
+        seq = head.seq_of(ordinal)
+        if not entry.is_dead(seq):
+            msgs += 1
+            size += head.user_bytes(ordinal)
+            first = first or seq
+    return msgs, size, first
+
+
+# Checkpoints against the log.
+
+async def _checkpoints(source: Source, shard: ShardSurvey, done: Verified) -> None:
+    """Replay from each root, and compare at the end of the newest state."""
+    view, paths = shard.view, shard.paths
+    if view.snapshot is None or not view.snapshot.state.position.epoch:
+        return
+    state = view.snapshot.state
+    newest = view.snapshot.root.position if view.snapshot.root is not None else None
+    roots: list[Position | None] = [position for position, _ in shard.roots
+                                    if position != newest and position <= state.position]
+    roots = roots[:_ROOTS_MAX - 1] + roots[_ROOTS_MAX - 1:][-1:]
+    if newest is not None and position_key(Position(1, 0)) in state.segments:
+        roots.insert(0, None)  # never swept: all of the log is still there
+    if newest is not None:
+        done.roots.append((paths.shard, newest))
+    for root in roots:
+        key = paths.checkpoint(root) if root is not None else paths.logs
+        try:
+            snapshot = await drive(source, replay_from(paths, root), state.position)
+        except (FormatError, CutOff) as error:
+            if root is None or await source.find(key, 0, 1) is None:
+                continue  # swept meanwhile; what is damaged in the log was found above
+            done.problems.append(Problem(key, f"the state cannot be replayed from it: {error}",
+                                         "a start from this checkpoint, should newer ones be damaged, would fail",
+                                         f"let a broker run until it has cut new ones; or {RESTORE}"))
+            continue
+        if root is not None:
+            done.roots.append((paths.shard, root))
+        for what in state_differences(snapshot.state, state)[:8]:
+            done.problems.append(Problem(
+                key, f"replayed from here the state is another than from the newest checkpoint: {what}",
+                "checkpoint and log do not agree, though every checksum fits: a fault of the program",
+                "keep a copy of the store and report it"))
+
+
+def state_differences(one: ShardState, other: ShardState) -> list[str]:
+    """Where two replayed states differ, in words; empty: nowhere. Estimates (bytes of dead messages) are left aside."""
+    found: list[str] = []
+    if one.position != other.position:
+        found.append(f"it ends at {one.position}, not at {other.position}")
+    for name in ("segments", "unnamed", "opening", "names"):
+        if getattr(one, name) != getattr(other, name):
+            found.append(f"{name} differ")
+    if {p: x.body() for p, x in one.letgo.items()} != {p: x.body() for p, x in other.letgo.items()}:
+        found.append("what is let go of differs")
+    for stream_id in sorted(one.streams.keys() | other.streams.keys()):
+        a, b = one.streams.get(stream_id), other.streams.get(stream_id)
+        if a is None or b is None:
+            there = a or b
+            assert there is not None
+            found.append(f"stream {there.account}/{there.name} is in one of them only")
+            continue
+        name = f"stream {a.account}/{a.name}"
+        for what in _STREAM_FIELDS:
+            if getattr(a, what) != getattr(b, what):
+                found.append(f"{name}: {what} {getattr(a, what)!r}, not {getattr(b, what)!r}")
+        if [_entry(e) for e in a.blocks] != [_entry(e) for e in b.blocks]:
+            found.append(f"{name}: its blocks, or what is dead in them, differ")
+        for consumer in sorted(a.consumers.keys() | b.consumers.keys()):
+            if _consumer(a.consumers.get(consumer)) != _consumer(b.consumers.get(consumer)):
+                found.append(f"{name}: consumer {consumer} differs")
+    return found
+
+
+_STREAM_FIELDS = ("account", "name", "config", "created_ns", "first_seq", "last_seq", "msgs", "bytes", "first_time_ns",
+                  "last_time_ns", "ceiling", "extra", "position", "offline")
+
+
+def _entry(entry: BlockEntry) -> Any:
+    return entry.ref.pack(), entry.dead_count, list(entry.dead.seqs()) if entry.dead is not None else []
+
+
+def _consumer(consumer: ConsumerState | None) -> Any:
+    if consumer is None:
+        return None
+    return (consumer.config, consumer.created_ns, consumer.delivered_cseq, consumer.delivered_sseq,
+            consumer.floor_cseq, consumer.floor_sseq, consumer.last_active_ns, consumer.last_ack_ns,
+            list(consumer.pending.items()), consumer.redelivered, consumer.extra)
+
