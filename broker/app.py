@@ -1,8 +1,8 @@
 """Where the parts meet: settings become components, which are started in one order and stopped in the other.
 
-    start   monitoring pages (up while all else is still on its way, a standby included)
-            the store, JetStream on it
-            the listener for clients: the last step, so that who can connect finds everything there
+    start   the store, JetStream on it (a standby waits here, its monitoring pages up)
+            the listener for clients: so late that who can connect finds everything there
+            the monitoring pages
     stop    the listener and the clients, JetStream (what was sequenced is committed), the store, the pages
 """
 
@@ -51,6 +51,7 @@ class App:
         self.tenure: Tenure | None = None
         self._monitor: MonitorServer | None = None
         self._serving = False
+        self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
         self._why = ""
@@ -64,12 +65,13 @@ class App:
         log.info("  ID:       %s", server.server_id)
         for notice in settings.notices:
             log.warning("%s", notice)
-        if settings.http_port is not None:
-            await self._start_monitor(settings.http_port)
         self.lag.start()
         if settings.jetstream:
             await self._start_jetstream()
         await self._listen()
+        # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
+        # from the moment it begins to wait.
+        await self._start_monitor()
 
     async def stop(self) -> None:
         """The clean end: no new connections, what was sequenced is committed and answered, then clients are let go."""
@@ -124,6 +126,7 @@ class App:
             prepare_directory((self.settings.store or "").removeprefix("file://"))
         self.tenure = Tenure(self.settings, self.clock, self._lost)
         url = self.tenure.store.url
+        self.tenure.on_standby = self._begin_to_wait
         log.info("Starting JetStream")
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
         await self.tenure.check()
@@ -183,7 +186,20 @@ class App:
 
     # ---- what monitoring shows ---------------------------------------------------------------------------------------
 
-    async def _start_monitor(self, port: int) -> None:
+    def _begin_to_wait(self) -> None:
+        """Another broker owns the store: who asks for our health is told so."""
+        self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
+
+    async def _monitor_standby(self) -> None:
+        try:
+            await self._start_monitor()
+        except StartError as error:
+            self._fail(str(error))
+
+    async def _start_monitor(self) -> None:
+        port = self.settings.http_port
+        if port is None or self._monitor is not None:
+            return
         # Only who has the pages pays for importing them.
         from broker.monitor.http import MonitorServer
         from broker.monitor.pages import Pages

@@ -45,6 +45,8 @@ class Tenure:
 
     def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
         """Args: ``lost`` is called once in each tenure that ends against our will; ``abandon`` then."""
+        self.on_standby: Callable[[], object] = lambda: None
+        """Called each time that it begins to wait for another broker."""
         self._settings = settings
         self._clock = clock
         self._lost = lost
@@ -95,11 +97,10 @@ class Tenure:
             codec=Codec[self._settings.compression.upper()])
         try:
             while True:
-                self.standby = True
                 if store.try_lock is not None:
-                    self._lock = await wait_for_lock(store, paths)
+                    self._lock = await wait_for_lock(store, paths, self._wait)
                 else:
-                    await wait_for_lease(store, paths, self._identity, clock, rng, self._settings.lease_ns)
+                    await wait_for_lease(store, paths, self._identity, clock, rng, self._settings.lease_ns, self._wait)
                 self.standby = False
                 try:
                     taken = await take(store, paths, self._identity, clock, rng)
@@ -121,6 +122,10 @@ class Tenure:
         self.shard.log.on_failure = self._lost
         self.shard.log.on_seal = lambda key: sealer_of(store, key, rng)
         return self.shard
+
+    def _wait(self) -> None:
+        self.standby = True
+        self.on_standby()
 
     def is_our_double(self, error: BaseException) -> bool:
         """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 
 from broker.clock import Clock
 from broker.cluster.identity import Identity
@@ -31,7 +32,11 @@ LOCK_POLL_NS = 100_000_000
 _log = logging.getLogger(__name__)
 
 
-async def wait_for_lock(store: ObjectStore, paths: ShardPaths) -> StoreLock:
+def _nothing() -> None:
+    pass
+
+
+async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing) -> StoreLock:
     """The shard's lock, once nobody else holds it. Raises: StoreRefused where locks don't work."""
     assert store.try_lock is not None
     folder = paths.prefix.rstrip("/")
@@ -39,13 +44,14 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths) -> StoreLock:
     while (lock := store.try_lock(folder)) is None:
         if not waiting:
             waiting = True
+            on_wait()
             _log.info("standby: another broker holds the lock of %s%s", store.url, f"/{folder}")
         await asyncio.sleep(LOCK_POLL_NS / 1e9)
     return lock
 
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
-                         lease_ns: int = LEASE_NS) -> None:
+                         lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing) -> None:
     """Return when the shard may be tried for: its log has not grown for ``lease_ns``, or one of the short cuts holds.
 
     Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
@@ -70,6 +76,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             _log.info("standby: the store does not answer: %s", error)
         if not waiting:
             waiting = True
+            on_wait()
             _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
         await asyncio.sleep(lease_ns / 6e9)
 
