@@ -19,7 +19,7 @@ from broker.clock import Clock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import BATCH, entries, newest_checkpoint, positions, retried
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
 
@@ -99,10 +99,13 @@ class _Watch:
         grew = False
         if self._next is None:
             self._next = _after(await newest_checkpoint(store, paths, rng))
+            claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), rng)
+            if claims:
+                self._next = Position(claims[-1].epoch, 0)
             grew = True
-        claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), rng)
-        if claims:
-            self._next = Position(claims[-1].epoch, 0)
+        # Epochs follow each other without a gap, so the next claim has a name: a GET, where a listing costs a put.
+        while await self._claimed(self._next.epoch + 1):
+            self._next = Position(self._next.epoch + 1, 0)
             grew = True
         if not self._next.epoch:
             self.free = True  # nobody ever was
@@ -131,6 +134,13 @@ class _Watch:
             self._next = _after(newest)
             return True
         return False
+
+    async def _claimed(self, epoch: int) -> bool:
+        try:
+            await retried(lambda: self._store.get(self._paths.epoch(epoch), 0, HEADER_BYTES), self._rng)
+        except NotFound:
+            return False
+        return True
 
     async def _claimant(self, epoch: int) -> str:
         data = await retried(lambda: self._store.get(self._paths.epoch(epoch)), self._rng)

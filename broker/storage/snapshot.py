@@ -70,7 +70,7 @@ class Snapshot(NamedTuple):
 
     state: settled. root: the checkpoint it began with, None: the log's beginning. members: the streams of each of its
     directory pages. roots: positions of all roots seen, rising. sealed: whether a seal ends the last epoch. segments,
-    epochs, head_bytes: how much was replayed. problems: checkpoints that could not be used, as text.
+    epochs, head_bytes: how much was replayed, empty segments left aside. problems: checkpoints that could not be used, as text.
     """
 
     state: ShardState
@@ -293,7 +293,7 @@ class _Chain:
     def _apply(self, position: Position, head: SegmentHead) -> None:
         state = self.state
         state.apply_segment(position)
-        self.segments += 1
+        self.segments += bool(head.rows)
         self.head_bytes += head.size
         for i, row in enumerate(head.rows):
             stream = state.streams.get(row.stream_id)

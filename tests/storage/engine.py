@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from broker.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Taken, take
+from broker.storage.applied import ShardState
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
@@ -25,7 +26,7 @@ from broker.storage.snapshot import read_snapshot
 from broker.storage.writer import OpenBlock, SealedBlock, user_bytes
 from tests.sim.loop import SimLoop
 
-__all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "fast", "in_virtual_time", "read_all"]
+__all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "dump", "fast", "in_virtual_time", "read_all"]
 
 PATHS = ShardPaths(0)
 MS = 1_000_000
@@ -209,3 +210,20 @@ async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
 def fast(**log: Any) -> ShardSettings:
     """Settings with these log settings."""
     return ShardSettings(log=LogSettings(**log))
+
+
+def dump(state: ShardState) -> dict[str, Any]:
+    """Everything that a replay must arrive at, as plain values."""
+    return {
+        "position": state.position,
+        "names": dict(sorted(state.names.items())),
+        "segments": dict(sorted(state.segments.items())),
+        "unnamed": sorted(state.unnamed),
+        "letgo": {at: letgo.body() for at, letgo in sorted(state.letgo.items())},
+        "streams": {s.stream_id: {
+            "who": (s.account, s.name, s.config, s.created_ns, s.extra, s.ceiling, s.offline),
+            "outcome": s.outcome, "last_time_ns": s.last_time_ns, "position": s.position,
+            "blocks": [e.pack() for e in s.blocks],
+            "consumers": {c.name: c.pack() for c in s.consumers.values()},
+        } for s in sorted(state.streams.values(), key=lambda s: s.stream_id)},
+    }

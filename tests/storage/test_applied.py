@@ -1,0 +1,257 @@
+"""Replay of outcomes: what a block does to a stream's state, once or twice over."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.storage.applied import ConsumerState, LetGo, ShardState, pack_runs, unpack_runs
+from broker.storage.dead import DeadSet
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.format.record import Record, RecordKind
+from broker.storage.table import PAGE_ENTRIES, BlockTable
+
+
+def ref(first: int, last: int, number: int = 1, count: int | None = None) -> BlockRef:
+    count = last - first + 1 if count is None else count
+    return BlockRef(BlockPlace.LOG, Position(1, number), 0, 7, 0, 200, 200, 50, 250, 100, first, last, count, 40 * count,
+                    1, 2, ((b"foo", count, first, last),))
+
+
+def segment(state: ShardState, number: int, *, first: int = 0, last: int = 0, outcome: Outcome | None = None,
+            removed: list[Removed] | None = None, records: list[tuple[int, Any]] | None = None,
+            stream_id: int = 7, count: int | None = None) -> None:
+    """Apply a segment with one block."""
+    count = (last - first + 1 if first else 0) if count is None else count
+    core = BlockCore(stream_id, Position(1, number), count=count, first_seq=first, last_seq=last, bytes=40 * count,
+                     first_time_ns=1, last_time_ns=number, removed=removed or [],
+                     outcome=outcome or Outcome(1, last, last, 40 * last, 1),
+                     records=[Record.of(kind, 0, body) for kind, body in records or []])
+    if Position(1, number) > state.position:
+        state.apply_segment(Position(1, number))
+    state.apply_block(core, ref(first, last, number, count) if count else None)
+
+
+CREATE = (RecordKind.STREAM_CREATE, {"account": "$G", "name": "s", "config": {"subjects": ["foo"]}, "created_ns": 5,
+                                     "ceiling": 9, "origin": "elsewhere"})
+CONSUMER = (RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"ack": "explicit"}, "created_ns": 6, "f": [3, 3],
+                                         "x": {"k": 1}, "start": 4})
+
+
+def made() -> ShardState:
+    state = ShardState()
+    segment(state, 1, records=[CREATE], outcome=Outcome(1, 0, 0, 0, 0))
+    return state
+
+
+def test_create_update_delete() -> None:
+    """A create record makes a stream and its name; an update replaces its config; a delete takes both, and its blocks'
+    segments are named by nobody."""
+    state = made()
+    stream = state.stream("$G", "s")
+    assert stream is not None
+    assert (stream.ceiling, stream.extra, stream.created_ns) == (9, {"origin": "elsewhere"}, 5)
+    segment(state, 2, first=1, last=10, records=[(RecordKind.STREAM_UPDATE, {"config": {"x": 1}}),
+                                                 (RecordKind.CEILING, {"seq": 65536})])
+    assert (stream.config, stream.ceiling, stream.msgs, stream.position) == ({"x": 1}, 65536, 10, Position(1, 2))
+    assert state.unnamed == {(1 << 48) + 1}
+    segment(state, 3, records=[(RecordKind.STREAM_DELETE, {})])
+    assert state.stream("$G", "s") is None
+    assert len(state.unnamed) == 3
+    segment(state, 4, first=11, last=12)  # a straggler of a stream that is gone
+    assert state.streams == {}
+
+
+def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
+    """Three blocks; a range over the end of one, all of the next and the beginning of the third."""
+    state = made()
+    for number, first in ((2, 1), (3, 11), (4, 21)):
+        segment(state, number, first=first, last=first + 9)
+    stream = state.streams[7]
+    segment(state, 5, removed=[Removed(8, 23, 16, 640)], outcome=Outcome(1, 30, 14, 560, 1))
+    assert [e.ref.first_seq for e in stream.blocks] == [1, 21]
+    assert [e.dead_count for e in stream.blocks] == [3, 3]
+    assert [s for s in range(1, 31) if (e := stream.blocks.find(s)) and not e.is_dead(s)] == [*range(1, 8), *range(24, 31)]
+    assert (1 << 48) + 3 in state.unnamed
+    segment(state, 6, removed=[Removed(s, s, 1, 40) for s in (1, 2, 3, 4, 5, 6, 7)], outcome=Outcome(24, 30, 7, 280, 1))
+    assert [e.ref.first_seq for e in stream.blocks] == [21]
+
+
+def test_blocks_below_first_seq_leave() -> None:
+    """Limits speak by the outcome alone."""
+    state = made()
+    for number, first in ((2, 1), (3, 11), (4, 21)):
+        segment(state, number, first=first, last=first + 9)
+    segment(state, 5, outcome=Outcome(15, 30, 16, 640, 1), records=[(RecordKind.STREAM_UPDATE, {"config": {}})])
+    assert [e.ref.first_seq for e in state.streams[7].blocks] == [11, 21]
+    segment(state, 6, outcome=Outcome(31, 30, 0, 0, 0), records=[(RecordKind.STREAM_UPDATE, {"config": {}})])
+    assert len(state.streams[7].blocks) == 0
+    assert len(state.unnamed) == 6
+
+
+def test_applying_again_changes_nothing() -> None:
+    """A page may hold more than its stream's position says: replaying over it arrives at the same state."""
+    blocks: list[dict[str, Any]] = [
+        {"number": 2, "first": 1, "last": 10}, {"number": 3, "first": 11, "last": 20, "removed": [Removed(3, 5, 3, 120)]},
+        {"number": 4, "removed": [Removed(11, 20, 10, 400)], "outcome": Outcome(1, 20, 7, 280, 1)},
+        {"number": 5, "first": 21, "last": 22, "outcome": Outcome(6, 22, 7, 280, 1)}]
+
+    def numbers(state: ShardState) -> Any:
+        return [e.pack() for e in state.streams[7].blocks], state.streams[7].outcome
+
+    once, again = made(), made()
+    for block in blocks:
+        segment(once, **block)
+        segment(again, **block)
+    again.streams[7].position = Position(1, 1)
+    for block in blocks:
+        again.position = Position(1, block["number"])
+        segment(again, **block)
+    assert numbers(once) == numbers(again)
+
+
+def test_what_a_page_held_already_is_skipped() -> None:
+    """Blocks at or before a stream's position do nothing."""
+    state = made()
+    state.streams[7].position = Position(1, 3)
+    segment(state, 2, first=1, last=10)
+    segment(state, 3, first=11, last=20)
+    assert len(state.streams[7].blocks) == 0
+    segment(state, 4, first=21, last=30)
+    assert len(state.streams[7].blocks) == 1
+
+
+def test_consumer_records() -> None:
+    """Create with a start state, deltas in lists and in packed columns, update, delete."""
+    state = made()
+    segment(state, 2, records=[CONSUMER])
+    consumer = state.streams[7].consumers["c"]
+    assert (consumer.floor_cseq, consumer.extra) == (3, {"k": 1, "start": 4})
+    packed = [array("q", values).tobytes() for values in ((5, 6, 7), (1, 2, 3), (100, 100, 200))]
+    segment(state, 3, records=[(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 7, 50], "la": 60, "add": packed,
+                                                            "re": {5: 2}, "x": {"k": None, "z": [1]}})])
+    assert consumer.pending == {5: (1, 100), 6: (2, 100), 7: (3, 200)}
+    assert (consumer.redelivered, consumer.extra["z"], "k" in consumer.extra) == ({5: 2}, [1], False)
+    segment(state, 4, records=[(RecordKind.CONSUMER_STATE, {"n": "c", "f": [1, 5], "drop": [5], "add": [[6], [4], [300]]})])
+    assert list(consumer.pending.items()) == [(7, (3, 200)), (6, (4, 300))]
+    assert consumer.redelivered == {}
+    copy = ConsumerState.unpack(consumer.pack())
+    assert copy.pack() == consumer.pack()
+    assert list(copy.pending) == [7, 6]
+    segment(state, 5, records=[(RecordKind.CONSUMER_UPDATE, {"name": "c", "config": {"new": 1}})])
+    assert consumer.config == {"new": 1}
+    segment(state, 6, records=[(RecordKind.CONSUMER_DELETE, {"name": "c"}),
+                               (RecordKind.CONSUMER_STATE, {"n": "c", "d": [9, 9, 9]})])
+    assert state.streams[7].consumers == {}
+
+
+def test_a_damaged_record_takes_its_stream_off_line_and_no_other() -> None:
+    """The stream is not replayed further, says why, and can still be deleted."""
+    state = made()
+    segment(state, 2, records=[(RecordKind.STREAM_CREATE, {"account": "$G", "name": "t", "config": {}, "created_ns": 1})],
+            stream_id=8, outcome=Outcome(1, 0, 0, 0, 0))
+    segment(state, 3, first=1, last=10)
+    segment(state, 4, records=[(RecordKind.CONSUMER_UPDATE, {"name": "nobody"})])
+    segment(state, 5, first=11, last=20)
+    segment(state, 6, first=1, last=5, stream_id=8)
+    assert "segment 00000001-000000000004" in str(state.streams[7].offline)
+    assert state.streams[7].last_seq == 10
+    assert state.streams[8].last_seq == 5
+    segment(state, 7, records=[(RecordKind.STREAM_DELETE, {})])
+    assert list(state.streams) == [8]
+
+
+def test_blocks_of_a_stream_that_nothing_made_are_no_accident() -> None:
+    """After a replay a stream without a create record means a checkpoint that lies, unless its delete record follows."""
+    state = ShardState()
+    state.replaying = True
+    segment(state, 1, first=1, last=2)
+    with pytest.raises(Corrupt, match="0000000000000007"):
+        state.settle()
+    segment(state, 2, records=[(RecordKind.STREAM_DELETE, {})])
+    state.settle()
+
+
+def test_let_go_leaves_the_table_of_segments_and_done_ends_it() -> None:
+    """A record lets go; a later one says that all of it is deleted."""
+    state = made()
+    segment(state, 2)
+    body = LetGo(Position(0, 0), [Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).body()
+    segment(state, 3, records=[(RecordKind.LETGO, body)], stream_id=0)
+    assert list(state.segments) == [(1 << 48) + 3]
+    assert state.letgo[Position(1, 3)].segments == [Position(1, 1), Position(1, 2)]
+    segment(state, 4, records=[(RecordKind.LETGO, {"done": [[1, 3]]})], stream_id=0)
+    assert state.letgo == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))))
+def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
+    """Packing into runs and back keeps every position, once, rising."""
+    positions = {Position(*pair) for pair in pairs}
+    assert list(unpack_runs(pack_runs(positions))) == sorted(positions)
+
+
+@given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 30))), st.booleans())
+def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse: bool) -> None:
+    """Bits and ranges alike: membership, count of the newly dead, joined ranges, packing."""
+    width = 100_000 if sparse else 1
+    dead = DeadSet(50, 50 + 230 * width, 231)
+    assert (dead.bits is None) == sparse
+    model: set[int] = set()
+    for first, length in ranges:
+        span = range(50 + first, 50 + first + length + 1)
+        assert dead.add(span[0], span[-1]) == len(set(span) - model)
+        model.update(span)
+    assert {s for s in range(50, 281) if s in dead} == model
+    assert {s for first, last in dead.seqs() for s in range(first, last + 1)} == model
+    assert all(a[1] + 1 < b[0] for a, b in zip(list(dead.seqs()), list(dead.seqs())[1:], strict=False))
+    copy = DeadSet(50, 50 + 230 * width, 231)
+    copy.load(dead.pack())
+    assert list(copy.seqs()) == list(dead.seqs())
+
+
+def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
+    """3000 blocks, random removals and trims: the live sequences are those of a model."""
+    rng = random.Random(5)
+    table = BlockTable()
+    for i in range(3 * PAGE_ENTRIES):
+        assert table.append(ref(i * 5 + 1, i * 5 + 5))
+    last_seq = 15 * PAGE_ENTRIES
+    live = set(range(1, last_seq + 1))
+    for _ in range(400):
+        first = rng.randint(1, last_seq)
+        last = min(last_seq, first + rng.choice((0, 0, 3, 40, 900)))
+        gone = live & set(range(first, last + 1))
+        if gone:
+            table.remove(first, last, len(gone), 40 * len(gone))
+            live -= gone
+    table.trim(2001)
+    live = {seq for seq in live if seq > 2000}
+    found = {s for e in table for s in range(e.ref.first_seq, e.ref.last_seq + 1) if not e.is_dead(s)}
+    assert found == live
+    assert len(table) == sum(1 for _ in table)
+    assert all(page.entries for page in table.pages)
+    for seq in rng.sample(range(1, last_seq), 200):
+        entry = table.find(seq)
+        assert (entry is not None and not entry.is_dead(seq)) == (seq in live)
+
+
+def test_a_block_with_gaps() -> None:
+    """Sequences that were never there count for nothing: dead by name one by one, or as a whole."""
+    table = BlockTable()
+    table.append(ref(10, 1_000_000, count=3))
+    table.remove(10, 10, 1, 40)
+    table.remove(500, 500, 1, 40)
+    [entry] = table
+    assert entry.dead_count == 2
+    assert entry.is_dead(10)
+    assert not entry.is_dead(1_000_000)
+    assert table.remove(5, 2_000_000, 1, 40) == [entry.ref]
+    assert len(table) == 0
