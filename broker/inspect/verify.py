@@ -32,7 +32,7 @@ from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
 from broker.storage.snapshot import CutOff, replay_from
 from broker.storage.table import BlockEntry
 
-__all__ = ["Stray", "Verified", "state_differences", "verify"]
+__all__ = ["Judge", "Stray", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
 _FOREIGN = "no key of ours: a broker neither reads nor deletes it"
@@ -120,7 +120,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
         key = parse(info.key)
         return None if key is None else await check_object(source, info, key, on_block)
 
-    judge = _Judge(shard)
+    judge = Judge(shard)
     async for info, checked in each(infos, check, source.at_once):
         if checked is None or checked.gone:
             continue
@@ -133,7 +133,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
             done.strays.append(Stray(info.key, info.size, why))
 
 
-class _Judge:
+class Judge:
     """What a fault in an object of one shard means; and which of its objects nothing names."""
 
     def __init__(self, shard: ShardSurvey) -> None:

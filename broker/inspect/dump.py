@@ -1,0 +1,298 @@
+"""Whatever lies at a key, decoded: header, body, pages, or a segment's blocks with their records and messages.
+
+Of a damaged object all that can be decoded is, beside a list of what is wrong where: a broken header is replaced by
+what the key says, a broken map is read up to where it breaks, and blocks without a directory are found by their marks.
+The object is held in memory, whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+from broker.inspect.salvage import find_blocks
+from broker.inspect.source import CannotInspect, Source
+from broker.inspect.tables import plain, printable, when
+from broker.protocol import headers
+from broker.storage.format.block import BlockCore, BlockPlace
+from broker.storage.format.document import decode_document
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.frame import Chunk
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.page import PageKind, decode_page, decode_pages_directory
+from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.paths import ROOT, Key, parse
+
+__all__ = ["dump", "read_object"]
+
+_HEADER = struct.Struct("<8sBBHIQ16sQQII")
+_BODY_AT = 72
+
+
+async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
+    """The object at a key, its beginning (``v1/``, ``v1/shards/0/``) left out or not, and that key.
+
+    Raises: CannotInspect when there is none; StoreError.
+    """
+    wanted = wanted.strip("/")
+    tried = [wanted, ROOT + wanted, f"{ROOT}shards/0/{wanted}"]
+    for key in tried if not wanted.startswith(ROOT) else tried[:1]:
+        data = await source.find(key)
+        if data is not None:
+            return key, data
+    raise CannotInspect(f"{source.url}: no object has the key {wanted}; list keys with `segments`, `blocks STREAM` and "
+                        f"the overview")
+
+
+def dump(key: str, data: bytes, limit: int | None = None) -> dict[str, Any]:
+    """What the object at ``key`` says, as JSON values; ``limit`` bounds the messages shown of each block.
+
+    ``wrong`` lists what is damaged: section, offset, what.
+    """
+    return _Dump(key, data, limit).run()
+
+
+class _Dump:
+    def __init__(self, key: str, data: bytes, limit: int | None) -> None:
+        self.key = key
+        self.data = data
+        self.limit = limit
+        self.wrong: list[dict[str, Any]] = []
+
+    def run(self) -> dict[str, Any]:
+        parsed = parse(self.key)
+        said: dict[str, Any] = {"key": self.key, "bytes": len(self.data), "names": _key_json(parsed)}
+        header = self._header(said, parsed)
+        said["wrong"] = self.wrong
+        if header is None:
+            return said
+        kind, position, object_id = header.kind, header.position, header.object_id
+        if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
+            said["blocks"] = self._blocks(header)
+        elif kind == ObjectKind.PAGES:
+            said["pages"] = self._pages(position)
+        else:
+            said["body"] = self._document(kind, position, object_id)
+        return said
+
+    def _note(self, error: FormatError) -> None:
+        row = {"section": error.section, "offset": error.offset, "what": error.why}
+        if row not in self.wrong:
+            self.wrong.append(row)
+
+    def _header(self, said: dict[str, Any], parsed: Key | None) -> ObjectHeader | None:
+        """The header to go on with; the data's own, or one made from the key, put into the data's place."""
+        data = self.data
+        fields: tuple[Any, ...] = ()
+        if len(data) >= HEADER_BYTES:
+            fields = _HEADER.unpack_from(data)
+            magic, kind, flags, version, epoch, number, nonce, size, object_id, _, crc = fields
+            said["header"] = {
+                "magic": plain(magic), "kind": _name(ObjectKind, kind), "flags": flags, "version": version,
+                "epoch": epoch, "number": number, "nonce": nonce.hex(), "size": size, "id": f"{object_id:016x}",
+                "crc": f"{crc:08x}"}
+        header: ObjectHeader | None = None
+        try:
+            header = ObjectHeader.unpack(data, self.key)
+            if header.size != len(data):
+                self._note(Corrupt(self.key, "header", 40, f"the object has {len(data)} bytes, not {header.size}"))
+            if parsed is not None:
+                kind = header.kind if header.kind == ObjectKind.SEAL else parsed.kind
+                header.expect(kind, parsed.position, parsed.object_id)
+        except FormatError as error:
+            self._note(error)
+        if header is not None:
+            if header.size < len(data):
+                self.data = data[:header.size]
+            return header
+        if parsed is None or len(data) < HEADER_BYTES:
+            return None
+        kind = parsed.kind
+        if kind == ObjectKind.SEGMENT and (fields[1] == ObjectKind.SEAL or self._is_document()):
+            kind = ObjectKind.SEAL
+        made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id)
+        self.data = made.pack() + data[HEADER_BYTES:]
+        said["header_taken_from"] = "the key"
+        return made
+
+    def _is_document(self) -> bool:
+        return int.from_bytes(self.data[HEADER_BYTES:HEADER_BYTES + 4], "little") == len(self.data) - _BODY_AT
+
+    # Small objects.
+
+    def _document(self, kind: ObjectKind, position: Position, object_id: int) -> Any:
+        try:
+            return plain(decode_document(self.data, kind, position if kind not in (
+                ObjectKind.FORMAT, ObjectKind.INBOX) else None, object_id)[1])
+        except FormatError as error:
+            self._note(error)
+        return plain(_partial_map(self.data[_BODY_AT:]))
+
+    # Pages.
+
+    def _pages(self, position: Position) -> list[dict[str, Any]]:
+        try:
+            refs = decode_pages_directory(self.data, position)
+            if isinstance(refs, int):
+                raise Corrupt(self.key, "directory", len(self.data), "cut short")
+        except FormatError as error:
+            self._note(error)
+            return []
+        pages = []
+        for ref in refs:
+            row: dict[str, Any] = {"offset": ref.offset, "bytes": ref.size, "kind": _name(PageKind, ref.kind),
+                                   "of": f"{ref.key:016x}" if ref.kind != PageKind.DIRECTORY else str(ref.key)}
+            try:
+                page = decode_page(self.data[ref.offset:ref.offset + ref.size], ref)
+                row |= {"includes": str(page.position), "body": plain(page.body)}
+            except FormatError as error:
+                self._note(error)
+                row["damaged"] = error.why
+            pages.append(row)
+        return pages
+
+    # Segments and runs.
+
+    def _blocks(self, header: ObjectHeader) -> list[dict[str, Any]]:
+        try:
+            head = decode_head(self.data, header.position, kind=header.kind, object_id=header.object_id)
+            if isinstance(head, int):
+                raise Corrupt(self.key, "directory", len(self.data), "cut short")
+        except FormatError as error:
+            self._note(error)
+            return [self._block(header, found.row, found.core) | {"found_by": "its own marks"}
+                    for found in find_blocks(self.data, header.position, header.object_id)]
+        return [self._block(header, row, self._core(head, i)) for i, row in enumerate(head.rows)]
+
+    def _core(self, head: SegmentHead, i: int) -> BlockCore | None:
+        try:
+            return head.core(i, everything=True)
+        except FormatError as error:
+            self._note(error)
+            return None
+
+    def _block(self, header: ObjectHeader, row: DirectoryRow, core: BlockCore | None) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "stream": f"{row.stream_id:016x}", "messages": row.messages, "first_seq": row.first_seq,
+            "last_seq": row.last_seq, "raw_bytes": row.raw_bytes, "core_offset": row.core_offset,
+            "core_bytes": row.core_bytes, "index_offset": row.index_offset, "index_bytes": row.index_bytes,
+            "frames_offset": row.frames_offset, "frames_bytes": row.frames_bytes}
+        if core is None:
+            said["core"] = "damaged"
+        else:
+            said["core"] = {
+                "codec": core.codec.name.lower(), "bytes": core.bytes, "first_time": when(core.first_time_ns),
+                "last_time": when(core.last_time_ns)}
+            said["outcome"] = core.outcome._asdict()
+            said["removed"] = [removed._asdict() for removed in core.removed]
+            said["records"] = [self._record(record, row) for record in core.records]
+            if core.subjects is not None:
+                said["subjects"] = [{"subject": plain(subject), "messages": count, "first_seq": first, "last_seq": last}
+                                    for subject, count, first, last in core.subjects]
+        if row.messages:
+            self._index(header, row, core, said)
+        return said
+
+    def _record(self, record: Record, row: DirectoryRow) -> dict[str, Any]:
+        said = {"kind": _name(RecordKind, record.kind), "version": record.version, "after_seq": record.after_seq,
+                "must_understand": record.must_understand}
+        try:
+            said["body"] = plain(record.body)
+        except Corrupt as error:
+            self._note(Corrupt(self.key, error.section, row.core_offset, error.why))
+            said["body"] = plain(_partial_map(record.packed))
+        return said
+
+    def _index(self, header: ObjectHeader, row: DirectoryRow, core: BlockCore | None, said: dict[str, Any]) -> None:
+        if not row.index_bytes:
+            said["index"] = "not found"
+            return
+        place = BlockPlace.LOG if header.kind == ObjectKind.SEGMENT else BlockPlace.RUN
+        ref = row.ref(place, core or BlockCore(row.stream_id, header.position, object_id=header.object_id))
+        try:
+            index = decode_index(self.data[row.index_offset:row.index_offset + row.index_bytes], ref, self.key)
+        except FormatError as error:
+            self._note(error)
+            said["index"] = "damaged"
+            return
+        said["index"] = {"subjects": len(index.subjects), "frames": len(index.frames),
+                         "gaps": index.seqs is not None, "times": len(set(index.times)) if index.times is not None else 1}
+        frames = said["frames"] = []
+        rows: list[dict[str, Any]] = []
+        for number, frame in enumerate(index.frames):
+            at = row.frames_offset + frame.offset
+            line: dict[str, Any] = {"frame": number, "offset": at, "stored_bytes": frame.stored_bytes,
+                                    "raw_bytes": frame.raw_bytes, "first_ordinal": frame.start,
+                                    "messages": frame.messages, "crc": f"{frame.crc:08x}", "state": "sound"}
+            frames.append(line)
+            chunk: Chunk | None = None
+            try:
+                if not row.frames_offset:
+                    raise Corrupt(self.key, f"frame {number}", 0, "where it lies is not known")
+                chunk = decode_frame(index, number, self.data[at:at + frame.stored_bytes], self.key)
+            except FormatError as error:
+                self._note(error)
+                line["state"] = error.why
+            rows += self._rows(index, frame.start, frame.messages, chunk, len(rows))
+        said["rows"] = rows
+
+    def _rows(self, index: Head, start: int, count: int, chunk: Chunk | None, before: int) -> list[dict[str, Any]]:
+        """Messages as the index knows them, with their first bytes where the frame is sound."""
+        if self.limit is not None:
+            count = min(count, self.limit - before)
+        rows = []
+        for i in range(count):
+            ordinal = start + i
+            hlen = index.hlen if index.hlens is None else index.hlens[ordinal]
+            size = index.body_len if index.body_lens is None else index.body_lens[ordinal]
+            row: dict[str, Any] = {"seq": index.seq_of(ordinal), "time": when(index.time_of(ordinal)),
+                                   "subject": plain(index.subject_of(ordinal)), "header_bytes": hlen,
+                                   "payload_bytes": size - hlen}
+            if chunk is not None:
+                body = chunk.bodies[i]
+                row["headers"] = "; ".join(f"{printable(name)}: {printable(value)}"
+                                           for name, value in headers.items(body[:hlen]))
+                row["begins"] = plain(body[hlen:hlen + 48])
+            rows.append(row)
+        return rows
+
+
+def _key_json(key: Key | None) -> Any:
+    if key is None:
+        return "nothing of ours: this is no key of a jetblock store"
+    said: dict[str, Any] = {"kind": "SEGMENT or SEAL" if key.kind == ObjectKind.SEGMENT else key.kind.name}
+    for name in ("shard", "account", "stream"):
+        if getattr(key, name) is not None:
+            said[name] = getattr(key, name)
+    if key.incarnation is not None:
+        said["incarnation"] = f"{key.incarnation:016x}"
+    if key.position is not None:
+        said |= {"epoch": key.position.epoch, "number": key.position.number}
+    if key.object_id:
+        said["id"] = f"{key.object_id:016x}"
+    return said
+
+
+def _name(kinds: Any, value: int) -> str:
+    try:
+        return str(kinds(value).name)
+    except ValueError:
+        return f"unknown ({value})"
+
+
+def _partial_map(packed: bytes) -> Any:
+    """The entries of a msgpack map up to where it breaks; None where it is no map at all."""
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="replace")
+    unpacker.feed(packed)
+    said: dict[str, Any] = {}
+    try:
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack()
+            said[str(key)] = unpacker.unpack()
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException):
+        pass
+    return said or None

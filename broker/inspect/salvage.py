@@ -1,0 +1,124 @@
+"""Blocks of a segment or run whose directory cannot be trusted, found by their own marks.
+
+Cores and indexes begin with magic bytes, carry their lengths and checksums, and repeat whose they are; so each is found
+and proved without the directory. Frames carry neither, but lie side by side behind the last index, in the order of
+the blocks: where every index was found, or from the object's end back to the first that was not, their places follow;
+a checksum in the index proves each.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, decode_core
+from broker.storage.format.codec import Undecodable, decompress
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, Position
+from broker.storage.format.index import INDEX_BYTES_MIN
+from broker.storage.format.segment import DirectoryRow
+
+__all__ = ["Found", "find_blocks"]
+
+_CORE = struct.Struct("<4s12xQIQQ")
+"""Magic, incarnation, epoch, number, id; as docs/FORMAT.md draws a core."""
+_CORE_STORED_AT = 148
+_INDEX = struct.Struct("<4s4xQIQQQIIIIII")
+"""Magic, incarnation, epoch, number, id, first_seq, messages, frames, subjects, names, body and stored bytes."""
+_FRAME = struct.Struct("<IIII")
+
+
+class Found(NamedTuple):
+    """A block that was found, with a directory row made anew; the row has no frames where their place is not known."""
+
+    row: DirectoryRow
+    core: BlockCore | None
+
+
+class _Index(NamedTuple):
+    stream_id: int
+    first_seq: int
+    messages: int
+    offset: int
+    size: int
+    frames_bytes: int
+
+
+def find_blocks(data: bytes, position: Position, object_id: int = 0) -> list[Found]:
+    """All blocks of the object at ``position`` that prove to be its own; an index whose core is lost stands alone."""
+    cores = _cores(data, position, object_id)
+    indexes = _indexes(data, position, object_id)
+    of_block = {(index.stream_id, index.first_seq, index.messages): index for index in indexes}
+    blocks: list[tuple[int, BlockCore | None, _Index | None]] = []
+    for at, core in cores:
+        blocks.append((at, core, of_block.pop((core.stream_id, core.first_seq, core.count), None)))
+    blocks += [(0, None, index) for index in of_block.values()]
+    blocks.sort(key=lambda block: block[2].offset if block[2] is not None else block[0])
+    with_messages = [(core, index) for _, core, index in blocks if core is None or core.count]
+    starts: dict[int, int] = {}
+    if all(index is not None for _, index in with_messages) and indexes:
+        at = indexes[-1].offset + indexes[-1].size
+        for index in indexes:
+            starts[index.offset] = at
+            at += index.frames_bytes
+    else:
+        at = len(data)
+        for _, known in reversed(with_messages):
+            if known is None:
+                break
+            at -= known.frames_bytes
+            starts[known.offset] = at
+    return [_found(data, at, core, index, starts) for at, core, index in blocks]
+
+
+def _found(data: bytes, at: int, core: BlockCore | None, index: _Index | None, starts: dict[int, int]) -> Found:
+    size = 0
+    if core is not None:
+        size = CORE_BYTES_MIN + int.from_bytes(data[at + _CORE_STORED_AT:at + _CORE_STORED_AT + 4], "little")
+    stream_id = core.stream_id if core is not None else index.stream_id if index is not None else 0
+    first_seq = index.first_seq if index is not None else core.first_seq if core is not None else 0
+    messages = index.messages if index is not None else core.count if core is not None else 0
+    last_seq = core.last_seq if core is not None else first_seq + messages - 1
+    raw = core.raw_bytes if core is not None else 0
+    if index is None:
+        return Found(DirectoryRow(stream_id, first_seq, last_seq, messages, at, size, 0, 0, 0, 0, raw), core)
+    return Found(DirectoryRow(stream_id, first_seq, last_seq, messages, at, size, index.offset, index.size,
+                              starts.get(index.offset, 0), index.frames_bytes, raw), core)
+
+
+def _cores(data: bytes, position: Position, object_id: int) -> list[tuple[int, BlockCore]]:
+    found: list[tuple[int, BlockCore]] = []
+    at = data.find(b"JBLK", HEADER_BYTES)
+    while 0 <= at <= len(data) - CORE_BYTES_MIN:
+        _, stream_id, epoch, number, its_id = _CORE.unpack_from(data, at)
+        end = at + CORE_BYTES_MIN + int.from_bytes(data[at + _CORE_STORED_AT:at + _CORE_STORED_AT + 4], "little")
+        step = at + 4
+        if (epoch, number, its_id) == (*position, object_id) and end <= len(data):
+            try:
+                found.append((at, decode_core(data[at:end], position, stream_id, object_id=object_id, offset=at,
+                                              everything=True)))
+                step = end
+            except FormatError:
+                pass
+        at = data.find(b"JBLK", step)
+    return found
+
+
+def _indexes(data: bytes, position: Position, object_id: int) -> list[_Index]:
+    found: list[_Index] = []
+    at = data.find(b"JIDX", HEADER_BYTES)
+    while 0 <= at <= len(data) - INDEX_BYTES_MIN:
+        (_, stream_id, epoch, number, its_id, first_seq, messages, frames, _, _, body_bytes,
+         stored_bytes) = _INDEX.unpack_from(data, at)
+        end = at + INDEX_BYTES_MIN + stored_bytes
+        step = at + 4
+        if (epoch, number, its_id) == (*position, object_id) and end <= len(data):
+            try:
+                table = decompress(data[at + INDEX_BYTES_MIN:end], body_bytes)[:frames * _FRAME.size]
+                frames_bytes = sum(row[1] for row in _FRAME.iter_unpack(table))
+                found.append(_Index(stream_id, first_seq, messages, at, end - at, frames_bytes))
+                step = end
+            except (Undecodable, struct.error, MemoryError):
+                pass
+        at = data.find(b"JIDX", step)
+    return found
