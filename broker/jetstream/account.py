@@ -177,7 +177,7 @@ class Account:
             except ApiError as error:
                 _log.error("consumer %s > %s is off line: %s", state.name, name, error)
                 continue
-            consumer = self._consumer(stream, consumer_config, consumer_state)
+            consumer = self._consumer(stream, consumer_config, consumer_state, restored=True)
             stream.consumers[name] = consumer
             self._attend(consumer)
             openings.append(self._open(consumer))
@@ -387,8 +387,9 @@ class Account:
         self._consumer_record(consumer, RecordKind.CONSUMER_CREATE, created)
         return consumer
 
-    def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState) -> Consumer:
-        consumer = Consumer(stream, config, state, self.bus, self.clock, self._js.rng)
+    def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
+                  restored: bool = False) -> Consumer:
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._js.rng, restored=restored)
         consumer.on_inactive = self._inactive
         return consumer
 

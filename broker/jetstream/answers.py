@@ -60,8 +60,7 @@ class Answers:
         self._done = done
         self.policy = "explicit"
         self.sample_percent = 0
-        # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
-        self.forgotten_seq = stream.last_seq
+        self.forgotten_seq = 0
 
     def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
         """Take ops[start:end]; returns replies due once the state is stored. ``settle`` is the caller's."""
@@ -158,5 +157,5 @@ class Answers:
         delay_ns = parse_delay(argument)
         if delay_ns is not None:
             acks.nak_later(seq, delay_ns, now_ns, mono_ns)
-        elif not acks.nak(seq):
-            self._events.max_deliver(seq, acks.exhaust(seq))
+        else:
+            acks.nak(seq)

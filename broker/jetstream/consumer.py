@@ -108,7 +108,7 @@ class Consumer:
     """
 
     def __init__(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
-                 rng: random.Random, *, loop: Scheduler | None = None) -> None:
+                 rng: random.Random, *, restored: bool = False, loop: Scheduler | None = None) -> None:
         self.stream = stream
         self.config = config
         self.name = state.name
@@ -132,6 +132,9 @@ class Consumer:
         self._intake: Intake | None = None
         self._answers = Answers(stream, self._acks, self._cursor, self._events, rng, self._ack_prefix, self._request,
                                 self._told)
+        if restored:
+            # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
+            self._answers.forgotten_seq = stream.last_seq
         self._subscriptions: list[Subscription] = []
         self._watch: InterestWatch | None = None
         self._timer: Any = None
@@ -139,6 +142,7 @@ class Consumer:
         self._scheduled = False
         self._loading = False
         self._counting = False
+        self._count_timer: Any = None
         self._dirty = False
         self._blocked = False
         self._resume_at_ns = 0
@@ -185,6 +189,9 @@ class Consumer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._count_timer is not None:
+            self._count_timer.cancel()
+            self._count_timer = None
 
     def shutdown(self) -> None:
         """Stop because the server does: every waiting pull hears of it."""
@@ -325,13 +332,15 @@ class Consumer:
                 gone = sorted(s for s in acks.pending if first_seq <= s <= last_seq)
             if gone and not purged:
                 for seq in gone:
-                    self._events.terminated(seq, acks.pending[seq].cseq_of(seq), acks.redelivered.get(seq, 0) + 1,
+                    self._events.terminated(seq, acks.pending[seq].cseq_of(seq), max(1, acks.redelivered.get(seq, 0)),
                                             DELETED_REASON)
             lost = [s for s in acks.redelivered if first_seq <= s <= last_seq and s not in acks.pending]
             if gone or lost:
                 acks.drop(gone)
                 acks.drop(lost)
                 acks.settle()
+                if gone:
+                    acks.last_ack_ns = self.clock.now_ns()
                 self._changed()
                 self._kick()
         if not self._cursor.exact:
@@ -462,7 +471,8 @@ class Consumer:
         acks, cursor = self._acks, self._cursor
         step = self._pump.run(self.clock.now_ns(), mono_ns)
         if acks.ahead:
-            acks.forget_ahead(cursor.next_seq)
+            # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
+            acks.forget_ahead(acks.delivered_sseq + 1)
         if acks.changed:
             self._used_ns = mono_ns
             self._changed()
@@ -501,14 +511,16 @@ class Consumer:
         """Count what is to come, unless that is under way; where only the figure is off, not more than now and then."""
         if self._counting or self._closed or self._cursor.exact:
             return
-        self._counting = True
-        if self._cursor.known:
-            self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
-        else:
+        if not self._cursor.known:
             self._start_count()
+        elif self._count_timer is None:
+            self._count_timer = self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
 
     def _start_count(self) -> None:
-        self._loop.create_task(self._recount())
+        self._count_timer = None
+        if not self._counting:
+            self._counting = True
+            self._loop.create_task(self._recount())
 
     async def _recount(self) -> None:
         try:
@@ -608,7 +620,6 @@ class Consumer:
             for seq in over:
                 self._events.max_deliver(seq, acks.exhaust(seq))
             if over:
-                acks.settle()
                 self._changed()
             self._kick()
         waiting = pump.waiting

@@ -33,6 +33,10 @@ _STALE_MAX = 8192
 """Sequences kept beyond four times the pending ones before flights are rewritten: bounds memory while one message holds
 the floor back and others stream by."""
 
+_DELAY_MAX_NS = 86_400_000_000_000
+"""The longest delay of a NAK that a restart believes: what is stored is a delivery in the future, and a wall clock that
+went back looks the same."""
+
 
 class StoredState(Protocol):
     """What a restart brings back of a consumer (storage.applied.ConsumerState)."""
@@ -97,6 +101,7 @@ class AckState:
         self._late: list[tuple[int, int, Flight]] = []  # heap: waits set by a NAK's delay
         self._late_n = 0
         self._stale = 0
+        self._unsettled = False
         # Since the last delta.
         self.changed = False
         self._fresh: list[Flight] = []
@@ -185,7 +190,7 @@ class AckState:
         found = len(seqs) - missed
         if found:
             self.last_ack_ns = at_ns
-            self.changed = True
+            self.changed = self._unsettled = True
         return found
 
     def ack_all(self, seq: int, cseq: int, at_ns: int) -> list[int]:
@@ -220,12 +225,9 @@ class AckState:
         self.changed = True
         return True
 
-    def nak(self, seq: int) -> bool:
-        """Deliver ``seq`` again now: to the tail of the queue unless it is there. False: no further delivery is due."""
-        if self.exhausted(seq):
-            return False
+    def nak(self, seq: int) -> None:
+        """Deliver pending ``seq`` again now: to the tail of the queue, unless it stands there."""
         self.queue.setdefault(seq)
-        return True
 
     def nak_later(self, seq: int, delay_ns: int, at_ns: int, mono_ns: int) -> None:
         """Deliver pending ``seq`` again after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
@@ -263,15 +265,12 @@ class AckState:
             self._unsent.discard(seq)
             if not keep_count:
                 self._uncount(seq)
+                self._unsettled = True
             self.changed = True
         return gone
 
-    def exhausted(self, seq: int) -> bool:
-        """Whether ``seq`` has had all its deliveries (one that never really went out is not counted)."""
-        return 0 < self.max_deliver < self.redelivered.get(seq, 0) + 2 and seq not in self._unsent
-
     def exhaust(self, seq: int) -> int:
-        """Give up on ``seq``; returns how often it was delivered."""
+        """Give up on ``seq``; returns how often it was delivered. The floor moves past it with the next ack, not now."""
         count = self.redelivered.get(seq, 0) + 1
         self.drop((seq,), keep_count=True)
         self.redelivered[seq] = count
@@ -280,6 +279,9 @@ class AckState:
 
     def settle(self) -> None:
         """Move the ack floor over what is answered: to just below the lowest pending message, or to ``delivered``."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
         if not self.pending:
             self.floor_cseq, self.floor_sseq = self.delivered_cseq, self.delivered_sseq
             self._order.clear()
@@ -319,7 +321,11 @@ class AckState:
         return max(dues, default=None) if self.pending else None
 
     def expire(self, mono_ns: int) -> list[int]:
-        """Queue what has waited long enough, by sequence; returns those that have had all their deliveries instead."""
+        """Queue what has waited long enough, by sequence.
+
+        Returns what is not queued because ``max_deliver`` is 1. With more than one delivery nats-server finds a message
+        exhausted only when its turn in the queue comes, so until then it counts as pending.
+        """
         expired: list[int] = []
         pending, queue = self.pending, self.queue
         for lane in self._lanes.values():
@@ -332,16 +338,12 @@ class AckState:
             self._stale -= len(flight.seqs)
             expired += [s for s in flight.seqs if pending.get(s) is flight and s not in queue]
         expired.sort()
-        if self.max_deliver <= 0:
-            queue.update(dict.fromkeys(expired))
-            return []
-        over = []
-        for seq in expired:
-            if self.exhausted(seq):
-                over.append(seq)
-            else:
-                queue[seq] = None
-        return over
+        if self.max_deliver == 1:
+            over = [seq for seq in expired if seq not in self._unsent]
+            queue.update(dict.fromkeys(seq for seq in expired if seq in self._unsent))
+            return over
+        queue.update(dict.fromkeys(expired))
+        return []
 
     def expire_all(self) -> None:
         """Queue everything pending (a push consumer has moved to another deliver_subject)."""
@@ -364,8 +366,8 @@ class AckState:
         self._new_ahead.clear()
         self.delivered_cseq, self.delivered_sseq = 0, next_seq - 1
         self.last_active_ns = self.last_ack_ns = 0
+        self.changed = self._unsettled = True
         self.settle()
-        self.changed = True
 
     def purge(self, next_seq: int) -> None:
         """All messages below ``next_seq`` that this consumer could have got were purged."""
@@ -375,13 +377,13 @@ class AckState:
             self._uncount(seq)
         if self.delivered_sseq < next_seq - 1:
             self.delivered_sseq = next_seq - 1
-        self.changed = True
+        self.changed = self._unsettled = True
         self.settle()
         if self.floor_sseq < next_seq - 1:
             self.floor_sseq = next_seq - 1
 
     def forget_ahead(self, below: int, start: int = 0) -> None:
-        """What was acked ahead from ``start`` to under ``below`` is behind the cursor, or gone."""
+        """What was acked ahead from ``start`` to under ``below`` lies behind what was delivered, or is gone."""
         passed = [s for s in self.ahead if start <= s < below]
         if passed:
             self.ahead.difference_update(passed)
@@ -548,10 +550,9 @@ class AckState:
             for wait, part in parts.items():
                 due = flight.due_ns
                 if at_ns is not None and wait is not None:
-                    # A wall clock that went back must not make a wait longer than it is.
-                    due = mono_ns + wait - max(0, at_ns - flight.at_ns)
+                    due = mono_ns + wait + min(flight.at_ns - at_ns, _DELAY_MAX_NS)
                     if flight.at_ns > at_ns:
-                        due = mono_ns + wait + min(flight.at_ns - at_ns, max(0, flight.due_ns - mono_ns))
+                        wait = None  # a NAK's delay: later than what is delivered from now on, so out of step
                 new = Flight(part, [flight.cseq_of(s) for s in part], flight.at_ns, due, flight.known)
                 self.pending.update(dict.fromkeys(part, new))
                 if key in fresh:

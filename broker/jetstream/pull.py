@@ -72,9 +72,11 @@ def parse_request(body: bytes) -> PullRequest:
 def _parse(body: bytes) -> PullRequest:
     if body[:1] == b"{":
         try:
-            request = wire.read(PullRequest, wire.load_one(body), "JSApiConsumerGetNextRequest", lenient=True)
+            request = wire.read(PullRequest, wire.load_one(body), lenient=True)
         except ApiError as error:
-            raise BadRequest(error.description.removeprefix("invalid JSON: ")) from None
+            # nats-server decodes into a pointer to a pointer here, and Go then leaves out the type's name.
+            text = error.description.removeprefix("invalid JSON: ")
+            raise BadRequest(text.replace(" PullRequest.", " .", 1)) from None
         if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
             raise BadRequest("heartbeat value too large")
         return request

@@ -358,10 +358,12 @@ class World:
             full.setdefault("ack_wait", full["backoff"][0] if full.get("backoff") else 30 * SECOND)
             full.setdefault("max_ack_pending", 1000)
         made = ConsumerConfig(**full)
+        restored = state is not None
         if state is None:
             body = {"name": "C", "config": made.to_json(), "created_ns": self.clock.now_ns()}
             state = ConsumerState.created({**body, **run(self.loop, starting_state(self.stream, made))})  # type: ignore[arg-type]
-        consumer = Consumer(self.stream, made, state, self.bus, self.clock, self.rng, loop=self.loop)  # type: ignore[arg-type]
+        consumer = Consumer(self.stream, made, state, self.bus, self.clock, self.rng, restored=restored,
+                            loop=self.loop)  # type: ignore[arg-type]
         self.stream.consumers.append(consumer)
         run(self.loop, consumer.open())
         self.loop.settle()

