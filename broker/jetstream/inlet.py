@@ -130,20 +130,27 @@ class Inlet:
         self.busy = False
         self._drain()
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until everything that came before is done, and keep everything that comes later waiting."""
+    def ticket(self) -> asyncio.Future[None]:
+        """A place in the queue, at once; for ``turn``."""
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.busy or self._queue:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queue.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.end()
-                raise
+            self._queue.append(ticket)
         else:
             self.begin()
+            ticket.set_result(None)
+        return ticket
+
+    @asynccontextmanager
+    async def turn(self, ticket: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
+        """Wait until everything that came before (the ticket) is done, and keep all that comes later waiting."""
+        ticket = ticket or self.ticket()
+        try:
+            if not ticket.done():
+                await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                self.end()
+            raise
         try:
             yield
         finally:

@@ -324,10 +324,7 @@ class Reading:
                     await self._hot(block)
                     continue
                 at = rows.ordinal_at(time_ns)
-                if at >= block.count:
-                    first = block.last_seq + 1
-                else:
-                    first = max(first, rows.seq_of(at))
+                first = block.last_seq + 1 if at >= block.count else max(first, rows.seq_of(at))
             return await self.next_seq(ALL, first) or live.last_seq + 1
 
     # --- counts -------------------------------------------------------------------------------------------------------

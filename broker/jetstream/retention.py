@@ -85,25 +85,25 @@ class Retention:
         if not self.over:
             return
         try:
-            self._trim()
+            self.trim()
         except Cold as cold:
             if not self._stream.inlet.busy:
                 self._stream.load_then_go_on(cold)
 
-    def _trim(self) -> None:
-        """Raises: Cold."""
+    def trim(self, record: bool = False) -> None:
+        """Take the oldest messages out until max_msgs and max_bytes hold. Raises: Cold."""
         live = self._stream.live
         if self._max_msgs and live.msgs > self._max_msgs:
-            self.remove_front(live.after_msgs(live.msgs - self._max_msgs))
+            self.remove_front(live.after_msgs(live.msgs - self._max_msgs), record=record)
         if self._max_bytes and live.bytes > self._max_bytes:
-            self.remove_front(live.after_bytes(live.bytes - self._max_bytes))
+            self.remove_front(live.after_bytes(live.bytes - self._max_bytes), record=record)
 
     async def apply(self) -> None:
         """Enforce all limits on what is there, after the configuration changed or a restart found it."""
         stream = self._stream
         while self.over:
             try:
-                self._trim()
+                self.trim(record=True)
             except Cold as cold:
                 await stream.load(cold)
         if self._per_subject:
@@ -113,9 +113,8 @@ class Retention:
     async def _apply_per_subject(self) -> None:
         stream = self._stream
         index = await stream.subjects.build(stream.load_heads)
-        limit, removed, looked_at = self._per_subject, list[tuple[int, int]](), 0
-        for subject in list(index):
-            looked_at += 1
+        limit, removed = self._per_subject, list[tuple[int, int]]()
+        for looked_at, subject in enumerate(list(index), 1):
             if index.count(subject, stream.live.first_seq) > limit:
                 for seq, size in index.messages(subject, stream.live.first_seq)[:-limit]:
                     index.remove(subject, seq)
@@ -141,11 +140,16 @@ class Retention:
         self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _arm(self, delay_ns: int) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire)
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
-    def _expire(self) -> None:
-        """Take out what is older than max_age: whole blocks by their last time, the one at the edge by its head."""
-        self._timer = None
+    def expire(self) -> None:
+        """Take out what is older than max_age: whole blocks by their last time, the one at the edge by its head.
+
+        The timer's call; what a pass leaves for want of a head, or of time, is taken up by the next.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         stream = self._stream
         live = stream.live
         if not self._max_age_ns or not live.msgs:
@@ -351,6 +355,10 @@ class Retention:
                 await stream.load(cold)
         if not live.msgs and end_seq > live.first_seq:
             # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
+            if not purged and end_seq - 1 > live.last_seq:
+                # Sequences that no message will have; without a word on them the outcome would not be stored.
+                stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
+                stream.log.urgent()
             live.skip_to(end_seq - 1)
         return purged
 

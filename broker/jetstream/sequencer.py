@@ -95,6 +95,8 @@ class Sequencer:
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
         self._limited = bool(self._max_msgs or self._max_bytes)
+        # What a message replaces frees room, so here the order of replacing and trimming shows.
+        self._trim_each = self._limited and bool(self._per_subject)
         self._max_msg_size = config.max_msg_size if config.max_msg_size >= 0 else -1
         self._discard_new = config.discard == "new" and bool(self._limited or self._per_subject)
         self._discard_new_per_subject = self._discard_new and config.discard_new_per_subject
@@ -214,6 +216,9 @@ class Sequencer:
         """Add one message to ``pending``. Raises: ApiError or _Duplicate when it is not stored; Cold."""
         stream = self._stream
         headers = _NO_HEADERS
+        if self._trim_each and self._over(pending):
+            self._append(pending, source, time_ns)
+            stream.retention.trim()
         if hlen:
             if body[8:10] != b"\r\n" or b"Nats-Request-Info:" in body[:hlen]:
                 hlen, body = _without_status(hlen, body)
@@ -225,7 +230,7 @@ class Sequencer:
             raise ApiError(10077, err="message too large")
         if reply.endswith(_FAST_BATCH):
             self._check_batch(10205, body)
-        if b"Nats-Batch-Id" in headers and headers[b"Nats-Batch-Id"]:
+        if headers.get(b"Nats-Batch-Id"):
             self._check_batch(10174, body)
         if self._sealed:
             raise ApiError(10109)
@@ -257,22 +262,21 @@ class Sequencer:
         if rollup:
             # Before anything is stored: a roll-up and what it removes stand in one block.
             self._append(pending, source, time_ns)
+            stream.retention.trim()
             plan = stream.retention.plan_rollup(subject if rollup == b"sub" else None)
         seq = pending.first_seq + len(pending.bodies)
         if index is not None:
             first_seq = stream.live.first_seq
-            if self._per_subject == 1 and plan is None:
-                before = index.replace(subject, seq, size)
-                if before[0] >= first_seq and before[0]:
-                    pending.removed.append(before)
-                    pending.removed_bytes += before[1]
-            else:
-                count = index.add(subject, seq, size)
-                if count > self._per_subject and plan is None:
-                    for before in index.messages(subject, first_seq)[:-self._per_subject]:
-                        index.remove(subject, before[0])
-                        pending.removed.append(before)
-                        pending.removed_bytes += before[1]
+            one = index.replace(subject, seq, size) if self._per_subject == 1 and plan is None else None
+            if one is not None:
+                if one[0] and one[0] >= first_seq:
+                    pending.removed.append(one)
+                    pending.removed_bytes += one[1]
+            elif index.add(subject, seq, size) > self._per_subject and plan is None:
+                for one in index.messages(subject, first_seq)[:-self._per_subject]:
+                    index.remove(subject, one[0])
+                    pending.removed.append(one)
+                    pending.removed_bytes += one[1]
             index.merged_seq = seq
         pending.subjects.append(subject)
         pending.replies.append(reply)
@@ -285,6 +289,13 @@ class Sequencer:
         if plan is not None:
             self._append(pending, source, time_ns)
             stream.retention.carry_out(plan)
+
+    def _over(self, pending: _Pending) -> bool:
+        """Whether what was accepted takes the stream past max_msgs or max_bytes."""
+        live = self._stream.live
+        msgs = live.msgs + len(pending.bodies) - len(pending.removed)
+        return bool((self._max_msgs and msgs > self._max_msgs) or (
+            self._max_bytes and live.bytes + pending.bytes - pending.removed_bytes > self._max_bytes))
 
     def _check_batch(self, disabled: int, body: bytes) -> None:
         if self._sealed:
@@ -309,6 +320,7 @@ class Sequencer:
             raise ApiError(10166)
         if text := get(b"Nats-Expected-Last-Subject-Sequence"):
             self._append(pending, source, time_ns)
+            self._stream.retention.trim()
             last = self._last_of(get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject)
             if last != publish_headers.parse_sequence(text):
                 raise ApiError(10071, seq=last)

@@ -108,6 +108,7 @@ class Stream:
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinned: list[LiveBlock] = []
+        self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
         self.subjects = SubjectState(self._live, config.max_msgs_per_subject > 0)
@@ -143,6 +144,9 @@ class Stream:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
             live.skip_to(state.ceiling - 1)
         live.persisted_seq = live.last_seq
+        if self.retention.over:
+            # The crash came between an update and what it removes.
+            self.start(self._apply_limits(self.inlet.ticket()), "limits")
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -176,6 +180,10 @@ class Stream:
                 rest_msgs -= block.live_msgs
                 rest_bytes -= block.live_bytes
             live.restore_block(block)
+        if not self.dedupe.known:
+            # Noted here, since a message may leave before somebody asks for its id.
+            since_ns = self.clock.now_ns() - self.dedupe.window_ns
+            self._with_ids = [block for block in live.blocks if block.last_time_ns > since_ns] or live.blocks[-1:]
         if front is not None:
             # What left at the front is told by the stream's totals alone.
             front.live_msgs, front.live_bytes = rest_msgs, rest_bytes
@@ -388,10 +396,10 @@ class Stream:
         self._configure(config)
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
-        return self.start(self._apply_limits(), "limits")
+        return self.start(self._apply_limits(self.inlet.ticket()), "limits")
 
-    async def _apply_limits(self) -> None:
-        async with self.inlet.turn():
+    async def _apply_limits(self, ticket: asyncio.Future[None]) -> None:
+        async with self.inlet.turn(ticket):
             self._take_blocks_once()
             try:
                 await self.retention.apply()
@@ -540,18 +548,20 @@ class Stream:
     async def _load_ids(self) -> None:
         """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
         live, dedupe = self.live, self.dedupe
-        since_ns = self.clock.now_ns() - dedupe.window_ns
-        young = [block for block in live.blocks if block.ref is not None and block.last_time_ns > since_ns]
-        if not young and live.blocks and live.blocks[-1].ref is not None:
-            young = live.blocks[-1:]
         ids: list[tuple[int, Subject, int]] = []
-        for block in young:
-            core, rows = await asyncio.gather(self.reader.core(block), self.rows(block))
+        for block in self._with_ids:
+            try:
+                core, rows = await asyncio.gather(self.reader.core(block), self.rows(block))
+            except NotFound:
+                if live.holds(block):
+                    raise
+                continue
             for record in core.records:
                 if record.kind == RecordKind.MSG_IDS:
                     body: Any = record.body
                     ids += [(rows.seq_of(at), msg_id, rows.time_of(at)) for at, msg_id in body]
         dedupe.restore(ids, live.last_seq, self.clock.now_ns())
+        self._with_ids = []
         self._expire_ids_later()
 
     def _expire_ids_later(self) -> None:

@@ -106,7 +106,7 @@ class BlockReader:
         chunk = self._cache.get(key)
         if chunk is None:
             chunk = await self._once(key, lambda: self._load(ref, head, first, read_ahead))
-        assert chunk is not None
+        assert isinstance(chunk, Chunk)
         return chunk
 
     async def close(self) -> None:

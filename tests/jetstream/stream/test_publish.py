@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
+from tests.jetstream.stream.world import World, everything, pub, publish, read_all
 
 
 async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:

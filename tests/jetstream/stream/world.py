@@ -11,10 +11,10 @@ from typing import Any
 from broker.clock import ManualClock
 from broker.jetstream.bus import Msg
 from broker.jetstream.consumer_config import ConsumerConfig
+from broker.jetstream.limits import AccountLimits, ServerLimits
 from broker.jetstream.stream import Stream
 from broker.jetstream.stream_config import StreamConfig
 from broker.jetstream.stream_rules import check_stream
-from broker.jetstream.limits import AccountLimits, ServerLimits
 from broker.storage.applied import ShardState
 from broker.storage.cache import Cache
 from broker.storage.format.header import Position
