@@ -9,6 +9,7 @@ Owns the store with its wrappers, the lock, the shard and what reads its blocks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, sealer_of, take
+from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
@@ -38,6 +39,9 @@ from broker.storage.shard import Shard, ShardSettings
 __all__ = ["Tenure"]
 
 log = logging.getLogger(__name__)
+
+_STOP_PATIENCE_SECONDS = 1.0
+"""A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
 
 
 class Tenure:
@@ -120,7 +124,6 @@ class Tenure:
             self._release()
             raise StartError(str(error)) from None
         self.shard.log.on_failure = self._lost
-        self.shard.log.on_seal = lambda key: sealer_of(store, key, rng)
         return self.shard
 
     def _wait(self) -> None:
@@ -132,15 +135,36 @@ class Tenure:
         return isinstance(error, Fenced) and error.by == self._identity.name
 
     async def give_back(self) -> None:
-        """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released."""
+        """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released.
+
+        A store that takes nothing any more does not keep the process for ever: what is sequenced and not stored, of
+        which no publisher was told (``async`` streams excepted), is dropped then as a kill would.
+        """
         shard = self.shard
         if shard is not None:
-            try:
-                end = await shard.close()
-                await seal_at(self.store, self._paths, end, end.epoch, self._identity, self._clock, self._rng)
-            except (StoreError, FormatError, Fenced) as error:
-                log.error("the log was not closed cleanly: %s", error)
+            closing = asyncio.create_task(self._close(shard), name="close the log")
+            while not closing.done():
+                done = self._requests_done
+                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
+                if not closing.done() and self._requests_done == done:
+                    closing.cancel()
+                    log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
+                              "dropped", self.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
+                    break
+            await asyncio.gather(closing, return_exceptions=True)
         await self.abandon()
+
+    async def _close(self, shard: Shard) -> None:
+        try:
+            end = await shard.close()
+            await seal_at(self.store, self._paths, end, end.epoch, self._identity, self._clock, self._rng)
+        except (StoreError, FormatError, Fenced) as error:
+            log.error("the log was not closed cleanly: %s", error)
+
+    @property
+    def _requests_done(self) -> int:
+        """How many requests the store has served well."""
+        return sum(stats.count for stats in self.store.operations.values()) - self.store.errors
 
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped."""
