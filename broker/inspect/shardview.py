@@ -21,8 +21,10 @@ from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import ShardPaths, StreamPaths, object_key, parse
 from broker.storage.snapshot import CutOff, Listing, Request, Snapshot, Steps, replay
 
-__all__ = ["NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard", "shards"]
+__all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard", "shards"]
 
+NAMED_AND_GONE = ", which it names, is gone"
+"""How ``snapshot`` ends what it says of a checkpoint's page that is not there."""
 _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
@@ -137,12 +139,15 @@ def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
         key = paths.log(Position(int(match[1], 16), int(match[2], 16)))
     if isinstance(error, VersionUnknown):
         return Problem(key, error.why, means, NEWER, error.section, error.offset)
-    return Problem(key, error.why, means, RESTORE, error.section, error.offset or None)
+    return Problem(key, error.why, means, RESTORE, error.section, error.offset)
 
 
 def _of_root(paths: ShardPaths, text: str) -> Problem:
     """A checkpoint that could not be used; the one before, or the log alone, could."""
     key = _key_in(text, paths.checkpoints)
+    if text.endswith(NAMED_AND_GONE):
+        return Problem(key, "it is not there, and a checkpoint names it", "a broker starts from an older checkpoint and "
+                       "replays more", f"let a broker run until it has cut new ones; or {RESTORE}")
     return Problem(key, text.removeprefix(f"{key}: ").removeprefix(f"{key} "), "a broker starts from an older "
                    "checkpoint and replays more", f"let a broker run until it has cut new ones; or {RESTORE}")
 

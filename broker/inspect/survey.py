@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -209,38 +209,53 @@ async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
     problems = list(view.problems)
     epochs = await _epochs(source, paths, claims, log, view, problems)
     _holes(paths, log, epochs, view, problems)
-    problems += await missing(source, view, log)
+    problems += await missing(source, view, log, {position for position, _ in roots})
     rows = [stream_row(stream, log_only=True) for stream in view.state.streams.values()]
     live_bytes = sum(row.stored_bytes - row.dead_stored_bytes for row in rows)
     return ShardSurvey(paths, view, log, epochs, roots, pages, runs, requests, live_bytes,
                        max(0, log.extent.bytes - live_bytes), foreign, problems)
 
 
-async def missing(source: Source, view: ShardView, log: LogListing) -> list[Problem]:
-    """Objects that live blocks lie in and that are not there. Raises: StoreError.
+async def missing(source: Source, view: ShardView, log: LogListing, roots: Collection[Position]) -> list[Problem]:
+    """Objects that the state names and that are not there. Raises: StoreError.
 
     None of a state that is not whole: what it names may have been let go of where it cannot be read.
     """
     if not view.whole:
         return []
-    gone: dict[str, None] = {}
-    for stream, entry in entries(view):
-        if entry.ref.place != BlockPlace.LOG or entry.ref.position not in log:
-            gone[key_of(view.paths, stream, entry.ref)] = None
-    absent = [key async for key, data in each(gone, lambda key: source.find(key, 0, 1), source.at_once) if data is None]
+    absent = {key async for key, data in each(_unlisted(view, log, roots), lambda key: source.find(key, 0, 1),
+                                              source.at_once) if data is None}
     if not absent:
         return []
     # They may have been let go of since the state was read: the newest one decides.
     again = await read_shard(source, view.paths)
-    wanted = set(absent)
-    lost: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
+    if not again.whole:
+        return []
+    absent.intersection_update(_unlisted(again, LogListing(), ()))
+    lost: dict[str, list[str]] = {key: [] for key in sorted(absent)}
     for stream, entry in entries(again):
         key = key_of(view.paths, stream, entry.ref)
-        if key in wanted:
-            lost.setdefault(key, []).append((stream, entry))
-    return [Problem(key, "it is not there, and live messages lie in it",
-                    "; ".join(cannot_be_read(stream, entry.ref.first_seq, entry.ref.last_seq)
-                              for stream, entry in blocks), RESTORE) for key, blocks in lost.items()]
+        if key in lost:
+            lost[key].append(cannot_be_read(stream, max(entry.ref.first_seq, stream.first_seq), entry.ref.last_seq))
+    return [Problem(key, "it is not there, and live messages lie in it" if blocks else
+                    "it is not there, and nothing let go of it", "; ".join(blocks) or
+                    "no live message is lost; a start from an older checkpoint may need it", RESTORE)
+            for key, blocks in lost.items()]
+
+
+def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> set[str]:
+    """Keys that the state names and the listings lack: blocks' objects, segments not let go of, checkpoints kept."""
+    paths = view.paths
+    keys = {paths.log(position) for key in view.state.segments
+            if (position := Position(key >> 48, key & NUMBER_MAX)) not in log}
+    for stream, entry in entries(view):
+        if entry.ref.place != BlockPlace.LOG or entry.ref.position not in log:
+            keys.add(key_of(paths, stream, entry.ref))
+    root = view.snapshot.root if view.snapshot is not None else None
+    if root is not None:
+        kept = [Position(*at) for at, _ in root.extra.get("roots", ())]
+        keys.update(paths.checkpoint(position) for position in kept if position not in roots)
+    return keys
 
 
 def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
@@ -322,7 +337,8 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
         head: SegmentHead | int = decode_head(data, position)
         if isinstance(head, int):
             head = decode_head(await source.find(paths.log(position), 0, head) or b"", position)
-        assert isinstance(head, SegmentHead)
+        if isinstance(head, int):
+            return  # cut short
         for i, row in enumerate(head.rows):
             if row.stream_id == 0:
                 for record in head.core(i).records:
@@ -366,9 +382,12 @@ def _holes(paths: ShardPaths, log: LogListing, epochs: list[Epoch], view: ShardV
     if not view.whole or view.snapshot is None:
         return
     end = view.state.position
-    if not end.epoch or end.epoch > len(epochs):
-        return
-    epoch = epochs[end.epoch - 1]
+    for epoch in epochs:
+        if epoch.number > end.epoch and epoch.first:
+            problems.append(Problem(paths.log(Position(epoch.number, 0)), "it is not there, and later entries of its "
+                                    "epoch are", "without an epoch's opening nothing of it is seen: what was "
+                                    "acknowledged in it is not there", f"start no broker; {RESTORE}"))
+    epoch = next((epoch for epoch in epochs if epoch.number == end.epoch), Epoch(0))
     beyond = epoch.last is not None and epoch.last > end.number + 17
     sealed = epoch.end is not None and epoch.end > end.number + 1
     if (beyond or sealed) and Position(end.epoch, end.number + 1) not in log:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from broker.inspect.objects import Checked, Fault, check_object
 from broker.inspect.problems import DELETE, NEWER, RESTORE, Problem, of_error
-from broker.inspect.shardview import drive, key_of
+from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
-from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries, missing
+from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
 from broker.storage.applied import ConsumerState, ShardState, StreamState, position_key
 from broker.storage.format.block import BlockCore, BlockRef
 from broker.storage.format.errors import FormatError, VersionUnknown
@@ -35,6 +35,7 @@ from broker.storage.table import BlockEntry
 __all__ = ["Judge", "Stray", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
+_CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
 _FOREIGN = "no key of ours: a broker neither reads nor deletes it"
 
 
@@ -69,11 +70,18 @@ async def verify(source: Source, survey: Survey) -> Verified:
     await _objects(source, _one(source, FORMAT), survey.shards[0], tallies[0], done)
     for shard, tally in zip(survey.shards, tallies, strict=True):
         done.problems += tally.differences()
-        await _checkpoints(source, shard, done)
-        done.problems += await missing(source, shard.view, shard.log)
-    known = {(p.object, p.section, p.offset) for p in survey.problems}
-    done.problems = [p for p in dict.fromkeys(done.problems) if (p.object, p.section, p.offset) not in known]
+        await _checkpoints(source, shard, survey.problems, done)
+    known = {(problem.object, problem.section, problem.offset) for problem in survey.problems}
+    unusable = {problem.object for problem in survey.problems if _is_root(problem.object)}
+    done.problems = [problem for problem in dict.fromkeys(done.problems)
+                     if (problem.object, problem.section, problem.offset) not in known
+                     and problem.object not in unusable]
     return done
+
+
+def _is_root(object_: str) -> bool:
+    key = parse(object_)
+    return key is not None and key.kind == ObjectKind.ROOT
 
 
 # Each object.
@@ -124,6 +132,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
     async for info, checked in each(infos, check, source.at_once):
         if checked is None or checked.gone:
             continue
+        judge.saw(checked)
         done.objects += 1
         done.bytes += info.size
         done.problems += [judge.problem(checked, fault) for fault in checked.faults]
@@ -146,13 +155,23 @@ class Judge:
         self.letgo = {position for letgo in self.state.letgo.values() for position in letgo.segments}
         self.letgo_pages = {position for letgo in self.state.letgo.values() for position in letgo.pages}
         self.pages: set[Position] = set()
-        if self.root is not None:
-            for _, objects in self.root.extra.get("roots", ()):
-                self.pages.update(Position(*at) for at in objects)
+        """Objects with pages that some root needs."""
+        self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
         for stream, entry in entries(shard.view):
             self.live.setdefault(key_of(self.paths, stream, entry.ref), []).append((stream, entry))
+
+    def saw(self, checked: Checked) -> None:
+        """Learn what a root needs; roots come before the pages."""
+        if checked.key.kind != ObjectKind.ROOT:
+            return
+        if checked.root is None:
+            self.unread_roots = True
+            return
+        self.pages.update(ref.position for ref in checked.root.pages)
+        for _, objects in checked.root.extra.get("roots", ()):
+            self.pages.update(Position(*at) for at in objects)
 
     def problem(self, checked: Checked, fault: Fault) -> Problem:
         """A fault with its consequences."""
@@ -168,12 +187,12 @@ class Judge:
             others = [root for root in self.roots if root != position]
             means = ("a broker starts from another checkpoint" if others else
                      "a broker must replay the log from its beginning, and cannot start where that is gone")
-            return of_error(key, error, means, f"let a broker run until it has cut new ones; or {RESTORE}")
+            return of_error(key, error, means, _CUT_NEW)
         if kind == ObjectKind.PAGES:
-            if position not in self.pages:
+            if position not in self.pages and not self.unread_roots:
                 return of_error(key, error, "no checkpoint needs it any more", DELETE)
             return of_error(key, error, "checkpoints that name this page cannot be used: a broker starts from an older "
-                            "one, or replays the log", f"let a broker run until it has cut new ones; or {RESTORE}")
+                            "one, or replays the log", _CUT_NEW)
         if kind == ObjectKind.INBOX:
             return of_error(key, error, "the request will not be granted", f"ask again; {DELETE}")
         return of_error(key, error, "a broker will not start on this store")
@@ -238,6 +257,8 @@ class Judge:
         if kind == ObjectKind.PAGES and position is not None:
             if position in self.pages or position in self.letgo_pages:
                 return None
+            if self.unread_roots:
+                return "pages that no checkpoint names that can be read"
             return "pages that no checkpoint names: of a round under way, or given up"
         if kind != ObjectKind.SEGMENT or position is None or checked.seal is not None:
             return None
@@ -337,7 +358,7 @@ def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tup
 
 # Checkpoints against the log.
 
-async def _checkpoints(source: Source, shard: ShardSurvey, done: Verified) -> None:
+async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem], done: Verified) -> None:
     """Replay from each root, and compare at the end of the newest state."""
     view, paths = shard.view, shard.paths
     if view.snapshot is None or not view.snapshot.state.position.epoch:
@@ -349,8 +370,10 @@ async def _checkpoints(source: Source, shard: ShardSurvey, done: Verified) -> No
     roots = roots[:_ROOTS_MAX - 1] + roots[_ROOTS_MAX - 1:][-1:]
     if newest is not None and position_key(Position(1, 0)) in state.segments:
         roots.insert(0, None)  # never swept: all of the log is still there
-    if newest is not None:
-        done.roots.append((paths.shard, newest))
+    kept = {newest}
+    if view.snapshot.root is not None:
+        done.roots.append((paths.shard, view.snapshot.root.position))
+        kept |= {Position(*at) for at, _ in view.snapshot.root.extra.get("roots", ())}
     for root in roots:
         key = paths.checkpoint(root) if root is not None else paths.logs
         try:
@@ -358,9 +381,23 @@ async def _checkpoints(source: Source, shard: ShardSurvey, done: Verified) -> No
         except (FormatError, CutOff) as error:
             if root is None or await source.find(key, 0, 1) is None:
                 continue  # swept meanwhile; what is damaged in the log was found above
-            done.problems.append(Problem(key, f"the state cannot be replayed from it: {error}",
+            if root not in kept and newest is not None and root < newest:
+                # A put of it that was answered late may land once more after it was deleted.
+                done.strays.append(Stray(key, dict(shard.roots)[root], "a checkpoint that is no longer kept, and what "
+                                         "it needs is gone"))
+                continue
+            text = str(error)
+            if any(problem.object.rpartition("/")[2] in text or problem.object == key
+                   for problem in (*known, *done.problems)):
+                continue  # what is damaged or gone is listed, and what that means
+            if text.endswith(NAMED_AND_GONE):
+                page = text.removesuffix(NAMED_AND_GONE).rpartition(" ")[2]
+                done.problems.append(Problem(page, "it is not there, and a checkpoint names it", f"a start from {key}, "
+                                             "should newer ones be damaged, would fail", _CUT_NEW))
+                continue
+            done.problems.append(Problem(key, f"the state cannot be replayed from it: {text}",
                                          "a start from this checkpoint, should newer ones be damaged, would fail",
-                                         f"let a broker run until it has cut new ones; or {RESTORE}"))
+                                         _CUT_NEW))
             continue
         if root is not None:
             done.roots.append((paths.shard, root))
