@@ -50,13 +50,13 @@ class ServerProcess:
 
     Args: ``flags`` come after those for ports; ``environ`` is added to the test's own environment, less whatever
         configures a broker there; ``monitor``: with monitoring pages; ``listen`` False: no ``-a``/``-p`` (the
-        configuration file names them).
+        configuration file names them); ``port``: for a broker whose clients must know it before it is ready.
     """
 
     command: tuple[str, ...]
 
     def __init__(self, *flags: str, environ: Mapping[str, str] | None = None, monitor: bool = True,
-                 listen: bool = True, ready_seconds: float = 30.0, cwd: Path | None = None) -> None:
+                 listen: bool = True, port: int = -1, ready_seconds: float = 30.0, cwd: Path | None = None) -> None:
         self.flags = flags
         self.ready_seconds = ready_seconds
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
@@ -74,7 +74,7 @@ class ServerProcess:
         self._reader: asyncio.Task[None] | None = None
         self._line = asyncio.Condition()
         self._directory = Path(tempfile.mkdtemp(prefix="jetblock-test-"))
-        self._port = self._http_port = -1
+        self._port, self._http_port = port, -1
 
     # ---- life
 

@@ -9,7 +9,9 @@
 
 To seal is to walk by putting: a segment has the number, one further; a seal has it, use it. Here numbers are first
 asked for by their headers, 32 at a time, and the put begins at the first that is missing. A number found there is one
-at which the put would have been refused, so the outcome is the same, for a GET each.
+at which the put would have been refused, so the outcome is the same, for a GET each. Against an owner that lives and
+is busy (two copies of one configuration) that race could be lost for seconds, so after two losses a seal goes some
+numbers ahead of him first; what he has put beyond the epoch's end never existed, as ever.
 
 Claims and seals are never deleted: put-if-absent remembers only what is still there.
 """
@@ -38,6 +40,8 @@ __all__ = ["BATCH", "Taken", "entries", "newest_checkpoint", "positions", "seal_
 
 BATCH = 32
 _TRIES_MAX = 12
+_RACES_LOST = 2
+"""Numbers lost to a living owner before a seal goes ahead of him."""
 T = TypeVar("T")
 
 
@@ -111,13 +115,18 @@ async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, ep
                       rng: random.Random) -> int:
     """The number at which an epoch ends: that of a seal, ours unless there was one."""
     number = first.number
-    size = 1
+    size, lost = 1, 0
     while True:
         for header in await entries(store, paths, Position(first.epoch, number), size, rng):
             if header is None:
+                if lost >= _RACES_LOST:
+                    # The owner lives and puts faster than we look and put. A seal ahead of him stops him there, as he
+                    # answers in order; where the epoch ends is still the first number that he has not taken by then.
+                    await seal_at(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, clock, rng)
                 kind = await seal_at(store, paths, Position(first.epoch, number), epoch, me, clock, rng)
                 if kind == ObjectKind.SEAL:
                     return number
+                lost += 1
             elif header.kind == ObjectKind.SEAL:
                 return number
             number += 1

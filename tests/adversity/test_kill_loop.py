@@ -1,8 +1,9 @@
 """kill -9 at random moments, again and again, with a checker of what was acknowledged, delivered and acked back.
 
 Two publishers (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks and one with double acks run
-through all the kills; see ``history`` for what must hold. The seed of the moments is printed on failure and read from
-JETBLOCK_KILL_SEED.
+through all the kills; see ``history`` for what must hold. Beside them a key-value bucket, whose acknowledged puts may not be lost
+or go back, and a push consumer of stock kind (nats-py's ordered one), which may neither skip nor repeat a message. The seed of the
+moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the long variants have.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import asyncio
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import nats.errors
 import pytest
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import APIError
 
-from tests.adversity.history import History
+from tests.adversity.history import History, Violation
 from tests.harness import BrokerProcess
 from tests.stores import Store, make_store
 
@@ -34,7 +36,7 @@ class Run:
         self.double = History(begun=self.history.begun)
         self.stop = asyncio.Event()
         self.moved = asyncio.Event()
-        self.count = 0
+        self.count = self.kv_puts = self.pushed = 0
 
     async def connect(self) -> Client:
         async def quiet(_: Exception) -> None:
@@ -97,6 +99,54 @@ class Run:
                     pass
         await nc.close()
 
+    async def bucket(self, key: str) -> None:
+        """One writer of one key: what a get gives is the last acknowledged value, or a later one that was begun."""
+        nc = await self.connect()
+        js = nc.jetstream()
+        kv = None
+        began = acked = 0
+        while not self.stop.is_set():
+            try:
+                if kv is None:
+                    kv = await js.create_key_value(bucket="KILL", history=1)
+                began += 1
+                await kv.put(key, b"%d" % began)
+                acked = began
+                entry = await kv.get(key)
+            except FAILED:
+                await asyncio.sleep(0.02)
+                continue
+            value = int(entry.value or b"0")
+            if not acked <= value <= began:
+                raise Violation(f"{key} reads {value} after {acked} was acknowledged and {began} begun")
+            self.kv_puts = acked
+            await asyncio.sleep(0.005)
+        await nc.close()
+
+    async def ordered(self) -> None:
+        """A push consumer that nats-py makes anew at each gap: every sequence in turn, once, through all kills."""
+        nc = await self.connect()
+        js = nc.jetstream()
+        while not self.stop.is_set():
+            try:
+                sub = await js.subscribe("kill.>", ordered_consumer=True, idle_heartbeat=0.5, config=ConsumerConfig(
+                    deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=self.pushed + 1))
+            except FAILED:
+                continue
+            with suppress(*FAILED):
+                while not self.stop.is_set():
+                    message = await sub.next_msg(timeout=3)
+                    seq = message.metadata.sequence.stream
+                    if seq != self.pushed + 1:
+                        raise Violation(f"the ordered consumer had {self.pushed}, then {seq}")
+                    self.pushed = seq
+                    msg_id = message.headers["Nats-Msg-Id"].encode()
+                    if self.history.begun.get(msg_id) != message.data:
+                        raise Violation(f"the ordered consumer got bytes at {seq} that nobody published")
+            with suppress(*FAILED):
+                await sub.unsubscribe()
+        await nc.close()
+
     async def stored(self) -> tuple[dict[int, tuple[bytes, bytes]], int]:
         """Everything that the stream holds now, by a fresh ordered read."""
         nc = await self.connect()
@@ -122,7 +172,8 @@ async def kill_rounds(store: Store, rounds: int) -> History:
         await nc.close()
         tasks = [asyncio.create_task(run.publisher(1)), asyncio.create_task(run.publisher(50)),
                  asyncio.create_task(run.consumer("plain", run.history, False)),
-                 asyncio.create_task(run.consumer("double", run.double, True))]
+                 asyncio.create_task(run.consumer("double", run.double, True)),
+                 asyncio.create_task(run.bucket("key")), asyncio.create_task(run.ordered())]
         try:
             for _ in range(rounds):
                 run.moved.clear()
@@ -147,8 +198,10 @@ async def kill_rounds(store: Store, rounds: int) -> History:
         run.double.check(held, last)
     print(f"{rounds} kills: {run.count} messages begun, {len(run.history.acked)} acknowledged, {last} stored, "
           f"{len(run.history.delivered)} and {len(run.double.delivered)} delivered, {len(run.double.double_acked)} double acked, "
-          f"{run.history.redelivered} redelivered after a plain ack")
+          f"{run.history.redelivered} redelivered after a plain ack, {run.kv_puts} key-value puts, {run.pushed} pushed in order")
     assert len(run.history.acked) > rounds
+    assert run.kv_puts
+    assert run.pushed
     assert run.double.double_acked
     return run.history
 
@@ -162,4 +215,4 @@ async def test_25_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["directory", "minio"])
 async def test_100_kills(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    await kill_rounds(make_store(kind, tmp_path, request), 100)
+    await kill_rounds(make_store(kind, tmp_path, request), int(os.environ.get("JETBLOCK_KILL_ROUNDS", "100")))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from broker.clock import ManualClock
-from broker.cluster.ownership import newest_checkpoint, take
+from broker.cluster.ownership import newest_checkpoint, seal_at, take
 from broker.storage.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.log import LogSettings
+from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.settle import Fenced
 from broker.storage.shard import ShardSettings
@@ -247,12 +249,34 @@ def test_a_claim_whose_answer_was_lost_is_ours() -> None:
             nonlocal lost
             if operation == "put" and lost < 2:
                 lost += 1
-                from broker.storage.objectstore.base import Transient
                 raise Transient("no answer")
 
         a.store.after = lose
         assert (await a.take()).epoch == 1
         assert lost == 2
+    in_virtual_time(main)
+
+
+def test_a_process_that_takes_the_shard_again_does_not_take_its_late_segment_for_its_seal() -> None:
+    """One process run, fenced and owner again: a put of its first ownership lands just where it seals now. The nonce is
+    its own, but the object is a segment, so the epoch's end is further on."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        a = await owner(shared, clock, "a", 1, ShardSettings())
+        await Publisher(a, acked).publish_many(3)
+        late = shared.objects[PATHS.log(Position(1, 3))]
+        await shared.delete(PATHS.log(Position(1, 3)))
+
+        async def land(operation: str, key: str) -> None:
+            if operation == "put" and key == PATHS.log(Position(1, 3)) and key not in shared.objects:
+                await shared.put(key, [late])
+
+        again = Rig(shared, clock, "a", 1)
+        again.me = a.me
+        again.store.before = land
+        taken = await again.take()
+        assert taken.ends == {1: 4}
+        await compare(shared, acked)
     in_virtual_time(main)
 
 
@@ -290,7 +314,6 @@ def test_a_damaged_entry_is_not_the_end() -> None:
 def test_a_clean_stop_seals_its_own_epoch_and_the_next_goes_on() -> None:
     """Drain, checkpoint, seal; the next owner replays next to nothing."""
     async def main(clock: ManualClock) -> None:
-        from broker.cluster.ownership import seal_at
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
         await Publisher(a, acked).publish_many(10)
@@ -317,5 +340,33 @@ def test_the_wall_clock_ten_years_off_changes_nothing() -> None:
             await client.publish_many(3)
             await asyncio.sleep(20)
             assert not a.log.muted
+        await compare(shared, acked)
+    in_virtual_time(main)
+
+
+def test_a_busy_owner_cannot_outrun_its_seal() -> None:
+    """An owner that puts a segment before each put of the taker would win every number: a seal goes ahead of it."""
+    async def main(clock: ManualClock) -> None:
+        shared, acked = MemoryStore(), {}
+        old = await owner(shared, clock, "old", 1, ShardSettings())
+        client = Publisher(old, acked)
+        await client.publish_many(3)
+        new = Rig(shared, clock, "new", 2)
+        puts = 0
+
+        async def race(operation: str, key: str) -> None:
+            nonlocal puts
+            if operation == "put":
+                puts += 1
+                assert puts < 40, "the taker never wins"
+                with contextlib.suppress(Fenced):
+                    await client.publish_many(1)
+
+        new.store.before = race
+        await new.open()
+        with pytest.raises(Fenced):
+            await client.publish_many(1)
+        new.store.before = None
+        await Publisher(new, acked).publish_many(3)
         await compare(shared, acked)
     in_virtual_time(main)

@@ -1,0 +1,184 @@
+"""Stock clients for tests that break things: they go on through lost connections and note what was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError
+
+from tests.harness import BrokerProcess, fetch
+
+__all__ = ["FAILED", "Writer", "connect", "health", "read_all", "resident_bytes", "standby_health", "unexpected"]
+
+FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
+"""What a stock client raises while its broker is away or refuses."""
+
+
+async def connect(*urls: str, **options: Any) -> Client:
+    """A client that reconnects for ever, and quickly."""
+    async def quiet(_: Exception) -> None:
+        """Connections are lost by design here."""
+
+    return await nats.connect(list(urls), **{"max_reconnect_attempts": -1, "reconnect_time_wait": 0.05,
+                                             "connect_timeout": 1, "error_cb": quiet, "dont_randomize": True, **options})
+
+
+class Writer:
+    """Publishes numbered messages, ``window`` at a time, each under one message id until it is acknowledged.
+
+        async with Writer(stream_subject, *urls) as writer:
+            await writer.acks(100)          100 more acknowledged from now on
+
+    ``acked`` is sequence by number; ``answers`` when each came; ``errors`` the API errors met on the way.
+    """
+
+    def __init__(self, subject: str, *urls: str, window: int = 10, size: int = 100, timeout: float = 1.0,
+                 retry: bool = True) -> None:
+        self.acked: dict[int, int] = {}
+        self.answers: list[tuple[float, int]] = []
+        self.errors: list[APIError] = []
+        self.error_seconds: list[float] = []
+        """How long each refusal took to come."""
+        self.begun = 0
+        self._subject, self._urls = subject, urls
+        self._window, self._size, self._timeout, self._retry = window, size, timeout, retry
+        self._moved = asyncio.Condition()
+        self._stop = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.client: Client
+
+    def payload(self, number: int) -> bytes:
+        return (b"%d " % number).ljust(self._size, b"%d" % (number % 10))
+
+    async def __aenter__(self) -> Self:
+        self.client = await connect(*self._urls, pending_size=64 << 20)
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._window)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Let what is under way come to its end, and disconnect."""
+        self._stop = True
+        tasks, self._tasks = self._tasks, []
+        if tasks:
+            await asyncio.gather(*tasks)
+            await self._disconnect()
+
+    async def abort(self) -> None:
+        """Stop at once: what was not acknowledged by now may or may not be stored."""
+        self._stop = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        with suppress(ConnectionError):  # nats-py lets it out when the broker went first
+            await self.client.close()
+
+    async def acks(self, count: int, seconds: float = 30.0) -> None:
+        """Wait until ``count`` more messages were acknowledged than there are now."""
+        goal = len(self.acked) + count
+        async with asyncio.timeout(seconds), self._moved:
+            await self._moved.wait_for(lambda: len(self.acked) >= goal or self._dead())
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def refused(self, count: int = 1, seconds: float = 30.0) -> None:
+        """Wait until ``count`` refusals came in all."""
+        async with asyncio.timeout(seconds), self._moved:
+            await self._moved.wait_for(lambda: len(self.errors) >= count or self._dead())
+
+    def _dead(self) -> bool:
+        return any(task.done() for task in self._tasks)
+
+    async def _run(self) -> None:
+        js = self.client.jetstream()
+        while not self._stop:
+            self.begun += 1
+            number = self.begun
+            payload = self.payload(number)
+            while True:
+                began = time.monotonic()
+                try:
+                    ack = await js.publish(self._subject, payload, headers={"Nats-Msg-Id": str(number)},
+                                           timeout=self._timeout)
+                except APIError as error:
+                    async with self._moved:
+                        self.errors.append(error)
+                        self.error_seconds.append(time.monotonic() - began)
+                        self._moved.notify_all()
+                except FAILED:
+                    pass
+                else:
+                    async with self._moved:
+                        self.acked[number] = ack.seq
+                        self.answers.append((time.monotonic(), number))
+                        self._moved.notify_all()
+                    break
+                if self._stop or not self._retry:
+                    break
+                await asyncio.sleep(0.02)
+
+    def check(self, stored: dict[int, bytes]) -> None:
+        """Every acknowledged message is where its PubAck said, and nothing is stored twice."""
+        for number, seq in self.acked.items():
+            assert stored.get(seq) == self.payload(number), (number, seq, stored.get(seq, b"")[:40])
+        mine = [data for data in stored.values() if data in {self.payload(n) for n in range(1, self.begun + 1)}] \
+            if self._size < 64 else list(stored.values())
+        assert len(set(mine)) == len(mine), "a message is stored twice"
+
+
+async def read_all(client: Client, stream: str) -> dict[int, bytes]:
+    """Everything that the stream holds, by sequence, through a pull consumer without acks."""
+    js = client.jetstream()
+    state = (await js.stream_info(stream)).state
+    name = f"all{time.monotonic_ns()}"
+    await js.add_consumer(stream, ConsumerConfig(name=name, ack_policy="none", deliver_policy=DeliverPolicy.ALL,
+                                                 inactive_threshold=30))
+    held: dict[int, bytes] = {}
+    sub = await js.pull_subscribe_bind(consumer=name, stream=stream)
+    while len(held) < state.messages:
+        for message in await sub.fetch(500, timeout=10):
+            held[message.metadata.sequence.stream] = message.data
+    await js.delete_consumer(stream, name)
+    return held
+
+
+async def health(broker: BrokerProcess) -> tuple[int, str]:
+    """/healthz of a broker that is ready, or was."""
+    status, body = await fetch(broker.monitor_url + "/healthz")
+    return status, body.decode()
+
+
+async def standby_health(broker: BrokerProcess) -> tuple[int, str]:
+    """/healthz of a broker that has not been ready yet: its log says where its pages are."""
+    at = await broker.wait_line(r"Starting http monitor on (\S+)")
+    status, body = await fetch(f"http://{at[1]}/healthz")
+    return status, body.decode()
+
+
+def resident_bytes(broker: BrokerProcess) -> int:
+    """Its resident memory now (Linux)."""
+    for line in Path(f"/proc/{broker.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def unexpected(broker: BrokerProcess) -> list[str]:
+    """Lines of its log that no fault from outside may bring about: tracebacks, failed assertions, lost exceptions."""
+    signs = ("Traceback", "AssertionError", "never retrieved", "Exception in callback", "Unhandled", "was destroyed but")
+    return [line for line in broker.stderr if any(sign in line for sign in signs)]

@@ -1,0 +1,252 @@
+"""Two brokers on one store: who serves, who waits, who takes over when, and that no acknowledged message is missing after.
+
+On a directory the lock decides (a process that ends lets go of it, a paused one keeps it); on S3 the log is the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from nats.errors import NoRespondersError
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import ServiceUnavailableError
+
+from tests.adversity.clients import FAILED, Writer, connect, health, read_all, standby_health, unexpected
+from tests.harness import BrokerProcess, free_port
+from tests.real.proxy import TcpProxy
+from tests.real.s3 import S3Server
+
+T = 1.5
+"""The lease in these tests, seconds."""
+TAKING = 1.0
+"""What a take-over may take beyond T on a busy machine of two cores."""
+
+STREAM = StreamConfig(name="S", subjects=["s.>"])
+
+
+def broker_on(store: str, name: str | None, environ: dict[str, str] | None = None) -> BrokerProcess:
+    flags = ["--store", store, *(("-n", name) if name else ())]
+    return BrokerProcess(*flags, port=free_port(), environ={
+        "JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(environ or {})})
+
+
+def url_of(broker: BrokerProcess) -> str:
+    return f"nats://127.0.0.1:{broker.port}"
+
+
+async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Path) -> None:
+    """It serves nobody meanwhile; after a SIGKILL it is there within a second, after a clean stop too; clients that know
+    both go on by themselves."""
+    store = f"file://{tmp_path / 'store'}"
+    one, two = broker_on(store, "one"), broker_on(store, "two")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(one)
+        stack.push_async_callback(two.close)
+        await two.start(ready=False)
+        await two.wait_line("standby: another broker holds the lock")
+        assert await standby_health(two) == (503, '{"status":"standby","error":"another broker owns the store"}')
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", two.port)
+
+        nc = await connect(url_of(one), url_of(two))
+        await nc.jetstream().add_stream(STREAM)
+        async with Writer("s.x", url_of(one), url_of(two)) as writer:
+            await writer.acks(200)
+            killed = time.monotonic()
+            await one.kill()
+            await two.wait_ready()
+            took = time.monotonic() - killed
+            print(f"took over from a killed broker in {took:.2f} s")
+            assert took < TAKING
+            assert (await health(two))[0] == 200
+            await writer.acks(200)
+
+            await one.start(ready=False)
+            await one.wait_line("standby:")
+            stopped = time.monotonic()
+            assert await two.stop() == 0
+            await one.wait_ready()
+            print(f"took over from a stopped broker in {time.monotonic() - stopped:.2f} s")
+            assert time.monotonic() - stopped < 2 * TAKING  # its stop is in it
+            await writer.acks(200)
+        writer.check(await read_all(nc, "S"))
+        await nc.close()
+        assert not unexpected(one)
+        assert not unexpected(two)
+
+
+async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
+    """SIGSTOP holds the lock: nobody takes over, and nothing happened when the owner goes on."""
+    store = f"file://{tmp_path / 'store'}"
+    one, two = broker_on(store, "one"), broker_on(store, "two")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(one)
+        stack.push_async_callback(two.close)
+        await two.start(ready=False)
+        await two.wait_line("standby:")
+        nc = await connect(url_of(one))
+        await nc.jetstream().add_stream(STREAM)
+        async with Writer("s.x", url_of(one)) as writer:
+            await writer.acks(50)
+            one.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(1)  # ten times what a standby waits between two tries
+            assert not any("Server is ready" in line for line in two.stderr)
+            one.send_signal(signal.SIGCONT)
+            await writer.acks(50)
+        writer.check(await read_all(nc, "S"))
+        await nc.close()
+
+
+async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
+    """The standby sees the log stand still for T, and is there within T and a second; the killed one, started again,
+    becomes the standby; a clean stop hands over without waiting for T."""
+    store = minio.new_url()
+    one, two = broker_on(store, "one", minio.env), broker_on(store, "two", minio.env)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(one)
+        stack.push_async_callback(two.close)
+        await two.start(ready=False)
+        await two.wait_line("standby: one owns")
+        assert (await standby_health(two))[0] == 503
+        nc = await connect(url_of(one), url_of(two))
+        await nc.jetstream().add_stream(STREAM)
+        async with Writer("s.x", url_of(one), url_of(two)) as writer:
+            await writer.acks(100)
+            killed = time.monotonic()
+            await one.kill()
+            await two.wait_ready()
+            took = time.monotonic() - killed
+            print(f"took over from a killed broker in {took:.2f} s, T is {T} s")
+            assert T * 0.8 < took < T + TAKING
+            await writer.acks(100)
+
+            await one.start(ready=False)
+            await one.wait_line("standby: two owns")
+            stopped = time.monotonic()
+            assert await two.stop() == 0
+            await one.wait_ready()
+            print(f"took over from a stopped broker in {time.monotonic() - stopped:.2f} s")
+            await writer.acks(100)
+        writer.check(await read_all(nc, "S"))
+        await nc.close()
+
+
+async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
+    """An owner that slept through T and wakes amid publishes acknowledges none of them: it meets the seal, says so, closes
+    its clients and is a standby again, which takes over when its time has come."""
+    store = minio.new_url()
+    one, two = broker_on(store, "one", minio.env), broker_on(store, "two", minio.env)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(one)
+        stack.push_async_callback(two.close)
+        await two.start(ready=False)
+        await two.wait_line("standby: one owns")
+        nc = await connect(url_of(one))
+        await nc.jetstream().add_stream(STREAM)
+        faithful = Writer("s.x", url_of(one), window=50)  # knows no other broker
+        async with faithful:
+            await faithful.acks(200)
+            one.send_signal(signal.SIGSTOP)
+            await two.wait_ready()
+            async with Writer("s.y", url_of(two)) as writer:
+                await writer.acks(100)
+                before = len(faithful.answers)
+                one.send_signal(signal.SIGCONT)
+                await one.wait_line("two has taken the shard: .* is a seal; closing all clients")
+                await one.wait_line("standby: two owns")
+                await writer.acks(100)
+                assert len(faithful.answers) == before, "the fenced owner acknowledged"
+                # One is a client's broker again only once two is gone.
+                await two.kill()
+                one.stderr.clear()
+                await one.wait_ready()
+                await faithful.acks(100)
+                await writer.abort()
+        async with asyncio.timeout(10):
+            while not nc.is_connected:
+                await asyncio.sleep(0.02)
+        stored = await read_all(nc, "S")
+        for record in (faithful, writer):
+            for number, seq in record.acked.items():
+                assert stored.get(seq) == record.payload(number)
+        await nc.close()
+        assert not unexpected(one)
+
+
+async def test_two_copies_of_one_configuration_do_not_take_turns(minio: S3Server) -> None:
+    """The same name takes over at once, as a restart must; the first one learns of it and ends with an error."""
+    store = minio.new_url()
+    one, two = broker_on(store, "same", minio.env), broker_on(store, "same", minio.env)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(one.close)
+        await one.start()
+        nc = await connect(url_of(one), url_of(two))
+        await nc.jetstream().add_stream(STREAM)
+        async with Writer("s.x", url_of(one), url_of(two)) as writer:
+            await writer.acks(50)
+            began = time.monotonic()
+            await stack.enter_async_context(two)
+            assert time.monotonic() - began < T + TAKING
+            assert await one.wait_end() == 1
+            assert any("same has taken the shard" in line and "give them different server_names" in line
+                       for line in one.stderr), one.tail()
+            await writer.acks(50)
+        writer.check(await read_all(nc, "S"))
+        await nc.close()
+
+
+async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> None:
+    """Past T without a put it cannot know whether it still owns the shard: it answers no reads, delivers nothing and
+    acknowledges nothing; when the store is back it goes on in the same epoch, since nobody took over."""
+    async with TcpProxy.to(minio.endpoint) as proxy:
+        environ = {**minio.env, "AWS_ENDPOINT_URL": proxy.endpoint}
+        async with broker_on(minio.new_url(), "one", environ) as broker:
+            nc = await connect(broker.url)
+            js = nc.jetstream()
+            await js.add_stream(StreamConfig(name="S", subjects=["s.>"], allow_direct=True))
+            for i in range(10):
+                await js.publish("s.x", b"%d" % i)
+            pull = await js.pull_subscribe("s.>", durable="pull")
+            await js.add_consumer("S", ConsumerConfig(durable_name="push", ack_policy=AckPolicy.NONE,
+                                                      deliver_subject="to.me", filter_subject="s.x"))
+            [first] = await pull.fetch(1)
+            epoch = (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"]
+            proxy.stall()
+            async with asyncio.timeout(20):
+                while (await health(broker))[0] == 200:
+                    await asyncio.sleep(0.05)
+            assert "the store does not answer" in (await health(broker))[1]
+            for ask in (lambda: js.stream_info("S"), lambda: js.account_info(), lambda: js.get_msg("S", 1),
+                        lambda: js.get_last_msg("S", "s.x"), lambda: js.consumer_info("S", "pull")):
+                with pytest.raises(ServiceUnavailableError) as refused:
+                    await ask()
+                assert refused.value.err_code == 10008
+            with pytest.raises(NoRespondersError):
+                await nc.request("$JS.API.DIRECT.GET.S", b'{"seq":1}', timeout=1)
+            pushed = await nc.subscribe("to.me")
+            with pytest.raises(FAILED):
+                await pull.fetch(1, timeout=0.5)
+            with pytest.raises(FAILED):
+                await js.publish("s.x", b"late", timeout=0.5)
+            with pytest.raises(FAILED):
+                await first.ack_sync(timeout=0.5)
+            assert not pushed._pending_queue.qsize()
+
+            proxy.resume()
+            async with asyncio.timeout(20):
+                while (await health(broker))[0] != 200:
+                    await asyncio.sleep(0.05)
+            await js.publish("s.x", b"after")
+            assert [message.data for message in await pull.fetch(3, timeout=5)]
+            assert (await pushed.next_msg(timeout=5)).data == b"0"
+            assert (await js.stream_info("S")).state.messages >= 11
+            assert (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"] == epoch
+            await nc.close()
+            assert not unexpected(broker)
+
+
