@@ -500,7 +500,7 @@ class Log:
                     # Known to be there, not yet whose it is. That it is ours proves that we owned the shard when the
                     # first try began, no later.
                     header = await holder_of(store, key)
-                    if header.nonce != self.nonce:
+                    if header.nonce != self.nonce or header.kind != ObjectKind.SEGMENT:
                         raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
                             segment.position, key)
                     began_ns = segment.began_ns

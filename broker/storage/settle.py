@@ -12,7 +12,10 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, Transient
 
-__all__ = ["Backoff", "Fenced", "holder_of", "put_ours"]
+__all__ = ["Backoff", "Fenced", "describe", "holder_of", "put_ours"]
+
+_KIND_AT = 8
+"""Where the common header says what an object is."""
 
 
 class Fenced(Exception):
@@ -39,15 +42,17 @@ async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
 
 
 async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) -> ObjectHeader | None:
-    """Put once. Returns None when the object at ``key`` is ours, else the header of what has the key.
+    """Put once. Returns None when the object at ``key`` is the one that was put, else the header of what has the key.
 
+    What is put is told by writer and kind: a process run that lost the shard and takes it again may find a late segment
+    of its own where it means to put a seal.
     Raises: Transient, StoreRefused (nothing is known); Corrupt when what lies there has no readable header.
     """
     try:
         await store.put(key, data)
     except PreconditionFailed:
         header = await holder_of(store, key)
-        return None if header.nonce == nonce else header
+        return None if header.nonce == nonce and header.kind == data[0][_KIND_AT] else header
     return None
 
 
