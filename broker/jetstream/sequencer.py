@@ -24,6 +24,7 @@ from broker.jetstream.errors import ApiError
 from broker.jetstream.filters import Filters
 from broker.jetstream.publish_headers import HINT, PublishHeaders
 from broker.jetstream.rows import Cold
+from broker.jetstream.stored import user_size
 from broker.protocol import headers as header_block
 from broker.protocol.subject import is_literal, is_valid
 
@@ -105,7 +106,7 @@ class Sequencer:
         self._acks = not config.no_ack
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
-        self._bulky = not (self._per_subject or self._discard_new or self._sealed)
+        self._bulky = not (self._discard_new or self._sealed)
         name = json.dumps(config.name, ensure_ascii=False)
         domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
         self._prefix = f'{{"stream":{name},{domain}"seq":'.encode()
@@ -154,10 +155,20 @@ class Sequencer:
         stream = self._stream
         live = stream.live
         first_seq = live.last_seq + 1
+        size = raw_bytes + 30 * count + sum(map(len, subjects)) + 4 * with_headers
+        removed = None
+        if self._per_subject:
+            index = stream.subjects.index
+            if index is None or index.merged_seq != live.last_seq or (
+                    self._trim_each and self._over_with(count, size)):
+                return False
+            removed = index.add_run(subjects, map(user_size, subjects, hlens, bodies), first_seq, self._per_subject,
+                                    live.first_seq)
         block = stream.log.block(stream)
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns)
-        live.appended(stream.tail(block), count, raw_bytes + 30 * count + sum(map(len, subjects)) + 4 * with_headers,
-                      first_seq, time_ns)
+        live.appended(stream.tail(block), count, size, first_seq, time_ns)
+        if removed:
+            stream.retention.take_out(removed)
         stream.dedupe.last_id = b""
         self._answer(source, replies, first_seq)
         return True
@@ -216,7 +227,8 @@ class Sequencer:
         """Add one message to ``pending``. Raises: ApiError or _Duplicate when it is not stored; Cold."""
         stream = self._stream
         headers = _NO_HEADERS
-        if self._trim_each and self._over(pending):
+        if self._trim_each and self._over_with(len(pending.bodies) - len(pending.removed),
+                                               pending.bytes - pending.removed_bytes):
             self._append(pending, source, time_ns)
             stream.retention.trim()
         if hlen:
@@ -225,7 +237,7 @@ class Sequencer:
             if HINT in body[:hlen]:
                 only = publish_headers.only_msg_id(body[:hlen])
                 headers = {publish_headers.MSG_ID: only} if only else publish_headers.find(body[:hlen])
-        size = 30 + len(subject) + len(body) + (4 if hlen else 0)
+        size = user_size(subject, hlen, body)
         if size > _RECORD_BYTES_MAX:
             raise ApiError(10077, err="message too large")
         if reply.endswith(_FAST_BATCH):
@@ -290,12 +302,11 @@ class Sequencer:
             self._append(pending, source, time_ns)
             stream.retention.carry_out(plan)
 
-    def _over(self, pending: _Pending) -> bool:
-        """Whether what was accepted takes the stream past max_msgs or max_bytes."""
+    def _over_with(self, msgs: int, size: int) -> bool:
+        """Whether ``msgs`` more messages of ``size`` user bytes take the stream past max_msgs or max_bytes."""
         live = self._stream.live
-        msgs = live.msgs + len(pending.bodies) - len(pending.removed)
-        return bool((self._max_msgs and msgs > self._max_msgs) or (
-            self._max_bytes and live.bytes + pending.bytes - pending.removed_bytes > self._max_bytes))
+        return bool((self._max_msgs and live.msgs + msgs > self._max_msgs)
+                    or (self._max_bytes and live.bytes + size > self._max_bytes))
 
     def _check_batch(self, disabled: int, body: bytes) -> None:
         if self._sealed:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["SubjectIndex"]
 
@@ -138,6 +138,49 @@ class SubjectIndex:
         before = self._lasts[row], self._sizes[row]
         self._lasts[row], self._sizes[row] = seq, size
         return before
+
+    def add_run(self, subjects: Sequence[bytes], sizes: Iterable[int], seq: int, limit: int,
+                first_seq: int) -> list[tuple[int, int]]:
+        """Tracked: ``add`` messages from ``seq`` on, and take out the oldest of each subject beyond ``limit`` of them.
+
+        Returns: (sequence, size) of those taken out that are at or above ``first_seq``, the stream's.
+        """
+        assert self.tracked
+        rows, counts, lasts, of_last, histories = self._rows, self._counts, self._lasts, self._sizes, self._history
+        find, out = rows.get, list[tuple[int, int]]()
+        for subject, size in zip(subjects, sizes, strict=True):
+            row = find(subject)
+            if row is None:
+                self._insert(subject, 1, seq, size)
+            elif limit == 1 and row not in histories:
+                before = lasts[row]
+                if before >= first_seq:
+                    out.append((before, of_last[row]))
+                lasts[row] = seq
+                of_last[row] = size
+            else:
+                history = histories.get(row)
+                if history is None:
+                    history = histories[row] = array("Q", (lasts[row], of_last[row]))
+                history.append(seq)
+                history.append(size)
+                lasts[row] = seq
+                of_last[row] = size
+                count = counts[row] + 1
+                if count > limit:
+                    start = 0
+                    while count > limit:
+                        if history[start] >= first_seq:
+                            out.append((history[start], history[start + 1]))
+                        start += 2
+                        count -= 1
+                    del history[:start]
+                    if count == 1:
+                        del histories[row]
+                counts[row] = count
+            seq += 1
+        self.merged_seq = seq - 1
+        return out
 
     def merge(self, subject: bytes, count: int, last_seq: int) -> None:
         """Plain: add ``count`` messages, later than all others, the last of them at ``last_seq``."""
