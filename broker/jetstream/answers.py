@@ -66,27 +66,39 @@ class Answers:
         """Take ops[start:end]; returns replies due once the state is stored. ``settle`` is the caller's."""
         prefix = self._prefix
         replies: list[bytes] = []
-        plain: list[int] = []
-        fast = self.policy == "explicit" and not self.sample_percent
-        for i in range(start, end):
-            subject, reply, hlen, body = ops[i]
+        plain: list[bytes] = []
+        cseqs: list[bytes] = []
+        every = self.policy == "all"
+        fast = not self.sample_percent
+        for subject, reply, hlen, body in ops[start:end]:
             if fast and not hlen and not reply and body in _PLAIN:
                 tokens = subject.rsplit(b".", 5)
-                if tokens[0] == prefix and tokens[2].isdigit() and len(tokens[2]) < 20:
-                    plain.append(int(tokens[2]))
+                if tokens[0] == prefix:
+                    plain.append(tokens[2])
+                    if every:
+                        cseqs.append(tokens[3])
                     continue
             if plain:
-                self._ack_run(plain, now_ns)
-                plain = []
+                self._ack_run(plain, cseqs, now_ns)
+                plain, cseqs = [], []
             if self._answer(subject, reply, body[hlen:] if hlen else body, now_ns, mono_ns) and reply:
                 replies.append(reply)
         if plain:
-            self._ack_run(plain, now_ns)
+            self._ack_run(plain, cseqs, now_ns)
         return replies
 
-    def _ack_run(self, seqs: list[int], now_ns: int) -> None:
-        """Plain acks of an explicit consumer that nobody wants answered."""
+    def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
+        """Plain acks that nobody wants answered, by their stream sequences; ``cseqs`` for ack all only."""
+        seqs = _numbers(plain)
         next_seq = self._cursor.next_seq
+        if self.policy == "all":
+            pairs = list(zip(seqs, _numbers(cseqs), strict=True))
+            seq, cseq = max((pair for pair in pairs if pair[0] < next_seq), default=(0, 0))
+            self._ack(seq, cseq, 1, now_ns, sample=False)
+            for seq, cseq in pairs:
+                if seq >= next_seq:
+                    self._ack(seq, cseq, 1, now_ns, sample=False)
+            return
         if max(seqs) >= next_seq or not min(seqs):
             for seq in seqs:
                 if seq >= next_seq:
@@ -159,3 +171,10 @@ class Answers:
             acks.nak_later(seq, delay_ns, now_ns, mono_ns)
         else:
             acks.nak(seq)
+
+
+def _numbers(tokens: list[bytes]) -> list[int]:
+    """Tokens as sequences; 0, which is none, for what is not a number of fewer than 20 digits."""
+    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 20:
+        return list(map(int, tokens))
+    return [int(token) if token.isdigit() and len(token) < 20 else 0 for token in tokens]

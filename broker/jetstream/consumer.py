@@ -468,7 +468,7 @@ class Consumer:
             return
         if self.stream.log.muted:
             return  # past the lease: the commit that ends this wakes us
-        acks, cursor = self._acks, self._cursor
+        acks = self._acks
         step = self._pump.run(self.clock.now_ns(), mono_ns)
         if acks.ahead:
             # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.

@@ -22,9 +22,12 @@ Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 __all__ = ["AckState", "Flight", "StoredState"]
@@ -177,17 +180,14 @@ class AckState:
 
     def ack(self, seqs: Sequence[int], at_ns: int) -> int:
         """Each of ``seqs`` is answered for; returns how many were pending. Call ``settle`` after the batch."""
-        pop, dropped, missed = self.pending.pop, self._dropped, 0
-        for seq in seqs:
-            flight = pop(seq, None)
-            if flight is None:
-                missed += 1
-            elif flight.known:
-                dropped.append(seq)
+        before = len(self.pending)
+        flights = list(map(self.pending.pop, seqs, repeat(None)))
+        if any(flight is not None and flight.known for flight in set(flights)):
+            self._dropped += [s for s, flight in zip(seqs, flights, strict=True) if flight is not None and flight.known]
         if self.redelivered or self.queue:
             for seq in seqs:
                 self._uncount(seq)
-        found = len(seqs) - missed
+        found = before - len(self.pending)
         if found:
             self.last_ack_ns = at_ns
             self.changed = self._unsettled = True
@@ -200,8 +200,7 @@ class AckState:
         """
         if cseq <= self.floor_cseq or seq <= self.floor_sseq:
             return []
-        low = [s for s in self.pending if s <= seq] if len(self.pending) < 64 else self._upto(seq)
-        low.sort()
+        low = self._upto(seq)
         self.ack(low, at_ns)
         self.floor_cseq, self.floor_sseq = cseq, seq
         self.last_ack_ns = at_ns
@@ -432,6 +431,8 @@ class AckState:
         times: list[int] = []
         for flight in self._fresh:
             flight.known = True
+            if flight.seqs[-1] <= self.floor_sseq:
+                continue
             for seq, cseq in zip(flight.seqs, flight.cseqs, strict=True):
                 if pending.get(seq) is flight:
                     seqs.append(seq)
@@ -445,9 +446,9 @@ class AckState:
                 times.append(0)
         self._new_ahead.clear()
         if seqs:
-            delta["add"] = [seqs, cseqs, times]
+            delta["add"] = [_column(seqs), _column(cseqs), _column(times)]
         if self._dropped:
-            delta["drop"] = self._dropped
+            delta["drop"] = _column(self._dropped)
             self._dropped = []
         if self._recounted:
             delta["re"] = {seq: self.redelivered.get(seq, 0) for seq in sorted(self._recounted)}
@@ -485,13 +486,14 @@ class AckState:
         self._unsent.discard(seq)
 
     def _upto(self, seq: int) -> list[int]:
-        """Pending sequences up to ``seq``, from the order of delivery rather than from all of ``pending``."""
+        """Pending sequences up to ``seq``, ascending, from the order of delivery rather than from all of ``pending``."""
         found: list[int] = []
-        pending = self.pending
+        pending, i = self.pending, self._order_at
         for seqs in self._order:
             if seqs[0] > seq:
                 break
-            found += [s for s in seqs if s <= seq and s in pending]
+            found += [s for s in seqs[i:bisect_right(seqs, seq, i)] if s in pending]
+            i = 0
         return found
 
     def _lowest(self) -> int:
@@ -565,3 +567,12 @@ class AckState:
         for wait, flight in sorted(moved, key=lambda item: item[1].due_ns):
             self._lane(wait).append(flight)
 
+
+def _column(numbers: list[int]) -> list[int] | bytes:
+    """As CONSUMER_STATE records hold it: a few as they are, many as little-endian int64."""
+    if len(numbers) <= 8:
+        return numbers
+    values = array("q", numbers)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
