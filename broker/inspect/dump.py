@@ -17,6 +17,8 @@ from broker.inspect.source import CannotInspect, Source
 from broker.inspect.tables import plain, printable, when
 from broker.protocol import headers
 from broker.storage.format.block import BlockCore, BlockPlace
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
@@ -25,6 +27,7 @@ from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.page import PageKind, decode_page, decode_pages_directory
 from broker.storage.format.record import Record, RecordKind
 from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.store import StoreFormat
 from broker.storage.paths import ROOT, Key, parse
 
 __all__ = ["dump", "read_object"]
@@ -125,12 +128,24 @@ class _Dump:
     # Small objects.
 
     def _document(self, kind: ObjectKind, position: Position, object_id: int) -> Any:
+        bare = kind in (ObjectKind.FORMAT, ObjectKind.INBOX)
         try:
-            return plain(decode_document(self.data, kind, position if kind not in (
-                ObjectKind.FORMAT, ObjectKind.INBOX) else None, object_id)[1])
+            body = decode_document(self.data, kind, None if bare else position, object_id)[1]
         except FormatError as error:
             self._note(error)
-        return plain(_partial_map(self.data[_BODY_AT:]))
+            return plain(_partial_map(self.data[_BODY_AT:]))
+        try:
+            if kind == ObjectKind.FORMAT:
+                StoreFormat.decode(self.data)
+            elif kind == ObjectKind.CLAIM:
+                Claim.decode(self.data, position.epoch)
+            elif kind == ObjectKind.ROOT:
+                Root.decode(self.data, position)
+            elif kind == ObjectKind.SEAL:
+                Seal.decode(self.data, position)
+        except FormatError as error:
+            self._note(error)
+        return plain(body)
 
     # Pages.
 
@@ -199,7 +214,7 @@ class _Dump:
 
     def _record(self, record: Record, row: DirectoryRow) -> dict[str, Any]:
         said = {"kind": _name(RecordKind, record.kind), "version": record.version, "after_seq": record.after_seq,
-                "must_understand": record.must_understand}
+                "must_understand": record.must_understand, "understood": record.known}
         try:
             said["body"] = plain(record.body)
         except Corrupt as error:
