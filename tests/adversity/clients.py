@@ -63,8 +63,8 @@ class Writer:
         self._tasks = [asyncio.create_task(self._run()) for _ in range(self._window)]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        await (self.stop() if kind is None else self.abort())
 
     async def stop(self) -> None:
         """Let what is under way come to its end, and disconnect."""

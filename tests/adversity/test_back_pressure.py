@@ -1,0 +1,135 @@
+"""A store that is slow, then gone: publishers are slowed, then refused; memory stays bounded; nothing acknowledged is lost.
+
+A proxy before MinIO holds everything back. The bound on what is sequenced and not stored is small here, so that it is met soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from nats.js.api import StreamConfig
+
+from tests.adversity.clients import Writer, connect, health, read_all, resident_bytes, unexpected
+from tests.harness import BrokerProcess
+from tests.real.proxy import TcpProxy
+from tests.real.s3 import S3Server
+
+MIB = 1 << 20
+TAIL = 2 * MIB
+SIZE = 16 * 1024
+ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": str(TAIL), "JETBLOCK_SEGMENT_BYTES": "256k", "JETBLOCK_PUT_TIMEOUT": "1s",
+           "JETBLOCK_LEASE": "60s"}
+
+
+class Chatter:
+    """Core traffic on connections of its own, all the while: how long each round trip took."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.seconds: list[float] = []
+
+    async def run(self) -> None:
+        asker, answerer = await connect(self._url), await connect(self._url)
+
+        async def answer(message: object) -> None:
+            await message.respond(b"here")  # type: ignore[attr-defined]
+
+        await answerer.subscribe("core.ask", cb=answer)
+        await answerer.flush()
+        try:
+            while True:
+                began = time.monotonic()
+                await asker.request("core.ask", b"there?", timeout=5)
+                self.seconds.append(time.monotonic() - began)
+                await asyncio.sleep(0.01)
+        finally:
+            await asker.close()
+            await answerer.close()
+
+
+async def outage(minio: S3Server, seconds: float) -> None:
+    async with TcpProxy.to(minio.endpoint) as proxy:
+        environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
+        async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
+            nc = await connect(broker.url)
+            js = nc.jetstream()
+            await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
+            chatter = Chatter(broker.url)
+            talking = asyncio.create_task(chatter.run())
+            # Four times the bound in flight, and again as soon as it was refused.
+            writer = Writer("s.x", broker.url, window=4 * TAIL // SIZE, size=SIZE, timeout=seconds + 60)
+            async with writer:
+                await writer.acks(1000, 60)
+                before = resident_bytes(broker)
+                chatter.seconds.clear()
+                proxy.stall()
+                stalled = time.monotonic()
+                await writer.refused(1)
+                first = time.monotonic() - stalled
+                # Slowed for at most a second once the bound is met, then told: not left to time out.
+                assert first < 4, f"the first refusal took {first:.1f} s"
+                error = writer.errors[0]
+                assert (error.code, error.err_code) == (429, 10167), error
+                await asyncio.sleep(seconds)
+                known = len(writer.errors)
+                await writer.refused(known + 1)  # and goes on being told
+                grown = max(resident_bytes(broker) - before, 0)
+                slowest = max(chatter.seconds)
+                print(f"first refusal {first:.2f} s after the store went, {len(writer.errors)} refusals in {seconds} s, "
+                      f"{grown / MIB:.1f} MiB more memory, core round trips up to {slowest * 1e3:.0f} ms")
+                assert grown < 64 * MIB
+                assert slowest < 1.0
+                assert (await broker.monitor("/varz"))["jetblock"]["log"]["store_error"]
+                proxy.resume()
+                await writer.acks(500, 60)
+                assert (await health(broker))[0] == 200
+            talking.cancel()
+            await asyncio.gather(talking, return_exceptions=True)
+            writer.check(await read_all(nc, "S"))
+            await broker.restart()
+            writer.check(await read_all(nc, "S"))
+            await nc.close()
+            assert not unexpected(broker)
+
+
+async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
+    """Refused with 429 and 10167 within the second that publishers are slowed for, told again and again, core traffic and
+    memory untouched; when the store is back, publishing goes on and everything acknowledged is there, after a kill too."""
+    await outage(minio, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_a_store_gone_for_a_minute(minio: S3Server) -> None:
+    """The same for longer: memory does not grow with the length of an outage."""
+    await outage(minio, 60)
+
+
+async def test_a_slow_store_slows_publishers_and_refuses_nobody(minio: S3Server) -> None:
+    """Stalls shorter than a second, one after another: publishers wait in between, none is refused, all is acknowledged."""
+    async with TcpProxy.to(minio.endpoint) as proxy:
+        environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
+        async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
+            nc = await connect(broker.url)
+            await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+
+            async def slow() -> None:
+                while True:
+                    proxy.stall()
+                    await asyncio.sleep(0.3)
+                    proxy.resume()
+                    await asyncio.sleep(0.1)
+
+            task = asyncio.create_task(slow())
+            # Three times the bound at once, so that the bound is met in each stall.
+            async with Writer("s.x", broker.url, window=3 * TAIL // SIZE, size=SIZE, timeout=30) as writer:
+                await writer.acks(2000, 60)
+                assert not writer.errors, writer.errors[0]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            proxy.resume()
+            writer.check(await read_all(nc, "S"))
+            await nc.close()
+            assert not unexpected(broker)
