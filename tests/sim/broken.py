@@ -44,7 +44,7 @@ def read_the_header(patch: pytest.MonkeyPatch) -> None:
 
     async def broken(store: ObjectStore, key: str) -> ObjectHeader:
         header: ObjectHeader = await holder_of(store, key)
-        return header._replace(nonce=_nonce_of_log[0]) if _nonce_of_log else header
+        return header._replace(nonce=_nonce_of_log[0], kind=ObjectKind.SEGMENT) if _nonce_of_log else header
 
     _nonce_of_log: list[bytes] = []
     put = Log._put
