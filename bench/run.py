@@ -46,7 +46,8 @@ class Table:
             return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
-        return f"{row['work']:<58} {number(row['ours']):>12} {number(row['theirs']):>12} {row['unit']:<5} {ratio:>6}  {row['mark']}"
+        ours, theirs = number(row["ours"]), number(row["theirs"])
+        return f"{row['work']:<58} {ours:>12} {theirs:>12} {row['unit']:<5} {ratio:>6}  {row['mark']}"
 
 
 def load(case: str, server: Server, **options: Any) -> dict[str, Any]:
@@ -92,7 +93,8 @@ class Bench:
         for window in (5000, 10_000):
             self.table.add(f"JetStream publish, {window} in flight, directory", ">= 1.0", rates[f"ours{window}"].get("rate"),
                            rates[f"nats{window}"]["rate"])
-            self.table.add(f"  the same, persist_mode async", "", rates[f"async{window}"].get("rate"), rates[f"nats{window}"]["rate"])
+            self.table.add("  the same, persist_mode async", "", rates[f"async{window}"].get("rate"),
+                           rates[f"nats{window}"]["rate"])
         self.rates = rates
 
     def publish_synced(self) -> None:
@@ -185,7 +187,8 @@ class Bench:
             self.table.add(f"restart with {messages:,} messages, after a clean stop", "<= 0.3", clean, None, "s")
             self.table.add(f"restart with {messages:,} messages, after kill -9", "<= 1.5", killed, None, "s")
 
-    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag", "restart")
+    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag",
+             "restart")
 
 
 def main() -> int:
@@ -208,7 +211,8 @@ def main() -> int:
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     out = results / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
-    out.write_text(json.dumps({"machine": {"cores": os.cpu_count(), "python": sys.version.split()[0]}, "rows": bench.table.rows}, indent=1))
+    machine = {"cores": os.cpu_count(), "python": sys.version.split()[0]}
+    out.write_text(json.dumps({"machine": machine, "rows": bench.table.rows}, indent=1))
     print(f"written to {out}")
     return 1 if failed else 0
 

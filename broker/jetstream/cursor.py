@@ -60,6 +60,9 @@ class Readable(Protocol):
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
         """The chunk with the first message at or after ``seq``, and that message's place in it; None: nothing yet."""
 
+    def may_hold(self, seq: int) -> bool:
+        """Whether ``seq`` is live, as far as that is known without reading."""
+
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many messages match from ``seq`` on, and up to which sequence they were counted."""
 
@@ -313,7 +316,9 @@ class Cursor:
         self.pending += self.count_ahead(low, high)
 
     def is_to_come(self, seq: int) -> bool:
-        """Whether ``seq``, not delivered yet, is there for us; a chunk that is not in memory gets the benefit."""
+        """Whether ``seq``, not delivered yet, is there for us; where its subject is not in memory it passes for ours."""
+        if not self.stream.may_hold(seq):
+            return False
         found = self.find(seq)
         return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
 

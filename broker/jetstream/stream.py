@@ -318,6 +318,12 @@ class Stream:
             self._take_blocks()
         return self.reading.next_chunk(seq, filters)
 
+    def may_hold(self, seq: int) -> bool:
+        """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
+        if self._state is not None:
+            self._take_blocks()
+        return self.live.find(seq) is not None
+
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
         self._take_blocks_once()

@@ -86,7 +86,7 @@ async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
             while file.subject not in seqs:
                 try:
                     ack = await js.publish(file.subject, file.data, headers=file.headers, timeout=timeout)
-                except (NatsError, APIError, asyncio.TimeoutError):  # killed, or not yet back: the id makes it safe
+                except (TimeoutError, NatsError, APIError):  # killed, or not yet back: the id makes it safe
                     await asyncio.sleep(0.05)
                     continue
                 seqs[file.subject] = ack.seq
@@ -121,12 +121,12 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
             await js.add_consumer(STREAM, config)
             sub = await js.pull_subscribe_bind(consumer=durable, stream=STREAM)
             break
-        except (NatsError, APIError, asyncio.TimeoutError):
+        except (TimeoutError, NatsError, APIError):
             await asyncio.sleep(0.1)
     while len(reading.seqs) < expected:
         try:
             messages = await sub.fetch(batch, timeout=2)
-        except (NatsError, APIError, asyncio.TimeoutError):
+        except (TimeoutError, NatsError, APIError):
             await asyncio.sleep(0.05)
             continue
         for msg in messages:
@@ -174,7 +174,8 @@ async def tour(args: argparse.Namespace) -> int:
         except NotFoundError:
             pass
         got = await read(nc, durable, filters, len(wanted))
-        print(f"{len(got.seqs)} messages read and acknowledged in {time.perf_counter() - began:.1f} s, {len(got.wrong)} differ from their checksum")
+        print(f"{len(got.seqs)} messages read and acknowledged in {time.perf_counter() - began:.1f} s, "
+              f"{len(got.wrong)} differ from their checksum")
         return bool(got.wrong)
     else:
         last = await js.get_last_msg(STREAM, args.subject, direct=True)
