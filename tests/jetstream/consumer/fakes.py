@@ -301,6 +301,9 @@ class FakeStream:
             return chunk, FakeBlock(last, {s for s in self.dead if first <= s <= last}), seq - first
         return None
 
+    def may_hold(self, seq: int) -> bool:
+        return seq in self.messages and seq >= self.first_seq and seq not in self.dead
+
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         await Turn()
         found = [s for s in self.live(seq) if s <= self.persisted_seq
