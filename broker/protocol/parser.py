@@ -37,6 +37,13 @@ MAX_PAYLOAD: Final = 1024 * 1024
 _SIZES_KEPT: Final = 4096
 _VERB_MAX: Final = 7
 
+_ACK = b"PUB $JS.ACK."
+_ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
+"""How clients end a plain ack: behind the subject, an empty reply or none, the size, the payload."""
+
+_CROWD_BYTES = 1024
+"""Fewer bytes are not worth the counting."""
+
 
 class _Value:
     """Equality and display by slots, for ops that tests compare."""
@@ -152,6 +159,33 @@ def _miscounted(line: bytes) -> ProtocolError:
     return _silent()
 
 
+def _ack_crowd(data: bytes, limit: int) -> tuple[list[Op], int, int]:
+    """The acks that ``data`` begins with, when it has many of one form and nothing between them.
+
+    A busy consumer's client sends nothing else: cut at once they cost a third of what they do line by line. Counting
+    proves that each piece is exactly ``PUB <subject><tail>``: as many heads and tails as pieces, and no blank, tab or
+    line end that those do not account for.
+
+    Returns: the messages, where they end, and the bytes of their bodies; nothing, when it is not so.
+    """
+    first = data.find(b" ", 4)
+    end = data.find(b"\r\n", data.find(b"\n", first) + 1) + 2
+    tail = data[first:end]
+    body = _ACK_TAILS.get(tail)
+    if body is None:
+        return [], 0, 0
+    end = data.rfind(tail) + len(tail)
+    part = data[:end]
+    count = part.count(tail)
+    if (part.count(_ACK) != count or part.count(b"\n") != 2 * count or part.count(b"\r") != 2 * count
+            or part.count(b" ") != count * (1 + tail.count(b" ")) or b"\t" in part):
+        return [], 0, 0
+    pieces = part[4:-len(tail)].split(tail + b"PUB ")
+    if len(pieces) != count or max(map(len, pieces)) > limit - 16:
+        return [], 0, 0
+    return [(subject, b"", 0, body) for subject in pieces], end, count * len(body)
+
+
 def _argument(verb: bytes, line: bytes) -> bytes:
     """What stands between the verb with its blanks and the newline, LF or CRLF."""
     return line[len(verb):-1].lstrip(b" \t").removesuffix(b"\r")
@@ -232,6 +266,9 @@ class Parser:
         repeats = False
         end_of_data = len(data)
         self.held = False
+        if end_of_data >= _CROWD_BYTES and data.startswith(_ACK) and self.max_payload >= 4:
+            crowd, pos, payload_bytes = _ack_crowd(data, limit)
+            ops += crowd
         try:
             while pos < end_of_data:
                 # A publisher that repeated its line once is likely to go on: then the newline need not be looked for.

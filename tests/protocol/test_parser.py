@@ -194,3 +194,28 @@ def test_endless_lines_are_not_kept() -> None:
     for _ in range(100):
         made.feed(b" " * 1000)
     assert made.feed(b"a 1\r\n") == [Sub(b"a", b"", b"1")]
+
+
+@pytest.mark.parametrize("tail", [b" 0\r\n\r\n", b"  0\r\n\r\n", b" 4\r\n+ACK\r\n", b"  4\r\n+ACK\r\n", b" 4\r\n-NAK\r\n",
+                                  b" _INBOX.x.1 0\r\n\r\n", b" 0\n\r\n", b" 1\r\n\n\r\n"])
+@pytest.mark.parametrize("odd", [b"", b"PING\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB a 14\r\nPUB $JS.ACK. 0\r\n",
+                                 b"PUB\t$JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0 \r\n\r\n",
+                                 b"PUB $JS.ACK.", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n"])
+def test_crowds_of_acks_are_what_they_are_one_by_one(tail: bytes, odd: bytes) -> None:
+    """Many acks in one read take a short cut; whatever else stands among them, the result is the long way's."""
+    acks = [b"PUB $JS.ACK.S.C.1.%d.%d.1700000000000000000.%d" % (i, i, 100 - i) + tail for i in range(60)]
+    for at in (0, 1, 30, 60):
+        data = b"".join(acks[:at]) + odd + b"".join(acks[at:])
+        whole, slow = Parser(), Parser()
+        outcome = [_fed(whole, [data]), _fed(slow, [data[i:i + 7] for i in range(0, len(data), 7)])]
+        assert outcome[0] == outcome[1]
+
+
+def _fed(parser: Parser, pieces: list[bytes]) -> tuple[list[object], str]:
+    ops: list[object] = []
+    try:
+        for piece in pieces:
+            ops += parser.feed(piece)
+    except ProtocolError as error:
+        return ops + error.ops, error.reason
+    return ops, ""
