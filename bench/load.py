@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import select
 import socket
@@ -86,14 +87,21 @@ def publish(args: argparse.Namespace) -> dict:
     """JetStream publish with a window of unanswered messages; the subjects go round over --streams or --subjects."""
     con = Connection(args.port)
     con.send(b"SUB _INBOX.b.* 1\r\n")
-    payload = PAYLOAD * (args.size // 128) if args.size > 128 else PAYLOAD[:args.size]
+    # Hexadecimal text, different in each message: what compresses it is its alphabet, not its repetition.
+    rng = random.Random(1)
+    pool = rng.randbytes(1 << 20).hex().encode()
+
+    def payload() -> bytes:
+        at = rng.randrange(len(pool) - args.size)
+        return pool[at:at + args.size]
+
     if args.streams > 1:
         names = [b"bench%d.x" % (i % args.streams) for i in range(max(args.streams, BATCH))]
     elif args.subjects > 1:
         names = [b"bench.s%07d" % i for i in range(args.subjects)]
     else:
-        names = [b"bench.x"] * BATCH
-    msgs = [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, len(payload), payload) for i, s in enumerate(names)]
+        names = [b"bench.x"] * 16 * BATCH
+    msgs = [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)]
     step = min(BATCH, args.in_flight)
     rounds = [b"".join(msgs[i:i + step]) for i in range(0, len(msgs) - step + 1, step)]
     acks, errors, sent, k = Count(b'"seq":'), Count(b'"error"'), 0, 0

@@ -6,6 +6,7 @@ A timer asks to be called every ``EVERY_S``; by how much it comes late is one sa
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 
 __all__ = ["LoopLag"]
@@ -42,11 +43,12 @@ class LoopLag:
                 "max": round(self._max_ms, 3)}
 
     def _again(self) -> None:
-        self._due = self._loop.time() + EVERY_S
-        self._timer = self._loop.call_at(self._due, self._sample)
+        # Not the loop's own clock: uvloop's counts whole milliseconds.
+        self._due = time.perf_counter() + EVERY_S
+        self._timer = self._loop.call_later(EVERY_S, self._sample)
 
     def _sample(self) -> None:
-        late_ms = max(0.0, (self._loop.time() - self._due) * 1e3)
+        late_ms = max(0.0, (time.perf_counter() - self._due) * 1e3)
         self._samples[self._count % SAMPLES] = late_ms
         self._count += 1
         self._max_ms = max(self._max_ms, late_ms)
