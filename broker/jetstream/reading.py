@@ -57,9 +57,9 @@ class Loading:
 class Reading:
     """The reading side of one stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, live: Live) -> None:
         self._stream = stream
-        self._live: Live = stream.live
+        self._live = live
         self._picks: OrderedDict[tuple[Filters, int], Sequence[int]] = OrderedDict()
 
     # --- for consumers ------------------------------------------------------------------------------------------------

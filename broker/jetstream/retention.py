@@ -77,8 +77,9 @@ class Retention:
     @property
     def over(self) -> bool:
         """Whether the stream holds more than max_msgs or max_bytes allow."""
-        live = self._stream.live
-        return bool((self._max_msgs and live.msgs > self._max_msgs) or (self._max_bytes and live.bytes > self._max_bytes))
+        stream = self._stream
+        return bool((self._max_msgs and stream.msgs > self._max_msgs)
+                    or (self._max_bytes and stream.bytes > self._max_bytes))
 
     def enforce(self) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold; when that needs the store, soon."""

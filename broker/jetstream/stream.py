@@ -115,7 +115,7 @@ class Stream:
         self.retention = Retention(self)
         self.sequencer = Sequencer(self)
         self.inlet = Inlet(log, self.sequencer.run, self.sequencer.turn_away, bytes_max=bytes_max)
-        self.reading = Reading(self)
+        self.reading = Reading(self, self._live)
         self._configure(config)
         if state is None:
             if config.first_seq:

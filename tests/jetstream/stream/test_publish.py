@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.jetstream.stream.world import World, everything, pub, publish, read_all
+from typing import Any
+
+import pytest
+
+from broker.storage.log import LogSettings
+from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
+
+
+def error(err_code: int, description: str, code: int = 400) -> dict[str, Any]:
+    return {"error": {"code": code, "err_code": err_code, "description": description}, "stream": "S", "seq": 0}
 
 
 async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:
@@ -19,4 +28,253 @@ async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:
     assert await everything(stream) == expected
     assert await read_all(stream) == expected
     assert (stream.first_seq, stream.last_seq, stream.msgs, stream.persisted_seq) == (1, 300, 300, 300)
+    await world.close()
+
+
+async def test_replies_keep_the_order_of_decisions() -> None:
+    """PubAcks, refusals and duplicates of one run go out in the order of its publishes, once it is persisted."""
+    world = World()
+    stream = world.stream(max_msg_size=10)
+    run = [pub(b"S.a", b"1", Nats_Msg_Id="x"), pub(b"S.a", b"far too long for it"), pub(b"S.a", b"2"),
+           pub(b"S.a", b"3", Nats_Expected_Stream="T"), pub(b"S.a", b"", reply=b"")]
+    publish(world, stream, *run)
+    assert world.bus.order == []
+    await world.settle()
+    assert world.bus.order == [msg[1] for msg in run[:4]]
+    assert stream.last_seq == 2
+    await world.close()
+
+
+async def test_pub_ack_bytes() -> None:
+    """The very bytes of a PubAck, of a duplicate's, and of a refusal."""
+    world = World()
+    stream = world.stream()
+    stream.domain = "hub"
+    stream.sequencer.configure(stream.config)
+    first, again, bad = (pub(b"S.a", b"", Nats_Msg_Id="x"), pub(b"S.a", b"", Nats_Msg_Id="x"),
+                         pub(b"S.a", b"", Nats_Expected_Last_Sequence="9"))
+    publish(world, stream, first, again, bad)
+    await world.settle()
+    assert world.bus.replies[first[1]] == [b'{"stream":"S","domain":"hub","seq":1}']
+    assert world.bus.replies[again[1]] == [b'{"stream":"S","domain":"hub","seq":1,"duplicate": true}']
+    assert world.bus.replies[bad[1]] == [
+        b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"S","seq":0}']
+    await world.close()
+
+
+REFUSALS = [
+    # what is asked, config, headers, payload, expected
+    ("wrong stream", {}, {"Nats_Expected_Stream": "T"}, b"", error(10060, "expected stream does not match")),
+    ("wrong last seq", {}, {"Nats_Expected_Last_Sequence": "7"}, b"", error(10071, "wrong last sequence: 2")),
+    ("last seq that is no number", {}, {"Nats_Expected_Last_Sequence": "x"}, b"", error(10071, "wrong last sequence: 2")),
+    ("wrong last subject seq", {}, {"Nats_Expected_Last_Subject_Sequence": "1"}, b"",
+     error(10071, "wrong last sequence: 2")),
+    ("last seq of another subject", {}, {"Nats_Expected_Last_Subject_Sequence": "2",
+                                         "Nats_Expected_Last_Subject_Sequence_Subject": "S.b"}, b"",
+     error(10071, "wrong last sequence: 1")),
+    ("last seq of a pattern", {}, {"Nats_Expected_Last_Subject_Sequence": "1",
+                                   "Nats_Expected_Last_Subject_Sequence_Subject": "S.*"}, b"",
+     error(10071, "wrong last sequence: 2")),
+    ("subject without sequence", {}, {"Nats_Expected_Last_Subject_Sequence_Subject": "S.b"}, b"",
+     error(10193, "missing sequence for expected last sequence per subject")),
+    ("wrong last id", {}, {"Nats_Expected_Last_Msg_Id": "z"}, b"", error(10070, "wrong last msg ID: two")),
+    ("roll-up not allowed", {}, {"Nats_Rollup": "sub"}, b"", error(10111, "rollup not permitted", 500)),
+    ("roll-up of nothing known", {"allow_rollup_hdrs": True}, {"Nats_Rollup": "week"}, b"",
+     error(10111, 'rollup value invalid: "week"', 500)),
+    ("too large", {"max_msg_size": 40}, {}, b"x" * 41, error(10054, "message size exceeds maximum allowed")),
+    ("headers count", {"max_msg_size": 40}, {"X": "y" * 40}, b"", error(10054, "message size exceeds maximum allowed")),
+    ("headers too large", {}, {"X": "y" * 66_000}, b"", error(10097, "header size exceeds maximum allowed of 64k")),
+    ("time to live", {}, {"Nats_TTL": "10s"}, b"", error(10166, "per-message TTL is disabled")),
+    ("no time to live", {}, {"Nats_TTL": "soon"}, b"", error(10165, "invalid per-message TTL")),
+    ("counter", {}, {"Nats_Incr": "1"}, b"", error(10168, "message counters is disabled")),
+    ("no counter", {}, {"Nats_Incr": "one"}, b"", error(10171, "message counter increment is invalid")),
+    ("schedule", {}, {"Nats_Schedule": "@every 5s"}, b"", error(10188, "message schedules is disabled")),
+    ("scheduler alone", {}, {"Nats_Scheduler": "S.b"}, b"", error(10212, "message schedules invalid scheduler")),
+    ("source", {}, {"Nats_Stream_Source": "T 1"}, b"", error(10227, None)),  # type: ignore[arg-type]
+    ("atomic batch", {}, {"Nats_Batch_Id": "b"}, b"", error(10174, "atomic publish is disabled")),
+    ("order: stream before sequence", {}, {"Nats_Expected_Stream": "T", "Nats_Expected_Last_Sequence": "7"}, b"",
+     error(10060, "expected stream does not match")),
+    ("order: sequence before duplicate", {}, {"Nats_Msg_Id": "one", "Nats_Expected_Last_Sequence": "7"}, b"",
+     error(10071, "wrong last sequence: 2")),
+    ("order: last id before roll-up", {}, {"Nats_Expected_Last_Msg_Id": "z", "Nats_Rollup": "sub"}, b"",
+     error(10070, "wrong last msg ID: two")),
+    ("order: duplicate before last id", {}, {"Nats_Msg_Id": "one", "Nats_Expected_Last_Msg_Id": "z"}, b"",
+     {"stream": "S", "seq": 1, "duplicate": True}),
+]
+
+
+@pytest.mark.parametrize("config, headers, payload, expected", [row[1:] for row in REFUSALS],
+                         ids=[row[0] for row in REFUSALS])
+async def test_refusals(config: dict[str, Any], headers: dict[str, str], payload: bytes, expected: dict[str, Any]) -> None:
+    """What nats-server refuses is refused with its code and text, and takes no sequence."""
+    world = World()
+    stream = world.stream(**config)
+    await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
+    await ask(world, stream, pub(b"S.a", Nats_Msg_Id="two"))
+    told = await ask(world, stream, pub(b"S.a", payload, **headers))
+    if "error" in expected:
+        assert told["error"]["err_code"] == expected["error"]["err_code"]
+        if expected["error"]["description"] is not None:
+            assert told == expected
+    else:
+        assert told == expected
+    assert stream.last_seq == 2
+    await world.close()
+
+
+ACCEPTED = [
+    ("right expectations", {}, {"Nats_Expected_Stream": "S", "Nats_Expected_Last_Sequence": "2",
+                                "Nats_Expected_Last_Subject_Sequence": "2", "Nats_Expected_Last_Msg_Id": "two"}),
+    ("empty values say nothing", {}, {"Nats_Expected_Last_Sequence": "", "Nats_Msg_Id": "", "Nats_Rollup": ""}),
+    ("another subject's last", {}, {"Nats_Expected_Last_Subject_Sequence": "0",
+                                    "Nats_Expected_Last_Subject_Sequence_Subject": "S.none"}),
+    ("other headers", {}, {"X": "Nats-Rollup: sub"}),
+    ("roll-up in any case", {"allow_rollup_hdrs": True}, {"Nats_Rollup": "SUB"}),
+]
+
+
+@pytest.mark.parametrize("config, headers", [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
+async def test_accepted(config: dict[str, Any], headers: dict[str, str]) -> None:
+    """What holds, or says nothing, is stored with its headers as they came."""
+    world = World()
+    stream = world.stream(**config)
+    await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
+    await ask(world, stream, pub(b"S.a", Nats_Msg_Id="two"))
+    msg = pub(b"S.a", b"payload", **headers)
+    assert await ask(world, stream, msg) == {"stream": "S", "seq": 3}
+    kept = await stream.get(3)
+    assert kept is not None
+    assert (kept.hlen, kept.body) == (msg[2], msg[3])
+    await world.close()
+
+
+async def test_discard_new() -> None:
+    """Discard new refuses what does not fit, but not what replaces, unless that is asked for."""
+    world = World()
+    stream = world.stream(max_msgs=2, discard="new")
+    for _ in range(2):
+        assert "error" not in await ask(world, stream, pub(b"S.a"))
+    assert await ask(world, stream, pub(b"S.b")) == error(10077, "maximum messages exceeded", 503)
+
+    stream = world.stream("T", max_msgs=2, max_msgs_per_subject=1, discard="new")
+    replies = publish(world, stream, pub(b"T.a", b"1"), pub(b"T.b", b"2"), pub(b"T.a", b"3"), pub(b"T.c", b"4"))
+    await world.settle()
+    assert [world.bus.answer(reply).get("seq") for reply in replies] == [1, 2, 3, 0]
+    assert [msg[0] for msg in await everything(stream)] == [2, 3]
+
+    stream = world.stream("U", max_msgs_per_subject=1, discard="new", discard_new_per_subject=True)
+    replies = publish(world, stream, pub(b"U.a"), pub(b"U.a"), pub(b"U.b"))
+    await world.settle()
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 0, 2]
+    assert world.bus.answer(replies[1])["error"]["description"] == "maximum messages per subject exceeded"
+
+    stream = world.stream("V", max_bytes=100, discard="new")
+    assert (await ask(world, stream, pub(b"V.a", b"x" * 68)))["error"]["description"] == "maximum bytes exceeded"
+    assert "error" not in await ask(world, stream, pub(b"V.a", b"x" * 67))
+    await world.close()
+
+
+async def test_a_message_larger_than_max_bytes_is_acknowledged_and_goes() -> None:
+    """Discard old stores first and then trims, so a message alone over max_bytes is acknowledged and gone."""
+    world = World()
+    stream = world.stream(max_bytes=100)
+    assert await ask(world, stream, pub(b"S.a", b"x" * 200)) == {"stream": "S", "seq": 1}
+    assert (stream.msgs, stream.bytes, stream.first_seq, stream.last_seq) == (0, 0, 2, 1)
+    await world.close()
+
+
+async def test_sealed_and_no_ack() -> None:
+    """A sealed stream refuses; a stream with no_ack answers nothing, not even refusals."""
+    world = World()
+    stream = world.stream()
+    await ask(world, stream, pub(b"S.a"))
+    world.update(stream, sealed=True)
+    assert await ask(world, stream, pub(b"S.a")) == error(10109, "invalid operation on sealed stream")
+    quiet = world.stream("Q", no_ack=True)
+    replies = publish(world, quiet, pub(b"Q.a"), pub(b"Q.a", b"", Nats_Expected_Stream="T"))
+    await world.settle()
+    assert quiet.msgs == 1
+    assert not any(reply in world.bus.replies for reply in replies)
+    await world.close()
+
+
+async def test_batches_are_disabled() -> None:
+    """The reply of a fast-ingest batch is told so, and its neighbours in the run are stored."""
+    world = World()
+    stream = world.stream()
+    replies = publish(world, stream, pub(b"S.a"), pub(b"S.a", reply=b"_I.u.10.ok.1.0.$FI"), pub(b"S.a"))
+    await world.settle()
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 0, 2]
+    assert world.bus.answer(replies[1])["error"]["err_code"] == 10205
+    await world.close()
+
+
+async def test_status_and_request_info_are_not_stored() -> None:
+    """A status line, and what the server says of a request, do not reach the stream; other headers do."""
+    world = World()
+    stream = world.stream()
+    with_status = b"NATS/1.0 503 No\r\nA: b\r\n\r\n"
+    only_status = b"NATS/1.0 503\r\n\r\n"
+    info = b"NATS/1.0\r\nNats-Request-Info: {}\r\nA: b\r\n\r\n"
+    publish(world, stream, *((b"S.a", b"", len(block), block + b"x") for block in (with_status, only_status, info)))
+    await world.settle()
+    kept = [await stream.get(seq) for seq in (1, 2, 3)]
+    assert [msg.headers for msg in kept if msg] == [b"NATS/1.0\r\nA: b\r\n\r\n", b"", b"NATS/1.0\r\nA: b\r\n\r\n"]
+    assert [msg.payload for msg in kept if msg] == [b"x"] * 3
+    await world.close()
+
+
+async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
+    """An id is known for its window, over a restart too, and forgotten after it."""
+    world = World(settings=LogSettings(segment_count=2))
+    stream = world.stream(duplicate_window=1_000_000_000)
+    assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1}
+    world.clock.advance(600_000_000)
+    assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="y")) == {"stream": "S", "seq": 2}
+    stream = await world.restart(stream)
+    assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1, "duplicate": True}
+    assert await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="y")) == {"stream": "S", "seq": 3}
+    world.clock.advance(500_000_000)
+    assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="x")) == {"stream": "S", "seq": 4}
+    assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="y")) == {"stream": "S", "seq": 2, "duplicate": True}
+    await world.close()
+
+
+async def test_the_last_id_is_the_last_messages() -> None:
+    """Expected-Last-Msg-Id compares with the very last message, which may have no id, and after a restart too."""
+    world = World()
+    stream = world.stream()
+    publish(world, stream, pub(b"S.a", Nats_Msg_Id="x"), pub(b"S.a"))
+    told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
+    assert told == error(10070, "wrong last msg ID: ")
+    stream = await world.restart(stream)
+    told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
+    assert told == error(10070, "wrong last msg ID: ")
+    await world.close()
+
+
+async def test_too_many_ids() -> None:
+    """Past the bound of the window's memory new ids are refused; messages without one are not."""
+    world = World()
+    stream = world.stream()
+    stream.dedupe.bytes_max = 400
+    for i in range(3):
+        assert "error" not in await ask(world, stream, pub(b"S.a", Nats_Msg_Id=str(i)))
+    assert (await ask(world, stream, pub(b"S.a", Nats_Msg_Id="3")))["error"]["err_code"] == 10167
+    assert (await ask(world, stream, pub(b"S.a", Nats_Msg_Id="2")))["duplicate"]
+    assert "error" not in await ask(world, stream, pub(b"S.a"))
+    await world.close()
+
+
+async def test_times_never_decrease() -> None:
+    """A message's time is the later of now and the last one's, whatever the clock does."""
+    world = World()
+    stream = world.stream()
+    await ask(world, stream, pub(b"S.a"))
+    world.clock.leap(-3_600_000_000_000)
+    await ask(world, stream, pub(b"S.a"))
+    world.clock.leap(7_200_000_000_000)
+    await ask(world, stream, pub(b"S.a"))
+    times = [msg.time_ns for seq in (1, 2, 3) if (msg := await stream.get(seq)) is not None]
+    assert times[0] == times[1] < times[2]
     await world.close()

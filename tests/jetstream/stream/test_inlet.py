@@ -1,0 +1,185 @@
+"""What must wait before a stream: back-pressure of the log, and operations that need what is not in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.storage.log import LogSettings
+from broker.storage.objectstore.base import Transient
+from broker.storage.objectstore.memory import MemoryStore
+from tests.jetstream.stream.world import Source, World, ask, everything, pub, publish, turns
+
+
+class StuckStore(MemoryStore):
+    """Puts and gets wait while ``stuck``; gets fail while ``broken``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone_on = asyncio.Event()
+        self.gone_on.set()
+        self.broken = False
+        self.gets = 0
+
+    async def put(self, key: str, data: Sequence[bytes]) -> None:
+        await self.gone_on.wait()
+        await super().put(key, data)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.gets += 1
+        if self.broken:
+            raise Transient("no answer")
+        await self.gone_on.wait()
+        return await super().get(key, start, end)
+
+
+def stuck_world(**settings: Any) -> tuple[World, StuckStore]:
+    world = World(settings=LogSettings(**settings))
+    world.store = store = StuckStore()
+    world._begin(world.log.state)
+    return world, store
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come about")
+
+
+async def test_a_full_log_slows_and_then_refuses() -> None:
+    """While the log has no room publishers are held for a second, then refused by 429 and 10167; what was sequenced
+    is acknowledged once the store is back, and then publishes are taken again."""
+    world, store = stuck_world(tail_bytes_max=2000)
+    stream = world.stream()
+    await world.settle()
+    store.gone_on.clear()
+    first = publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
+    assert stream.last_seq == 30
+    source = Source()
+    queued = pub(b"S.a", b"queued")
+    silent = pub(b"S.a", b"silent", reply=b"")
+    publish(world, stream, queued, silent, source=source)
+    publish(world, stream, pub(b"S.a"), source=source)
+    assert (source.holds, source.held) == (1, 1)
+    assert world.bus.order == []
+    await until(lambda: bool(world.bus.order))
+    assert source.holds == 0
+    assert world.bus.headers[queued[1]] == b"NATS/1.0 429 Too Many Requests\r\n\r\n"
+    assert world.bus.answer(queued[1])["error"]["err_code"] == 10167
+    assert (stream.inlet.refused, stream.sequencer.dropped) == (3, 1)
+    late = pub(b"S.a", b"late")
+    publish(world, stream, late, source=source)
+    assert world.bus.answer(late[1])["error"]["err_code"] == 10167
+    assert source.held == 1
+    store.gone_on.set()
+    await world.settle()
+    assert [world.bus.answer(reply)["seq"] for reply in first] == list(range(1, 31))
+    assert await ask(world, stream, pub(b"S.a")) == {"stream": "S", "seq": 31}
+    await world.close()
+
+
+async def test_a_short_hold_refuses_nobody() -> None:
+    """When the store comes back in time, what was queued is sequenced in its order, and the sources are let go."""
+    world, store = stuck_world(tail_bytes_max=2000)
+    stream = world.stream()
+    await world.settle()
+    store.gone_on.clear()
+    publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
+    source = Source()
+    for i in range(5):
+        publish(world, stream, pub(b"S.b", b"%d" % i), source=source)
+    assert source.holds == 1
+    await turns()
+    store.gone_on.set()
+    await until(lambda: stream.last_seq == 35)
+    await world.settle(stream)
+    assert source.holds == 0
+    assert [payload for _, subject, payload in await everything(stream) if subject == b"S.b"] == [
+        b"0", b"1", b"2", b"3", b"4"]
+    assert stream.inlet.refused == 0
+    await world.close()
+
+
+async def test_queued_bytes_are_bounded() -> None:
+    """Past the bound of the queue publishes are refused at once."""
+    world, store = stuck_world(tail_bytes_max=2000)
+    stream = world.stream()
+    stream.inlet.bytes_max = 10_000
+    await world.settle()
+    store.gone_on.clear()
+    publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
+    for _ in range(10):
+        publish(world, stream, pub(b"S.a", b"x" * 1000))
+    assert stream.inlet.bytes <= 10_000
+    assert stream.inlet.refused == 2
+    store.gone_on.set()
+    await until(lambda: stream.last_seq == 38)
+    await world.close()
+
+
+async def test_what_comes_behind_a_cold_decision_waits_its_turn() -> None:
+    """After a restart an expectation on a subject needs heads from the store: publishes, a delete and a purge behind it
+    queue and are done in their order."""
+    world, store = stuck_world()
+    stream = world.stream()
+    # More subjects than a block lists by itself.
+    publish(world, stream, *(pub(b"S.%d" % i, b"x") for i in range(20)))
+    await world.settle()
+    stream = await world.restart(stream)
+    store.gone_on.clear()
+    asked = pub(b"S.3", b"y", Nats_Expected_Last_Subject_Sequence="4")
+    publish(world, stream, pub(b"S.first"), asked, pub(b"S.behind"))
+    publish(world, stream, pub(b"S.later"))
+    deleted = asyncio.ensure_future(stream.delete_msg(22, True))
+    await turns()
+    publish(world, stream, pub(b"S.last"))
+    assert stream.last_seq == 21
+    assert not deleted.done()
+    store.gone_on.set()
+    assert await deleted
+    await world.settle(stream)
+    assert world.bus.answer(asked[1]) == {"stream": "S", "seq": 22}
+    tail = [(seq, subject) for seq, subject, _ in await everything(stream) if seq > 20]
+    assert tail == [(21, b"S.first"), (23, b"S.behind"), (24, b"S.later"), (25, b"S.last")]
+    await world.close()
+
+
+async def test_a_decision_that_cannot_be_read_is_refused() -> None:
+    """When the store does not answer, the publish that needs it gets 10008, and those behind it go on."""
+    world, store = stuck_world(segment_count=4)
+    stream = world.stream(duplicate_window=1_000_000_000)
+    for i in range(3):
+        await ask(world, stream, pub(b"S.%d" % i, Nats_Msg_Id=str(i)))
+    stream = await world.restart(stream)
+    store.broken = True
+    asked, behind = pub(b"S.3", Nats_Msg_Id="9"), pub(b"S.4")
+    publish(world, stream, asked, behind)
+    await until(lambda: stream.last_seq == 4)
+    await world.settle(stream)
+    assert world.bus.answer(asked[1])["error"]["err_code"] == 10008
+    assert world.bus.answer(behind[1]) == {"stream": "S", "seq": 4}
+    store.broken = False
+    assert (await ask(world, stream, pub(b"S.3", Nats_Msg_Id="1")))["duplicate"]
+    await world.close()
+
+
+async def test_a_cancelled_turn_lets_the_next_go() -> None:
+    """A request that is given up while it waits, or just when its turn came, does not block those behind it."""
+    world, store = stuck_world(segment_count=4)
+    stream = world.stream()
+    for i in range(8):
+        await ask(world, stream, pub(b"S.%d" % i))
+    stream = await world.restart(stream)
+    store.gone_on.clear()
+    tasks = [asyncio.ensure_future(stream.delete_msg(seq, True)) for seq in (1, 2, 3)]
+    await turns()
+    tasks[1].cancel()
+    await turns()
+    tasks[0].cancel()
+    store.gone_on.set()
+    assert await tasks[2]
+    assert await ask(world, stream, pub(b"S.x")) == {"stream": "S", "seq": 9}
+    await world.close()

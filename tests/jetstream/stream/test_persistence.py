@@ -1,0 +1,137 @@
+"""What a restart finds: ceilings of async streams, streams in memory, outcomes, and how little a restart costs."""
+
+from __future__ import annotations
+
+import time
+
+from broker.jetstream.filters import Filters
+from broker.storage.log import LogSettings
+from broker.storage.objectstore.memory import MemoryStore
+from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all, turns
+
+
+async def test_async_acknowledges_at_once() -> None:
+    """persist_mode async: PubAcks and refusals go out when the decision is taken; consumers still wait for the store."""
+    world = World()
+    stream = world.stream(persist_mode="async")
+    await world.settle()
+    run = [pub(b"S.a"), pub(b"S.a", b"", Nats_Expected_Last_Sequence="7"), pub(b"S.a")]
+    publish(world, stream, *run)
+    assert [world.bus.answer(msg[1])["seq"] for msg in run] == [1, 0, 2]
+    assert stream.persisted_seq == 0
+    assert stream.next_chunk(1, None) is None
+    kept = await stream.get(2)
+    assert kept is not None
+    await world.settle()
+    assert stream.persisted_seq == 2
+    await world.close()
+
+
+async def test_an_async_stream_never_reuses_a_sequence() -> None:
+    """After a crash an async stream goes on at its persisted ceiling, whose predecessor expectations compare with; after
+    a clean stop it goes on where it was."""
+    world = World()
+    stream = world.stream(persist_mode="async")
+    await world.settle()
+    for _ in range(3):
+        await ask(world, stream, pub(b"S.a"))
+    lost = pub(b"S.a", b"acknowledged, then lost")
+    publish(world, stream, lost)
+    assert world.bus.answer(lost[1])["seq"] == 4
+    crashed = await world.restart(stream)
+    ceiling = crashed.last_seq + 1
+    assert ceiling % 65_536 == 0
+    told = await ask(world, crashed, pub(b"S.a", b"", Nats_Expected_Last_Sequence="4"))
+    assert told["error"]["description"] == f"wrong last sequence: {ceiling - 1}"
+    assert await ask(world, crashed, pub(b"S.a", b"", Nats_Expected_Last_Sequence=str(ceiling - 1))) == {
+        "stream": "S", "seq": ceiling}
+    again = await world.restart(crashed, clean=True)
+    assert await ask(world, again, pub(b"S.a")) == {"stream": "S", "seq": ceiling + 1}
+    assert [seq for seq, _, _ in await everything(again)] == [1, 2, 3, ceiling, ceiling + 1]
+    assert (await again.info_state())["num_deleted"] == ceiling - 4
+    await world.close()
+
+
+async def test_ceilings_rise_before_they_are_reached() -> None:
+    """Over many steps of the ceiling no sequence is handed out at or above the persisted one, and none waits for long."""
+    world = World(settings=LogSettings(segment_count=5000))
+    stream = world.stream(persist_mode="async")
+    await world.settle()
+    run = [pub(b"S.a", reply=b"")] * 1000
+    for _ in range(300):
+        publish(world, stream, *run)
+        assert stream.last_seq < max(stream.ceiling, 1)
+        await turns(2)
+    await world.settle(stream)
+    assert stream.last_seq == 300_000
+    assert stream.last_seq < stream.ceiling
+    await world.close()
+
+
+async def test_a_burst_past_the_ceiling_waits_for_the_next() -> None:
+    """A run that needs sequences above the persisted ceiling is sequenced once the higher one is persisted."""
+    world = World()
+    stream = world.stream(persist_mode="async")
+    replies = publish(world, stream, *(pub(b"S.a") for _ in range(3)))
+    assert stream.last_seq == 0
+    assert world.bus.order == []
+    await world.settle(stream)
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
+    await world.close()
+
+
+async def test_memory_streams_store_nothing() -> None:
+    """A stream with storage memory answers like another, keeps its messages here, and puts no object."""
+    world = World()
+    stream = world.stream(storage="memory", max_msgs_per_subject=2)
+    await world.settle(stream)
+    before = len(world.store.objects)
+    for i in range(10):
+        assert await ask(world, stream, pub(b"S.%d" % (i % 3), b"%d" % i)) == {"stream": "S", "seq": i + 1}
+    expected = [(i + 1, b"S.%d" % (i % 3), b"%d" % i) for i in range(4, 10)]
+    assert await everything(stream) == expected
+    assert await read_all(stream) == expected
+    assert await read_all(stream, Filters([b"S.1"])) == [one for one in expected if one[1] == b"S.1"]
+    assert len(world.store.objects) == before
+    await world.close()
+
+
+async def test_a_restart_reads_nothing() -> None:
+    """Ten streams come back without one GET: blocks, subjects and ids wait for who asks."""
+
+    class CountingStore(MemoryStore):
+        gets = 0
+
+        async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+            self.gets += 1
+            return await super().get(key, start, end)
+
+    world = World(settings=LogSettings(segment_count=5))
+    world.store = store = CountingStore()
+    world._begin(world.log.state)
+    stream = world.stream(max_msgs_per_subject=3, max_age=3_600_000_000_000)
+    for i in range(30):
+        await ask(world, stream, pub(b"S.%d" % i, Nats_Msg_Id=str(i)))
+    again = await world.restart(stream)
+    assert store.gets == 0
+    assert (again.first_seq, again.last_seq, again.msgs, again.persisted_seq) == (1, 30, 30, 30)
+    assert again._state is not None
+    assert await ask(world, again, pub(b"S.x")) == {"stream": "S", "seq": 31}
+    assert store.gets > 0
+    await world.close()
+
+
+async def test_ten_thousand_streams_restart_quickly() -> None:
+    """Taking up ten thousand streams is a matter of their objects alone: well below a tenth of a millisecond each."""
+    world = World()
+    stream = world.stream()
+    publish(world, stream, *(pub(b"S.%d" % i) for i in range(40)))
+    await world.settle()
+    state = world.log.state.streams[stream.stream_id]
+    began = time.process_time()
+    streams = [type(stream)(stream.config, state, account="$G", stream_id=n, created_ns=0, log=world.log,
+                            reader=world.reader, bus=world.bus, clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
+               for n in range(10_000)]
+    assert time.process_time() - began < 2.0
+    assert streams[-1].last_seq == 40
+    await world.close()

@@ -1,0 +1,177 @@
+"""What leaves a stream, and who is told: age, updates, deletes, purges; consumers hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.jetstream.filters import Filters
+from broker.storage.log import LogSettings
+from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
+
+SECOND = 1_000_000_000
+
+
+async def expire(world: World, stream: object) -> None:
+    stream.retention.expire()  # type: ignore[attr-defined]
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_age_takes_whole_blocks_and_the_edge() -> None:
+    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, cold or not."""
+    world = World(settings=LogSettings(segment_count=4))
+    stream = world.stream(max_age=10 * SECOND)
+    for i in range(12):
+        await ask(world, stream, pub(b"S.a", b"%d" % i))
+        world.clock.advance(SECOND)
+    world.reader._cache.clear()
+    await expire(world, stream)
+    assert (stream.first_seq, stream.msgs) == (4, 9)
+    world.clock.advance(SECOND - 1)
+    await expire(world, stream)
+    assert stream.first_seq == 4
+    world.clock.advance(1)
+    await expire(world, stream)
+    assert (stream.first_seq, stream.msgs) == (5, 8)
+    await world.settle()
+    stream = await world.restart(stream)
+    assert (stream.first_seq, stream.msgs) == (5, 8)
+    world.clock.advance(100 * SECOND)
+    await expire(world, stream)
+    state = await stream.info_state()
+    assert (state["messages"], state["bytes"], state["first_seq"], state["last_seq"]) == (0, 0, 13, 12)
+    assert state["first_ts"] == "0001-01-01T00:00:00Z"
+    await world.close()
+
+
+async def test_age_waits_for_a_clock_that_is_trusted() -> None:
+    """Nothing is expired while the log says that the clock cannot be believed."""
+    world = World()
+    stream = world.stream(max_age=10 * SECOND)
+    await ask(world, stream, pub(b"S.a"))
+    trusted = False
+    world.log.clock_trusted = lambda: trusted
+    world.clock.advance(3600 * SECOND)
+    await expire(world, stream)
+    assert stream.msgs == 1
+    trusted = True
+    await expire(world, stream)
+    assert stream.msgs == 0
+    await world.close()
+
+
+async def test_the_timer_fires_by_itself() -> None:
+    """A message goes at its time without anybody asking, after a restart too."""
+    world = World()
+    stream = world.stream(max_age=SECOND)
+    await ask(world, stream, pub(b"S.a"))
+    stream = await world.restart(stream)
+    world.clock.advance(SECOND - 20_000_000)
+    stream.retention.close()
+    assert stream.live.msgs == 1
+    stream.retention.arm()
+    world.clock.advance(20_000_000)
+    for _ in range(200):
+        await asyncio.sleep(0.002)
+        if not stream.msgs:
+            break
+    assert stream.msgs == 0
+    await world.close()
+
+
+async def test_consumers_hear_of_what_leaves() -> None:
+    """Each removal is told as a range with its count; of one subject where that is known; purges say that they are."""
+    world = World()
+    stream = world.stream(max_msgs=6)
+    wide, narrow, other = Listener("wide"), Listener("narrow", ["S.a"]), Listener("other", ["S.b"])
+    stream.consumers = {c.name: c for c in (wide, narrow, other)}  # type: ignore[misc]
+    publish(world, stream, *(pub(b"S.a") if i % 2 else pub(b"S.b") for i in range(8)))
+    assert wide.gone == [(1, 2, 2, None, False)]
+    await world.settle()
+    assert wide.woken == 1
+    wide.gone.clear()
+    assert await stream.delete_msg(4, True)
+    assert wide.gone == [(4, 4, 1, b"S.a", False)]
+    wide.gone.clear()
+    assert await stream.purge(b"S.a") == 2
+    assert wide.gone == [(6, 6, 1, b"S.a", True), (8, 8, 1, b"S.a", True)]
+    assert (wide.moved, narrow.moved, other.moved) == ([], [9], [])
+    assert await stream.purge(None) == 3
+    assert (wide.moved, narrow.moved) == ([9], [9, 9])
+    await world.close()
+
+
+async def test_consumer_deltas_go_with_the_next_segment() -> None:
+    """A consumer's lazy state is taken when its stream's block is sealed, and is in the applied state afterwards."""
+    world = World()
+    stream = world.stream()
+    listener = Listener()
+    stream.consumers["c"] = listener  # type: ignore[assignment]
+    stream.log.block(stream).add_record(4, {"name": "c", "config": {}, "created_ns": 1})
+    listener.delta = {"n": "c", "d": [5, 7, 9]}
+    stream.dirty(listener)  # type: ignore[arg-type]
+    stream.log.barrier(stream)
+    await world.settle()
+    state = world.log.state.streams[stream.stream_id].consumers["c"]
+    assert (state.delivered_cseq, state.delivered_sseq, state.last_active_ns) == (5, 7, 9)
+    await world.close()
+
+
+async def test_an_update_comes_before_later_publishes() -> None:
+    """What a smaller limit removes is gone before a publish that came after the update is decided."""
+    world = World(settings=LogSettings(segment_count=4))
+    stream = world.stream()
+    for i in range(10):
+        await ask(world, stream, pub(b"S.%d" % (i % 2), b"%d" % i))
+    world.reader._cache.clear()
+    world.update(stream, max_msgs_per_subject=1)
+    told = pub(b"S.0", b"", Nats_Expected_Last_Subject_Sequence="9")
+    publish(world, stream, told)
+    await world.settle(stream)
+    assert world.bus.answer(told[1]) == {"stream": "S", "seq": 11}
+    assert [seq for seq, _, _ in await everything(stream)] == [10, 11]
+    world.update(stream, max_msgs=1)
+    await world.settle(stream)
+    assert [seq for seq, _, _ in await everything(stream)] == [11]
+    stream = await world.restart(stream)
+    assert (stream.msgs, stream.first_seq) == (1, 11)
+    await world.close()
+
+
+async def test_purging_beyond_the_end_moves_it() -> None:
+    """A purge up to a sequence that is yet to come leaves that one as the next, also when nothing was left to remove."""
+    world = World()
+    stream = world.stream()
+    await ask(world, stream, pub(b"S.a"))
+    assert await stream.purge(None, 50) == 1
+    assert (stream.first_seq, stream.last_seq) == (50, 49)
+    await world.settle()
+    assert await stream.purge(None, 100) == 0
+    await world.settle()
+    stream = await world.restart(stream)
+    assert (stream.first_seq, stream.last_seq) == (100, 99)
+    assert await ask(world, stream, pub(b"S.a")) == {"stream": "S", "seq": 100}
+    await world.close()
+
+
+async def test_a_gap_inside_one_block() -> None:
+    """Sequences skipped between two publishes of one block: gets, counts, deletes and chunks step over the gap."""
+    world = World()
+    stream = world.stream()
+    publish(world, stream, pub(b"S.a"), pub(b"S.b"))
+    assert await stream.purge(None, 10) == 2
+    publish(world, stream, pub(b"S.c"), pub(b"S.d"))
+    for _ in range(2):
+        assert [(seq, subject) for seq, subject, _ in await everything(stream)] == [(10, b"S.c"), (11, b"S.d")]
+        assert await stream.get(5) is None
+        await world.settle()
+        world.reader._cache.clear()
+    assert await stream.count_from(3, None) == (2, 11)
+    assert await stream.count_from(3, Filters([b"S.d"])) == (1, 11)
+    assert not await stream.delete_msg(5, True)
+    assert await stream.delete_msg(10, True)
+    assert (stream.first_seq, stream.msgs) == (11, 1)
+    await world.settle()
+    stream = await world.restart(stream)
+    assert [seq for seq, _, _ in await everything(stream)] == [11]
+    await world.close()

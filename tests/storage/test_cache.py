@@ -1,0 +1,48 @@
+"""The cache: a bound in bytes, least recently used out first, the newest always kept."""
+
+from __future__ import annotations
+
+import random
+
+from broker.storage.cache import Cache
+
+
+def test_least_recently_used_goes_first() -> None:
+    """Reading an entry keeps it; the one not read for longest makes room."""
+    cache = Cache(30)
+    for key in "abc":
+        cache.put(key, key.upper(), 10)
+    assert cache.get("a") == "A"
+    cache.put("d", "D", 10)
+    assert [key in cache for key in "abcd"] == [True, False, True, True]
+    assert cache.get("b") is None
+    assert (cache.hits, cache.misses, cache.bytes, len(cache)) == (1, 1, 30, 3)
+
+
+def test_the_newest_stays_however_large() -> None:
+    """An entry larger than the bound pushes all others out and stays until the next one comes."""
+    cache = Cache(30)
+    cache.put("a", 1, 10)
+    cache.put("large", 2, 1000)
+    assert cache.get("large") == 2
+    assert (len(cache), cache.bytes) == (1, 1000)
+    cache.put("b", 3, 10)
+    assert (cache.get("large"), cache.get("b"), cache.bytes) == (None, 3, 10)
+
+
+def test_the_bound_holds_over_any_history() -> None:
+    """Random puts, puts again with another size and gets: the sum is exact and within the bound."""
+    rng = random.Random(3)
+    cache = Cache(1000)
+    sizes: dict[int, int] = {}
+    for _ in range(5000):
+        key = rng.randrange(60)
+        if rng.random() < 0.5:
+            cache.get(key)
+        else:
+            sizes[key] = rng.randrange(1, 200)
+            cache.put(key, key, sizes[key])
+        assert cache.bytes == sum(size for key, size in sizes.items() if key in cache)
+        assert cache.bytes <= 1000
+    cache.clear()
+    assert (cache.bytes, len(cache)) == (0, 0)

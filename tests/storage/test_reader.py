@@ -1,0 +1,160 @@
+"""The reader: ranged GETs of heads and frames, once for all who ask, ahead where asked, bounded by the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from broker.storage.cache import Cache
+from broker.storage.format.block import BlockRef
+from broker.storage.format.codec import Codec
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.objectstore.base import NotFound
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.reader import BlockReader
+from broker.storage.writer import OpenBlock, encode_segment, seal_block
+
+SHARD = ShardPaths(0)
+AT = Position(1, 7)
+
+
+class RecordingStore(MemoryStore):
+    """Remembers each GET; may be told to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[tuple[int, int | None]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.ranges.append((start, end))
+        await self.go.wait()
+        return await super().get(key, start, end)
+
+
+class Stored:
+    def __init__(self, ref: BlockRef) -> None:
+        self.ref = ref
+        self.starts: Sequence[int] | None = None
+
+
+async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
+               ahead: int = 1 << 20) -> tuple[RecordingStore, BlockReader, Stored]:
+    """One block of ``count`` messages of ``size`` bytes that do not shrink, six or so in each frame."""
+    import random
+    rng = random.Random(5)
+    store = RecordingStore()
+    block: OpenBlock[None] = OpenBlock(77, None)
+    for i in range(count):
+        block.append_run(100 + i, [b"S.%d" % (i % 3)], None, [b"%06d" % i + rng.randbytes(size)], 1_000 + i)
+    sealed = seal_block(block, AT)
+    await store.put(SHARD.log(AT), encode_segment(AT, bytes(16), [sealed], Codec.NONE))
+    assert sealed.ref is not None
+    reader = BlockReader(store, Cache(cache_bytes), lambda ref: object_key(SHARD, ref), read_ahead_bytes=ahead)
+    return store, reader, Stored(sealed.ref)
+
+
+async def test_a_message_costs_one_get_of_the_head_and_one_of_its_frame() -> None:
+    """Nothing cached: the index, then the one frame; then nothing more for its neighbours."""
+    store, reader, block = await make()
+    assert reader.cached_chunk(block, 17) is None
+    chunk = await reader.chunk(block, 17)
+    assert chunk.seq(17 - chunk.start) == 117
+    assert chunk.bodies[17 - chunk.start].startswith(b"000017")
+    ref = block.ref
+    assert store.ranges[0] == (ref.index_offset, ref.index_offset + ref.index_bytes)
+    assert len(store.ranges) == 2
+    start, end = store.ranges[1]
+    assert end is not None
+    assert 0 < end - start < 140_000
+    assert reader.cached_chunk(block, chunk.start) is chunk
+    assert await reader.chunk(block, chunk.start + len(chunk) - 1) is chunk
+    assert len(store.ranges) == 2
+
+
+async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
+    """A read ahead brings the following frames of the block within its bound, by one GET, and stops at what is here."""
+    store, reader, block = await make(ahead=300_000)
+    await reader.chunk(block, 0, read_ahead=True)
+    assert len(store.ranges) == 2
+    start, end = store.ranges[1]
+    assert end is not None
+    assert 140_000 < end - start <= 300_000
+    assert reader.cached_chunk(block, 7) is not None
+    assert reader.cached_chunk(block, 39) is None
+
+
+async def test_everyone_shares_one_load() -> None:
+    """Ten who ask at once cause one GET of the head and one of the frame; one who gives up does not stop the others."""
+    store, reader, block = await make()
+    store.go.clear()
+    tasks = [asyncio.ensure_future(reader.chunk(block, 3)) for _ in range(10)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    store.go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert len({id(chunk) for chunk in results[1:]}) == 1
+    assert len(store.ranges) == 2
+
+
+async def test_a_failed_load_is_tried_again() -> None:
+    """A load that fails fails for all who wait for it, and the next one to ask tries anew."""
+    store, reader, block = await make()
+    data = store.objects.pop(SHARD.log(AT))
+    results = await asyncio.gather(reader.head(block), reader.head(block), return_exceptions=True)
+    assert all(isinstance(result, NotFound) for result in results)
+    store.objects[SHARD.log(AT)] = data
+    assert (await reader.head(block)).count == 40
+
+
+async def test_damage_is_found() -> None:
+    """A flipped bit in a frame, or in the index, ends in Corrupt and is not cached."""
+    store, reader, block = await make()
+    key, ref = SHARD.log(AT), block.ref
+    sound = store.objects[key]
+    for at in (ref.index_offset + 80, ref.frames_offset + 5):
+        store.objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1:]
+        with pytest.raises(Corrupt):
+            await reader.chunk(block, 0)
+    store.objects[key] = sound
+    assert (await reader.chunk(block, 0)).first_seq == 100
+
+
+async def test_a_small_cache_still_reads_everything() -> None:
+    """With a cache smaller than one frame every message is still found, at the price of more GETs."""
+    _, reader, block = await make(cache_bytes=1000)
+    for ordinal in range(40):
+        chunk = await reader.chunk(block, ordinal, read_ahead=True)
+        assert chunk.bodies[ordinal - chunk.start].startswith(b"%06d" % ordinal)
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    """Who waits for a load when the reader closes is cancelled, and nothing is left behind."""
+    store, reader, block = await make()
+    store.go.clear()
+    task = asyncio.ensure_future(reader.chunk(block, 3))
+    await asyncio.sleep(0)
+    await reader.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_was_just_persisted_is_here() -> None:
+    """Admitted chunks and heads are found without any GET."""
+    store, reader, _ = await make()
+    other: OpenBlock[None] = OpenBlock(77, None)
+    other.append_run(1, [b"S"] * 3, None, [b"a", b"b", b"c"], 5)
+    sealed = seal_block(other, Position(1, 8))
+    encode_segment(Position(1, 8), bytes(16), [sealed], Codec.NONE)
+    assert sealed.ref is not None
+    reader.admit(sealed.ref, sealed.head, sealed.chunks)
+    chunk = reader.cached_chunk(Stored(sealed.ref), 2)
+    assert chunk is not None
+    assert chunk.bodies == [b"a", b"b", b"c"]
+    assert store.ranges == []
