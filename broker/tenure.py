@@ -23,6 +23,7 @@ from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
 from broker.storage.cache import Cache
+from broker.storage.damage import explain
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
@@ -35,11 +36,16 @@ from broker.storage.paths import FORMAT, ShardPaths, object_key
 from broker.storage.reader import BlockReader
 from broker.storage.settle import Fenced
 from broker.storage.shard import Shard, ShardSettings
+from broker.storage.snapshot import CutOff
 
 __all__ = ["Tenure"]
 
 log = logging.getLogger(__name__)
 
+_TRIES = 6
+"""Times one request's longest time (5 s) that a read, or the start, waits for a store in trouble: half a minute."""
+_SILENCE_SECONDS = 2.0
+"""A start that waits for its store longer than this says so."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
 
@@ -63,7 +69,7 @@ class Tenure:
             os.environ["AWS_SECRET_ACCESS_KEY"] = settings.s3_secret_access_key
         try:
             bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region,
-                              put_timeout_ns=settings.put_timeout_ns)
+                              put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns)
         except (ValueError, StoreError) as error:
             raise StartError(str(error)) from None
         self.store = InstrumentedStore(bare, clock=clock)
@@ -71,7 +77,8 @@ class Tenure:
         self.shard: Shard | None = None
         self.standby = False
         """Whether it waits for another broker to stop."""
-        self._patient = RetryingStore(self.store, clock=clock, rng=self._rng)
+        self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
+                                      give_up_ns=_TRIES * settings.put_timeout_ns)
         self._identity = Identity.make(settings.server_name, bare.url, self._rng)
         self._paths = ShardPaths()
         self._lock: StoreLock | None = None
@@ -85,11 +92,18 @@ class Tenure:
     async def check(self) -> None:
         """Probe the store. Raises: StartError."""
         fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
+        waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell_waiting)
         try:
             StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
             self._clock.compare(await self.store.now_ns())
         except (StoreError, FormatError) as error:
-            raise StartError(str(error)) from None
+            raise StartError(self._told(error)) from None
+        finally:
+            waiting.cancel()
+
+    def _tell_waiting(self) -> None:
+        log.warning("%s has not answered yet, trying for %g s in all (%d failed requests so far)", self.store.url,
+                    _TRIES * self._settings.put_timeout_ns / 1e9, self.store.errors)
 
     async def acquire(self) -> Shard:
         """Wait for our turn, then own the shard. Raises: StartError."""
@@ -120,9 +134,11 @@ class Tenure:
                     log.warning("%s; waiting as a standby", fenced)
                     continue
                 break
-        except (StoreError, FormatError, Fenced) as error:
+        except (StoreError, FormatError, Fenced, CutOff) as error:
             self._release()
-            raise StartError(str(error)) from None
+            raise StartError(self._told(error)) from None
+        for problem in self.shard.recovered.problems:
+            log.warning("a checkpoint cannot be used, an older one was: %s", problem)
         self.shard.log.on_failure = self._lost
         return self.shard
 
@@ -180,6 +196,9 @@ class Tenure:
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         await self.store.close()
+
+    def _told(self, error: Exception) -> str:
+        return explain(error, self._paths, self.store.url) if isinstance(error, FormatError) else str(error)
 
     def _release(self) -> None:
         if self._lock is not None:

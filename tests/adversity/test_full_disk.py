@@ -1,0 +1,116 @@
+"""The disk is full: what was acknowledged stays, publishers are told, the log names the disk, and room is all it takes to go on.
+
+The directory store lies on a small tmpfs of its own, which root may mount; where it may not be mounted the tests say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+
+from tests.adversity.clients import Writer, connect, health, read_all, unexpected
+from tests.harness import BrokerProcess
+from tests.real.s3 import MISSING
+
+SIZE_MIB = 12
+ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": "1mb", "JETBLOCK_SEGMENT_BYTES": "64kb", "JETBLOCK_COMPRESSION": "none"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MiB, 8 of them taken by a file ``ballast``."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "jetblock-test", str(disk)],
+                              capture_output=True, text=True, check=False)
+        why = done.stderr.strip()
+    except OSError as error:
+        done, why = None, str(error)
+    if done is None or done.returncode:
+        pytest.skip(f"{MISSING}the right to mount a small tmpfs ({why})")
+    (disk / "ballast").write_bytes(bytes(8 << 20))
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Path) -> None:
+    """Publish until the disk is full: refusals, a log line that says which disk and what to do; delete a file: it goes on
+    by itself. All acknowledged messages are there, after a kill too."""
+    async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
+        nc = await connect(broker.url)
+        js = nc.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.>"], allow_direct=True))
+        pull = await js.pull_subscribe("s.>", durable="pull", config=ConsumerConfig(ack_policy=AckPolicy.NONE))
+        async with Writer("s.x", broker.url, window=100, size=16 * 1024, timeout=60) as writer:
+            await writer.refused(1)
+            error = writer.errors[0]
+            assert (error.code, error.err_code) == (429, 10167), error
+            line = await broker.wait_line(r"segment \S+ is not in the store yet: (.*)")
+            assert str(small_disk / "store") in line[1], line[1]
+            assert "disk is full" in line[1], line[1]
+            assert "free some" in line[1], line[1]
+            # What is stored is read and delivered all the while.
+            assert (await js.get_msg("S", max(writer.acked.values()), direct=True)).data
+            assert len(await pull.fetch(50, timeout=5)) == 50
+            assert (await health(broker))[0] == 200
+            (small_disk / "ballast").unlink()
+            await broker.wait_line(r"segment \S+ is in the store")
+            await writer.acks(20)
+            await writer.abort()
+        writer.check(await read_all(nc, "S"))
+        await broker.restart()
+        writer.check(await read_all(nc, "S"))
+        await nc.close()
+        assert not unexpected(broker)
+
+
+async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
+    """A kill while the disk is full loses nothing that was acknowledged. A start finds no room for its claim: it ends with
+    status 1 and says so; with room it starts."""
+    async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
+        nc = await connect(broker.url)
+        await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        async with Writer("s.x", broker.url, window=100, size=16 * 1024, timeout=60) as writer:
+            await writer.refused(1)
+            await broker.kill()
+            await writer.abort()
+        try:
+            with (small_disk / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError:
+            pass
+        await broker.start(ready=False)
+        assert await broker.wait_end() == 1
+        assert any("disk is full" in line and "[FTL]" in line for line in broker.stderr), broker.tail()
+        (small_disk / "ballast").unlink()
+        await broker.start()
+        writer.check(await read_all(nc, "S"))
+        ack = await nc.jetstream().publish("s.x", b"again")
+        assert ack.seq > max(writer.acked.values())
+        await nc.close()
+        assert not unexpected(broker)
+
+
+async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
+    """SIGTERM with segments that have no room: it does not wait for ever, and says what it drops (nobody was told of it)."""
+    environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms"}
+    async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
+        nc = await connect(broker.url)
+        await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        async with Writer("s.x", broker.url, window=100, size=16 * 1024, timeout=60) as writer:
+            await writer.refused(1)
+            status = await asyncio.wait_for(broker.stop(), 10)
+            await writer.abort()
+        assert status == 0, broker.tail()
+        assert any("the log was not closed cleanly" in line and "disk is full" in line for line in broker.stderr)
+        (small_disk / "ballast").unlink()
+        await broker.start()
+        writer.check(await read_all(nc, "S"))
+        await nc.close()

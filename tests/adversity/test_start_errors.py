@@ -1,0 +1,139 @@
+"""Starts that cannot be: each ends with status 1 and one fatal line that names the thing and the remedy."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.adversity.clients import unexpected
+from tests.harness import BrokerProcess, free_port
+from tests.real.proxy import TcpProxy
+from tests.real.s3 import S3Server
+from tests.storage.objectstore.fake_s3 import fake_s3
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+
+
+async def refusal(store: str, environ: dict[str, str] | None = None, seconds: float = 60) -> str:
+    """What a broker on ``store`` says as it ends; asserts that it ends as it should."""
+    broker = BrokerProcess("--store", store, environ=environ or {})
+    try:
+        await broker.start(ready=False)
+        assert await broker.wait_end(seconds) == 1, broker.tail()
+        # A fatal line of the log, or what the command line says before there is one.
+        fatal = [line for line in broker.stderr if "[FTL]" in line or line.startswith("nats-server: ")]
+        assert len(fatal) == 1, broker.tail()
+        assert not any("Server is ready" in line for line in broker.stderr)
+        assert not unexpected(broker), broker.tail()
+        return fatal[0]
+    finally:
+        await broker.close()
+
+
+async def test_a_bucket_that_is_not_there(minio: S3Server) -> None:
+    said = await refusal("s3://no-such-bucket-here/x", minio.env)
+    assert "no-such-bucket-here" in said
+    assert "create the bucket" in said
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+async def test_wrong_credentials(minio: S3Server, name: str) -> None:
+    """Neither is shown."""
+    said = await refusal(minio.new_url(), {**minio.env, name: "wrong-and-secret"})
+    assert f"check {name}" in said or name in said
+    assert "wrong-and-secret" not in said
+    assert minio.env["AWS_SECRET_ACCESS_KEY"] not in said
+
+
+async def test_an_endpoint_that_does_not_answer(minio: S3Server) -> None:
+    """Nobody listens there, or nothing comes back: it is tried for a while (a store may come up after its broker), which is
+    said, then named."""
+    async with TcpProxy.to(minio.endpoint) as silent:
+        silent.stall()
+        for endpoint in (f"http://127.0.0.1:{free_port()}", silent.endpoint):
+            broker = BrokerProcess("--store", "s3://bucket/x", environ={
+                **KEYS, "AWS_ENDPOINT_URL": endpoint, "JETBLOCK_PUT_TIMEOUT": "500ms"})
+            try:
+                await broker.start(ready=False)
+                assert await broker.wait_end(90) == 1
+                [said] = [line for line in broker.stderr if "[FTL]" in line]
+                assert endpoint in said or "s3://bucket/x" in said
+                assert "check that it is up, its address (AWS_ENDPOINT_URL)" in said
+                assert any("has not answered yet" in line for line in broker.stderr)
+                assert not unexpected(broker)
+            finally:
+                await broker.close()
+
+
+async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = await refusal(f"file://{tmp_path / 'file'}")
+    assert f"storage directory is not a directory: {tmp_path / 'file'}" in said
+
+
+async def test_a_directory_that_cannot_be_written() -> None:
+    """/proc cannot be written by anybody, root included."""
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("no /proc")
+    said = await refusal("file:///proc/jetblock/store")
+    assert "/proc/jetblock" in said
+    assert "could not create storage directory" in said
+
+
+def sealed(data: bytearray) -> bytes:
+    """The 64-byte header with its CRC made right again."""
+    data[60:64] = struct.pack("<I", zlib.crc32(data[:60]))
+    return bytes(data)
+
+
+async def started_once(store: Path) -> Path:
+    """A store that a broker made and left; returns its format object."""
+    async with BrokerProcess("--store", f"file://{store}") as broker:
+        assert await broker.stop() == 0
+    return store / "v1" / "format"
+
+
+async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
+    """It is left alone: the remedy is a newer broker."""
+    path = await started_once(tmp_path / "store")
+    data = bytearray(path.read_bytes())
+    data[10] += 1  # the header's version
+    path.chmod(0o640)
+    path.write_bytes(sealed(data))
+    said = await refusal(f"file://{tmp_path / 'store'}")
+    assert "v1/format" in said
+    assert "newer" in said
+
+
+@pytest.mark.parametrize("garbage", [b"", b"garbage", b"\0" * 64, os.urandom(200)], ids=["empty", "text", "zeros", "random"])
+async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes) -> None:
+    """It names the object; nothing in the store is changed."""
+    path = await started_once(tmp_path / "store")
+    path.chmod(0o640)
+    path.write_bytes(garbage)
+    before = sorted(tmp_path.rglob("*"))
+    said = await refusal(f"file://{tmp_path / 'store'}")
+    assert "v1/format" in said
+    assert path.read_bytes() == garbage
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+async def test_a_store_that_ignores_if_none_match() -> None:
+    """Nothing would keep two brokers apart on it."""
+    async with fake_s3() as fake:
+        fake.honours_if_none_match = False
+        said = await refusal("s3://bucket/x", {**KEYS, "AWS_ENDPOINT_URL": fake.endpoint})
+    assert "overwrites objects" in said
+    assert "Use one that honours conditional puts" in said
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3://b", "ftp://x/y", "nonsense", "s3://key:secret@bucket/x", "memory://x",
+                                 "s3://bucket/../up"])
+async def test_a_url_that_names_no_store(url: str) -> None:
+    said = await refusal(url, KEYS)
+    assert "secret" not in said or "AWS_SECRET" in said
+    assert any(word in said for word in ("write ", "set AWS", "takes nothing", "may not have", "try ")), said
