@@ -32,7 +32,7 @@ class Answer(Enum):
 
 
 class AckInfo(NamedTuple):
-    """The numbers of an ack subject; ``stream_seq`` 0 when it is none."""
+    """The numbers of an ack subject: all 0 when it has not the form of one, -1 for what is not a number."""
 
     delivered: int
     stream_seq: int
@@ -49,10 +49,9 @@ def parse_subject(subject: bytes) -> AckInfo:
     if count != 9 and count < 11:
         return _NONE
     at = 4 if count == 9 else 6
-    delivered, stream_seq, consumer_seq = tokens[at:at + 3]
-    if not (delivered.isdigit() and stream_seq.isdigit() and consumer_seq.isdigit()) or len(subject) > 4096:
-        return _NONE
-    return AckInfo(int(delivered), int(stream_seq), int(consumer_seq))
+    delivered, stream_seq, consumer_seq = (int(token) if token.isdigit() and len(token) < 20 else -1
+                                           for token in tokens[at:at + 3])
+    return AckInfo(delivered, stream_seq, consumer_seq)
 
 
 def parse_answer(payload: bytes) -> tuple[Answer, bytes]:

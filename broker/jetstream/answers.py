@@ -134,7 +134,8 @@ class Answers:
     def _ack(self, seq: int, cseq: int, deliveries: int, now_ns: int, *, sample: bool) -> bool:
         """Ack one message (with ack all: everything up to it); returns whether that is to be answered."""
         if seq <= 0:
-            return False
+            # Sequence 0 is acked as any that is not pending, and so answered; the other kinds of answer are not.
+            return seq == 0 and self.policy == "explicit"
         acks = self._acks
         if seq >= self._cursor.next_seq:
             return self._ack_ahead(seq, cseq, now_ns)
@@ -174,7 +175,7 @@ class Answers:
 
 
 def _numbers(tokens: list[bytes]) -> list[int]:
-    """Tokens as sequences; 0, which is none, for what is not a number of fewer than 20 digits."""
+    """Tokens as sequences; 0, which is no message's, for what is not a number of fewer than 20 digits."""
     if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 20:
         return list(map(int, tokens))
     return [int(token) if token.isdigit() and len(token) < 20 else 0 for token in tokens]

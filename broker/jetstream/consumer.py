@@ -124,6 +124,7 @@ class Consumer:
         self._flow_prefix = f"$JS.FC.{tail}."
         self._events = ConsumerEvents(bus, clock, rng, stream.name, self.name)
         self._closed = True
+        self._ended = False
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), clock.monotonic_ns())
         self._resume = int(state.extra.get("resume", 0))
@@ -165,6 +166,8 @@ class Consumer:
             if not cursor.skip:
                 cursor.next_seq = self._resume + 1
         await self._cursor.recount()
+        if self._ended:
+            return
         mono_ns = self.clock.monotonic_ns()
         config, bus = self.config, self.bus
         self._closed = False
@@ -178,8 +181,8 @@ class Consumer:
         self._kick()
 
     def stop(self) -> None:
-        """Stop serving, silently; the state stays as it is."""
-        self._closed = True
+        """Stop serving, silently and for good; the state stays as it is."""
+        self._closed = self._ended = True
         for subscription in self._subscriptions:
             self.bus.unsubscribe(subscription)
         self._subscriptions.clear()
@@ -212,7 +215,10 @@ class Consumer:
         self._adopt(config, old)
         if config.deliver_subject != old.deliver_subject or config.deliver_group != old.deliver_group:
             self._acks.expire_all()
-            self._watch_target()
+            if self._watch is not None:
+                self._watch.cancel()
+            # Whoever listens there already is found once the update has been answered.
+            self._loop.call_soon(self._watch_target)
         if config.filters != old.filters:
             self._cursor.refilter(Filters([f.encode() for f in config.filters]))
         if config.pause_until != old.pause_until:
@@ -542,7 +548,7 @@ class Consumer:
             self._watch.cancel()
             self._watch = None
         target = self._pump.target
-        if target is None or (self._closed and not self._subscriptions):
+        if target is None or self._closed:
             return
         self._watch = self.bus.watch_interest(target.subject, target.group, self._interest)
         self._interest(self._watch.interested)

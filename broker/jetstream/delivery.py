@@ -188,9 +188,10 @@ class AckState:
             for seq in seqs:
                 self._uncount(seq)
         found = before - len(self.pending)
+        self.last_ack_ns = at_ns  # also when it is an ack once more
+        self.changed = True
         if found:
-            self.last_ack_ns = at_ns
-            self.changed = self._unsettled = True
+            self._unsettled = True
         return found
 
     def ack_all(self, seq: int, cseq: int, at_ns: int) -> list[int]:

@@ -34,9 +34,9 @@ def state(consumer: Consumer) -> tuple[int, int, int]:
     (b"$JS.ACK.dom.hash.S.C.2.7.9.1700.3.more.still", AckInfo(2, 7, 9)),
     (b"$JS.ACK.x.S.C.2.7.9.1700.3", AckInfo(0, 0, 0)),  # ten tokens are neither form
     (b"$JS.ACK.S.C.2.7", AckInfo(0, 0, 0)),
-    (b"$JS.ACK.S.C.2.-7.9.1700.3", AckInfo(0, 0, 0)),
-    (b"$JS.ACK.S.C.2.x.9.1700.3", AckInfo(0, 0, 0)),
-    (b"$JS.ACK.S.C.2..9.1700.3", AckInfo(0, 0, 0)),
+    (b"$JS.ACK.S.C.2.-7.9.1700.3", AckInfo(2, -1, 9)),
+    (b"$JS.ACK.S.C.2.x.9.1700.3", AckInfo(2, -1, 9)),
+    (b"$JS.ACK.S.C.2..9.1700.3", AckInfo(2, -1, 9)),
     (b"", AckInfo(0, 0, 0)),
 ])
 def test_ack_subjects(subject: bytes, expected: AckInfo) -> None:
