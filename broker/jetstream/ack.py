@@ -3,7 +3,7 @@
     $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>                     9 tokens
     $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.<delivered>.….<pending>[.more]                  11 or more
 
-Any bytes may come; what is not an ack is an ``Ack`` with ``stream_seq`` 0 or kind ``UNKNOWN``, never an exception.
+Any bytes may come; what is not an ack has a ``stream_seq`` of -1 or the kind ``UNKNOWN``, never an exception.
 
 Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
 """
@@ -32,14 +32,14 @@ class Answer(Enum):
 
 
 class AckInfo(NamedTuple):
-    """The numbers of an ack subject: all 0 when it has not the form of one, -1 for what is not a number."""
+    """The numbers of an ack subject; -1 for what is not a number, all of them when it has not the form of one."""
 
     delivered: int
     stream_seq: int
     consumer_seq: int
 
 
-_NONE = AckInfo(0, 0, 0)
+_NONE = AckInfo(-1, -1, -1)
 
 
 def parse_subject(subject: bytes) -> AckInfo:

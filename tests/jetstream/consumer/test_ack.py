@@ -32,12 +32,12 @@ def state(consumer: Consumer) -> tuple[int, int, int]:
     (b"$JS.ACK.S.C.2.7.9.1700.3", AckInfo(2, 7, 9)),
     (b"$JS.ACK._.hash.S.C.2.7.9.1700.3", AckInfo(2, 7, 9)),
     (b"$JS.ACK.dom.hash.S.C.2.7.9.1700.3.more.still", AckInfo(2, 7, 9)),
-    (b"$JS.ACK.x.S.C.2.7.9.1700.3", AckInfo(0, 0, 0)),  # ten tokens are neither form
-    (b"$JS.ACK.S.C.2.7", AckInfo(0, 0, 0)),
+    (b"$JS.ACK.x.S.C.2.7.9.1700.3", AckInfo(-1, -1, -1)),  # ten tokens are neither form
+    (b"$JS.ACK.S.C.2.7", AckInfo(-1, -1, -1)),
     (b"$JS.ACK.S.C.2.-7.9.1700.3", AckInfo(2, -1, 9)),
     (b"$JS.ACK.S.C.2.x.9.1700.3", AckInfo(2, -1, 9)),
     (b"$JS.ACK.S.C.2..9.1700.3", AckInfo(2, -1, 9)),
-    (b"", AckInfo(0, 0, 0)),
+    (b"", AckInfo(-1, -1, -1)),
 ])
 def test_ack_subjects(subject: bytes, expected: AckInfo) -> None:
     """Both forms give their numbers; anything else gives none."""
