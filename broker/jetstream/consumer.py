@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 
 _SECOND_NS = 1_000_000_000
 _RETRY_NS = _SECOND_NS
-"""After a read of the store failed, which the store's own retries did not cure."""
+"""After a read of the store failed, which the store's own retries did not cure; doubled each time up to _RETRY_NS_MAX."""
+_RETRY_NS_MAX = 30 * _SECOND_NS
 _RECOUNT_NS = 200_000_000
 """Between counts of what is to come, while limits remove messages of which it is not known whether they were ours."""
 _COUNT_LAG = 16_384
@@ -146,6 +147,7 @@ class Consumer:
         self._count_timer: Any = None
         self._dirty = False
         self._blocked = False
+        self._failures = 0
         self._resume_at_ns = 0
         self._beat_at_ns = 0
         self._threshold_ns = 0
@@ -461,14 +463,14 @@ class Consumer:
         self._scheduled = False
         if self._closed or self._loading:
             return
-        if not self._cursor.known:
-            self._count_soon()
-            return
         mono_ns = self.clock.monotonic_ns()
         self._blocked = False
         if self._resume_at_ns > mono_ns:
             return
         self._resume_at_ns = 0
+        if not self._cursor.known:
+            self._count_soon()
+            return
         if self.paused:
             self._sweep(mono_ns, at_end=True)
             return
@@ -506,9 +508,9 @@ class Consumer:
         try:
             await loading.ready
         except Exception as error:
-            logger.warning("consumer %s > %s: reading failed, trying again: %s", self.stream.name, self.name, error)
-            self._resume_at_ns = self.clock.monotonic_ns() + _RETRY_NS
-            self._due(self._resume_at_ns)
+            self._try_later("reading", error)
+        else:
+            self._failures = 0
         finally:
             self._loading = False
             self._kick()
@@ -533,12 +535,19 @@ class Consumer:
             if not self._closed:
                 await self._cursor.recount()
         except Exception as error:
-            logger.warning("consumer %s > %s: counting failed, trying again: %s", self.stream.name, self.name, error)
-            self._resume_at_ns = self.clock.monotonic_ns() + _RETRY_NS
-            self._due(self._resume_at_ns)
+            self._try_later("counting", error)
         finally:
             self._counting = False
             self._kick()
+
+    def _try_later(self, what: str, error: Exception) -> None:
+        """A block could not be read: wait, the longer the more often that happened, as a damaged one stays so."""
+        delay_ns = min(_RETRY_NS << self._failures, _RETRY_NS_MAX)
+        self._failures = min(self._failures + 1, 16)
+        logger.warning("consumer %s > %s: %s failed, trying again in %g s: %s", self.stream.name, self.name, what,
+                       delay_ns / 1e9, error)
+        self._resume_at_ns = self.clock.monotonic_ns() + delay_ns
+        self._due(self._resume_at_ns)
 
     # ---- push
 

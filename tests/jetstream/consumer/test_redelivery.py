@@ -330,3 +330,27 @@ def test_ack_wait_can_be_changed() -> None:
     config.ack_wait = SECOND
     consumer.update(config)
     assert seqs(w.pass_time(1100 * MS)) == [1]
+
+
+def test_a_count_that_fails_is_tried_again_later() -> None:
+    """A store that fails while num_pending is counted is not asked again at once; deliveries go on once it answers."""
+    w = World()
+    w.stream.add("a", "b", "a")
+    consumer = w.consumer(filter_subject="a")
+    count_from, asked = w.stream.count_from, []
+
+    async def fail(seq: int, filters: Any) -> tuple[int, int]:
+        asked.append(seq)
+        raise OSError("no store")
+
+    w.stream.count_from = fail  # type: ignore[method-assign]
+    config = consumer.config.copy()
+    config.filter_subject = "b"
+    consumer.update(config)
+    w.pull(consumer, b"9")
+    w.loop.settle()
+    assert len(asked) == 1
+    w.pass_time(10 * SECOND)
+    assert 2 <= len(asked) <= 10
+    w.stream.count_from = count_from  # type: ignore[method-assign]
+    assert seqs(w.pass_time(20 * SECOND)) == [2]
