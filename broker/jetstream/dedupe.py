@@ -12,7 +12,7 @@ Memory: about 140 bytes and the id itself for each id; ``bytes_max`` bounds it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = ["Dedupe"]
 
@@ -61,6 +61,22 @@ class Dedupe:
         """Remember the id of message ``seq``, just sequenced at ``time_ns``, and that the open block must record it."""
         self.recorded.append((seq, msg_id))
         self._remember(msg_id, seq, time_ns)
+
+    def news(self, ids: Sequence[bytes]) -> bool:
+        """Whether no id in ``ids`` (b"": none) was seen before, nor stands in it twice."""
+        given = [msg_id for msg_id in ids if msg_id]
+        return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
+
+    def add_run(self, ids: Sequence[bytes], first_seq: int, time_ns: int) -> None:
+        """``add`` for the messages from ``first_seq`` on; b"" has no id."""
+        self.last_id = ids[-1]
+        pairs = [(seq, msg_id) for seq, msg_id in enumerate(ids, first_seq) if msg_id]
+        self.recorded += pairs
+        if self.window_ns > 0:
+            given = [msg_id for _, msg_id in pairs]
+            self._seqs.update(zip(given, (seq for seq, _ in pairs), strict=True))
+            self.bytes += _ENTRY_BYTES * len(given) + sum(map(len, given))
+            self._runs.append((time_ns, given))
 
     def _remember(self, msg_id: bytes, seq: int, time_ns: int) -> None:
         if self.window_ns <= 0:

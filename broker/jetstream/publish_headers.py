@@ -11,9 +11,9 @@ Source: nats-server, server/stream.go, getMsgId, getExpectedLastSeq, getRollup, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-__all__ = ["HINT", "MSG_ID", "TTL_INVALID", "PublishHeaders", "find", "only_msg_id", "parse_sequence", "parse_ttl"]
+__all__ = ["HINT", "MSG_ID", "TTL_INVALID", "PublishHeaders", "find", "msg_ids", "parse_sequence", "parse_ttl"]
 
 HINT = b"Nats-"
 """Every header that a stream acts upon begins so."""
@@ -27,7 +27,8 @@ TTL_INVALID = 0
 """What ``parse_ttl`` gives for text that is no TTL."""
 
 _HEADER = re.compile(rb"\r\n(Nats-[^:\r\n]*): *((?:(?!\r\n).)*)", re.DOTALL)
-_ONLY_MSG_ID = re.compile(rb"NATS/1\.0\r\n(?:(?!Nats-)[^\r\n]*\r\n)*?Nats-Msg-Id: *([^\r\n]+)\r\n")
+_FIRST_LINE = b"NATS/1.0\r\n"
+_MSG_ID_LINE = b"\r\nNats-Msg-Id:"
 _DURATION = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
             "m": 60_000_000_000, "h": 3_600_000_000_000}
@@ -41,15 +42,27 @@ def find(block: bytes) -> PublishHeaders:
     return found
 
 
-def only_msg_id(block: bytes) -> bytes | None:
-    """The id when ``Nats-Msg-Id`` is the only header in the block that a stream acts upon, else None.
+def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None:
+    """The ``Nats-Msg-Id`` of each message of a run (b"": none), when nothing else in their headers could matter.
 
-    The answer None says nothing: ``find`` then decides. This is the short way for publishers that only deduplicate.
+    None: some header needs a closer look. This is the short way for publishers that only deduplicate, and for those whose
+    headers are none of the stream's business.
     """
-    if block.count(HINT) != 1:
-        return None
-    found = _ONLY_MSG_ID.match(block)
-    return found[1] if found else None
+    ids: list[bytes] = []
+    for hlen, body in zip(hlens, bodies, strict=True):
+        if not hlen:
+            ids.append(b"")
+            continue
+        at = body.find(HINT, 0, hlen)
+        if not body.startswith(_FIRST_LINE):
+            return None
+        if at < 0:
+            ids.append(b"")
+            continue
+        if body[at - 2:at + 12] != _MSG_ID_LINE or body.find(HINT, at + 5, hlen) >= 0:
+            return None
+        ids.append(body[at + 12:body.find(b"\r\n", at, hlen)].lstrip(b" "))
+    return ids
 
 
 def parse_sequence(text: bytes) -> int:

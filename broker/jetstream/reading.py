@@ -41,6 +41,9 @@ T = TypeVar("T")
 _PICKS_MAX = 64
 """Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
 
+_SUBJECTS_AT_ONCE = 8192
+"""Looked up in one turn of the loop: about 3 ms."""
+
 _TRIES = 5
 """A message may be removed, and its block swept, while it is looked up; then the next try sees what is there now."""
 
@@ -369,10 +372,20 @@ class Reading:
         live, state = self._live, self._stream.subjects
         if filters.all:
             return live.msgs
-        names = await state.matching(filters, self._stream.load_heads)
-        index = await state.build(self._stream.load_heads)
-        first_seq = live.first_seq
-        return sum(index.count(subject, first_seq) for subject in names)
+        while True:
+            names = await state.matching(filters, self._stream.load_heads)
+            index = await state.build(self._stream.load_heads)
+            as_of = index, index.merged_seq, live.first_seq, live.msgs
+            if len(names) == len(index):
+                return live.msgs
+            total = 0
+            for at in range(0, len(names), _SUBJECTS_AT_ONCE):
+                if at:
+                    await asyncio.sleep(0)
+                total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
+            # A few subjects are counted in one go; of very many the sum is of one moment when nothing moved meanwhile.
+            if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
+                return total
 
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
         """Live matches at or after ``seq`` in each block that is not persisted yet."""

@@ -367,7 +367,8 @@ class Retention:
         stream = self._stream
         live = stream.live
         left = 1 << 63
-        if keep:
+        if keep or (filters.literal and stream.subjects.index is not None):
+            # Of one subject it is then known when the last message was found.
             left = await stream.reading.count(filters) - keep
         purged = 0
         for block in list(live.blocks):

@@ -43,6 +43,10 @@ _HEADERS_BYTES_MAX = 65_535
 _FAST_BATCH = b".$FI"
 """Replies that end so belong to a fast-ingest batch."""
 
+_COMMON = frozenset((publish_headers.MSG_ID, b"Nats-Expected-Stream", b"Nats-Expected-Last-Sequence",
+                     b"Nats-Expected-Last-Subject-Sequence", b"Nats-Expected-Last-Msg-Id", b"Nats-Rollup"))
+"""Headers of everyday publishes; with these alone the checks for the others are passed over."""
+
 _CEILING_MARGIN = 32_768
 """An async stream asks for its next ceiling this long before it needs it."""
 
@@ -144,8 +148,18 @@ class Sequencer:
         subjects, replies, hlens, bodies = zip(*run, strict=True)
         count = len(bodies)
         with_headers = count - hlens.count(0)
-        if with_headers and any(map(_acts, hlens, bodies)):
-            return False
+        ids: Sequence[bytes] | None = None
+        if with_headers:
+            ids = publish_headers.msg_ids(hlens, bodies)
+            if ids is None:
+                return False
+            if any(ids):
+                dedupe = self._stream.dedupe
+                dedupe.expire(time_ns)
+                if not dedupe.known or dedupe.full or not dedupe.news(ids):
+                    return False
+            else:
+                ids = None
         raw_bytes = sum(map(len, bodies))
         if raw_bytes > _RECORD_BYTES_MAX // 2 or (
                 0 <= self._max_msg_size < raw_bytes and max(map(len, bodies)) > self._max_msg_size):
@@ -169,7 +183,10 @@ class Sequencer:
         live.appended(stream.tail(block), count, size, first_seq, time_ns)
         if removed:
             stream.retention.take_out(removed)
-        stream.dedupe.last_id = b""
+        if ids:
+            stream.dedupe.add_run(ids, first_seq, time_ns)
+        else:
+            stream.dedupe.last_id = b""
         self._answer(source, replies, first_seq)
         return True
 
@@ -234,9 +251,8 @@ class Sequencer:
         if hlen:
             if body[8:10] != b"\r\n" or b"Nats-Request-Info:" in body[:hlen]:
                 hlen, body = _without_status(hlen, body)
-            if HINT in body[:hlen]:
-                only = publish_headers.only_msg_id(body[:hlen])
-                headers = {publish_headers.MSG_ID: only} if only else publish_headers.find(body[:hlen])
+            if body.find(HINT, 0, hlen) >= 0:
+                headers = publish_headers.find(body[:hlen])
         size = user_size(subject, hlen, body)
         if size > _RECORD_BYTES_MAX:
             raise ApiError(10077, err="message too large")
@@ -249,7 +265,7 @@ class Sequencer:
         msg_id, rollup = b"", b""
         if headers:
             if len(headers) > 1 or publish_headers.MSG_ID not in headers:
-                self._check_headers(headers, subject, hlen, body, pending, source, time_ns)
+                self._check_headers(headers, subject, pending, source, time_ns)
             msg_id = headers.get(publish_headers.MSG_ID, b"")
             if msg_id:
                 self._check_msg_id(msg_id, time_ns)
@@ -315,24 +331,31 @@ class Sequencer:
             raise ApiError(10054)
         raise ApiError(disabled)
 
-    def _check_headers(self, headers: PublishHeaders, subject: bytes, hlen: int, body: bytes, pending: _Pending,
-                       source: Source | None, time_ns: int) -> None:
+    def _check_headers(self, headers: PublishHeaders, subject: bytes, pending: _Pending, source: Source | None,
+                       time_ns: int) -> None:
         """The checks before deduplication, in nats-server's order."""
         get = headers.get
-        if incr := get(b"Nats-Incr"):
+        rare = not headers.keys() <= _COMMON
+        if rare and (incr := get(b"Nats-Incr")):
             if not _is_integer(incr):
                 raise ApiError(10171)
             raise ApiError(10168)
         expected = get(b"Nats-Expected-Stream")
         if expected and expected != self._stream.name.encode():
             raise ApiError(10060)
-        ttl = get(b"Nats-TTL")
-        if ttl and publish_headers.parse_ttl(ttl) != publish_headers.TTL_INVALID:
+        if rare and (ttl := get(b"Nats-TTL")) and publish_headers.parse_ttl(ttl) != publish_headers.TTL_INVALID:
             raise ApiError(10166)
         if text := get(b"Nats-Expected-Last-Subject-Sequence"):
-            self._append(pending, source, time_ns)
-            self._stream.retention.trim()
-            last = self._last_of(get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject)
+            wanted = get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject
+            index = self._stream.subjects.index
+            if (wanted is subject and self._per_subject and not self._limited and index is not None
+                    and index.merged_seq == pending.first_seq + len(pending.bodies) - 1):
+                # A tracked stream's index has what is pending too.
+                last = index.last(subject, self._stream.live.first_seq) or 0
+            else:
+                self._append(pending, source, time_ns)
+                self._stream.retention.trim()
+                last = self._last_of(wanted)
             if last != publish_headers.parse_sequence(text):
                 raise ApiError(10071, seq=last)
         elif get(b"Nats-Expected-Last-Subject-Sequence-Subject"):
@@ -341,6 +364,13 @@ class Sequencer:
             last = pending.first_seq + len(pending.bodies) - 1
             if last != publish_headers.parse_sequence(text):
                 raise ApiError(10071, seq=last)
+        if rare:
+            self._check_schedule(headers, subject)
+            if get(b"Nats-Stream-Source"):
+                raise ApiError(10227)
+
+    def _check_schedule(self, headers: PublishHeaders, subject: bytes) -> None:
+        get = headers.get
         if get(b"Nats-Schedule") or _bad_zone(get(b"Nats-Schedule-Time-Zone")):
             raise ApiError(10188)
         scheduler = get(b"Nats-Scheduler")
@@ -351,8 +381,6 @@ class Sequencer:
             raise ApiError(10188)
         if scheduler:
             raise ApiError(10212)
-        if get(b"Nats-Stream-Source"):
-            raise ApiError(10227)
 
     def _check_msg_id(self, msg_id: bytes, time_ns: int) -> None:
         dedupe = self._stream.dedupe
@@ -449,11 +477,6 @@ class Sequencer:
         for reply in (op[1] for op in run):
             if reply and self._acks:
                 self._stream.bus.publish(reply, b"", 0, body)
-
-
-def _acts(hlen: int, body: bytes) -> bool:
-    """Whether a message's headers may decide anything, or have to be changed."""
-    return hlen > 0 and (HINT in body[:hlen] or body[8:10] != b"\r\n")
 
 
 def _without_status(hlen: int, body: bytes) -> tuple[int, bytes]:

@@ -68,6 +68,9 @@ _log = logging.getLogger(__name__)
 
 _CEILING_STEP = 65_536
 
+_SORTED_MAX = 100_000
+"""Subjects put in order for an answer; more are paged, and put in order by who pages them."""
+
 _PINNED_MAX = 64
 """Heads held for one operation; it asks for them by fewer."""
 
@@ -466,8 +469,15 @@ class Stream:
     async def _subject_counts(self, filters: Filters) -> dict[str, int]:
         names = await self.subjects.matching(filters, self.load_heads)
         index = await self.subjects.build(self.load_heads)
-        first_seq = self._live.first_seq
-        return {name.decode("utf-8", "replace"): count for name in sorted(names) if (count := index.count(name, first_seq))}
+        if len(names) <= _SORTED_MAX:
+            names.sort()
+        counts: dict[str, int] = {}
+        for n, name in enumerate(names, 1):
+            if count := index.count(name, self._live.first_seq):
+                counts[name.decode("utf-8", "replace")] = count
+            if not n % 4096:
+                await asyncio.sleep(0)
+        return counts
 
     async def _deleted(self) -> list[int]:
         """Sequences between first and last that hold no message."""
