@@ -49,6 +49,7 @@ from broker.jetstream.stream_rules import (
 )
 from broker.storage.applied import ConsumerState
 from broker.storage.format.record import RecordKind
+from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
@@ -207,12 +208,14 @@ class Account:
 
     async def _open(self, consumer: Consumer) -> None:
         """Open a restored consumer, again and again while the store fails."""
+        delay = 1.0
         while True:
             try:
                 await consumer.open()
-            except StoreError as error:
+            except (StoreError, FormatError) as error:
                 _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
-                await asyncio.sleep(1)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 30.0)
             else:
                 return
 

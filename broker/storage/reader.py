@@ -89,8 +89,9 @@ class BlockReader:
     async def core(self, block: StoredBlock) -> BlockCore:
         """The block's core; asked for once after a restart, so not kept. Raises: NotFound; StoreError; Corrupt."""
         ref = _stored(block)
-        data = await self._store.get(self._key_of(ref), ref.core_offset, ref.core_offset + ref.core_bytes)
-        return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, offset=ref.core_offset)
+        key = self._key_of(ref)
+        data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
+        return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
 
     async def chunk(self, block: StoredBlock, ordinal: int, read_ahead: bool = False) -> Chunk:
         """The chunk with message ``ordinal``; with ``read_ahead`` its successors in the block are loaded as well.
@@ -131,8 +132,9 @@ class BlockReader:
             del self._flights[key]
 
     async def _load_head(self, ref: BlockRef) -> Head:
-        data = await self._store.get(self._key_of(ref), ref.index_offset, ref.index_offset + ref.index_bytes)
-        head = decode_index(data, ref)
+        key = self._key_of(ref)
+        data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+        head = decode_index(data, ref, key)
         self._cache.put(_id(ref), head, head.size)
         return head
 
@@ -144,14 +146,14 @@ class BlockReader:
                and size + frames[end].stored_bytes <= self._read_ahead_bytes):
             size += frames[end].stored_bytes
             end += 1
-        base = ref.frames_offset
-        data = await self._store.get(self._key_of(ref), base + frames[first].offset, base + frames[first].offset + size)
+        base, name = ref.frames_offset, self._key_of(ref)
+        data = await self._store.get(name, base + frames[first].offset, base + frames[first].offset + size)
         wanted = None
         # The wanted one is decoded last: it is then the newest in the cache.
         for number in (*range(first + 1, end), first):
             frame = frames[number]
             at = frame.offset - frames[first].offset
-            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes])
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], name)
             self._cache.put((*key, number), chunk, chunk.size)
             if number == first:
                 wanted = chunk
