@@ -1,0 +1,217 @@
+"""Bytes of the store that rotted: what recovery needs and cannot read stops the start, naming the object and the remedy; what
+only readers need costs those reads, never wrong data, and nobody else's.
+
+Damage is done to the files of a directory store between two runs: one flipped bit, or the end cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nats.errors
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import APIError
+
+from broker.storage.format.header import Position
+from broker.storage.format.segment import SegmentHead, decode_head
+from tests.adversity.clients import connect, read_all, unexpected
+from tests.harness import BrokerProcess
+
+LOG = Path("v1/shards/0/log")
+COUNT = 20
+
+
+async def filled(store: Path, *, stop: bool = False) -> None:
+    """Streams A and B, COUNT messages each, one segment a message, left by a kill or by a clean stop."""
+    async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
+        nc = await connect(broker.url)
+        js = nc.jetstream()
+        for name in "AB":
+            await js.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"], allow_direct=True))
+        for i in range(COUNT):
+            for name in "AB":
+                await js.publish(f"{name}.{i}", f"payload {i} of {name} ".encode() * 20)
+        await nc.close()
+        await (broker.stop() if stop else broker.kill())
+
+
+def segments_of(store: Path) -> list[tuple[Path, SegmentHead]]:
+    """Those that hold messages, in order."""
+    found = []
+    for path in sorted((store / LOG).iterdir()):
+        epoch, _, number = path.name.partition("-")
+        data = path.read_bytes()
+        if data[8] != 3:
+            continue  # a seal
+        head = decode_head(data, Position(int(epoch, 16), int(number, 16)))
+        assert isinstance(head, SegmentHead)
+        if any(row.count for row in head.rows):
+            found.append((path, head))
+    return found
+
+
+def change(path: Path, how: Callable[[bytearray], None]) -> None:
+    data = bytearray(path.read_bytes())
+    how(data)
+    path.chmod(0o640)
+    path.write_bytes(data)
+
+
+def flip(at: int) -> Callable[[bytearray], None]:
+    def how(data: bytearray) -> None:
+        data[at] ^= 4
+    return how
+
+
+def cut(data: bytearray) -> None:
+    del data[len(data) // 2:]
+
+
+def where(part: str, head: SegmentHead) -> Callable[[bytearray], None]:
+    row = next(row for row in head.rows if row.count)
+    match part:
+        case "header":
+            return flip(20)
+        case "directory":
+            return flip(row_at(head))
+        case "core":
+            return flip(row.core_offset + 30)
+        case "records":
+            return flip(row.core_offset + row.core_bytes - 1)
+    return cut
+
+
+def row_at(head: SegmentHead) -> int:
+    """A byte of the directory: it ends where the first core begins."""
+    return min(row.core_offset for row in head.rows) - 8
+
+
+@pytest.mark.parametrize("part", ["header", "directory", "core", "records", "cut", "empty"])
+async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> None:
+    """The segment lies in the part of the log that is replayed. It is never taken for the log's end, though it could be: the
+    last but one is damaged, and an end there would lose the last. Put back, the store is whole."""
+    store = tmp_path / "store"
+    await filled(store)
+    path, head = segments_of(store)[-2]
+    before = path.read_bytes()
+    change(path, bytearray.clear if part == "empty" else where(part, head))
+    broker = BrokerProcess("--store", f"file://{store}")
+    try:
+        await broker.start(ready=False)
+        assert await broker.wait_end() == 1, broker.tail()
+        [said] = [line for line in broker.stderr if "[FTL]" in line]
+        assert f"{LOG}/{path.name}" in said, said
+        assert "from a copy of the store" in said, said
+        assert f"jetblock inspect file://{store} --verify" in said, said
+        assert not unexpected(broker), broker.tail()
+        path.write_bytes(before)
+        await broker.start()
+        nc = await connect(broker.url)
+        for name in "AB":
+            assert len(await read_all(nc, name)) == COUNT
+        await nc.close()
+    finally:
+        await broker.close()
+
+
+@pytest.mark.parametrize("part", ["index", "frame"])
+async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: str) -> None:
+    """The broker runs. Reads of the damaged message are refused or time out, and the log names the object; every other
+    message is served, by every way to read; the other stream's consumers notice nothing."""
+    store = tmp_path / "store"
+    await filled(store)
+    lost = 11
+    path, head = next((path, head) for path, head in segments_of(store)
+                      if any(row.count and row.first_seq == lost for row in head.rows) and b"of A" in path.read_bytes())
+    row = next(row for row in head.rows if row.count)
+    change(path, flip((row.index_offset if part == "index" else row.frames_offset) + 40))
+    async with BrokerProcess("--store", f"file://{store}") as broker:
+        nc = await connect(broker.url)
+        js = nc.jetstream()
+        assert len(await read_all(nc, "B")) == COUNT
+        for seq in range(1, COUNT + 1):
+            for direct in (False, True):
+                if seq != lost:
+                    assert (await js.get_msg("A", seq, direct=direct)).data.startswith(f"payload {seq - 1} of A".encode())
+                    continue
+                with pytest.raises((APIError, nats.errors.Error)) as refused:
+                    await js.get_msg("A", seq, direct=direct)
+                assert not isinstance(refused.value, nats.errors.TimeoutError) or direct
+        line = await broker.wait_line(r"(?i)\[(WRN|ERR)\].*" + path.name)
+        assert str(LOG) in line.string, line.string
+        # The last of another subject is found, whatever it takes to look past the damage.
+        assert (await js.get_last_msg("A", f"A.{COUNT - 1}")).seq == COUNT
+        # A consumer gets all up to the damage and waits there; one that begins after it gets the rest.
+        first = await js.pull_subscribe("A.>", durable="first", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
+        seen: list[int] = []
+        try:
+            while True:
+                for message in await first.fetch(COUNT, timeout=1):
+                    seen.append(message.metadata.sequence.stream)
+                    await message.ack()
+        except nats.errors.TimeoutError:
+            pass
+        assert seen == list(range(1, lost))
+        rest = await js.pull_subscribe("A.>", durable="rest", config=ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT, deliver_policy="by_start_sequence", opt_start_seq=lost + 1))
+        assert [m.metadata.sequence.stream for m in await rest.fetch(COUNT - lost, timeout=5)] == list(range(lost + 1, COUNT + 1))
+        # It goes on taking messages, and what nobody can read can be purged, which the consumer then goes past.
+        await js.publish("A.new", b"new")
+        await js.purge_stream("A", seq=lost + 1)
+        message = (await first.fetch(1, timeout=10))[0]
+        assert message.metadata.sequence.stream == lost + 1
+        assert not unexpected(broker), broker.tail()
+        # How loud: a damaged block that a consumer waits at does not fill the disk with log lines.
+        assert sum(path.name in line for line in broker.stderr) < 30, broker.tail()
+        await nc.close()
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, how: str) -> None:
+    """Each clean stop cuts a checkpoint. The newest root cannot be used: the one before, and the log after it, say the same."""
+    store = tmp_path / "store"
+    await filled(store, stop=True)
+    async with BrokerProcess("--store", f"file://{store}") as broker:
+        nc = await connect(broker.url)
+        await nc.jetstream().publish("A.more", b"more")
+        await nc.close()
+        await broker.stop()
+    roots = sorted((store / "v1/shards/0/checkpoint").iterdir())
+    assert len(roots) >= 2
+    if how == "gone":
+        roots[-1].unlink()
+    else:
+        change(roots[-1], flip(90) if how == "flipped" else cut)
+    async with BrokerProcess("--store", f"file://{store}") as broker:
+        if how != "gone":
+            line = await broker.wait_line(r"\[WRN\] a checkpoint cannot be used, an older one was: (.*)")
+            assert roots[-1].name in line[1]
+        nc = await connect(broker.url)
+        assert len(await read_all(nc, "A")) == COUNT + 1
+        assert len(await read_all(nc, "B")) == COUNT
+        await nc.jetstream().publish("A.more", b"more")
+        await broker.restart()
+        assert len(await read_all(nc, "A")) == COUNT + 2
+        await nc.close()
+        assert not unexpected(broker)
+
+
+async def test_a_damaged_opening_or_claim(tmp_path: Path) -> None:
+    """The log's own bookkeeping: the start stops and says which object."""
+    store = tmp_path / "store"
+    await filled(store)
+    for folder, name in ((LOG, "00000001-000000000000"),):
+        path = store / folder / name
+        before = path.read_bytes()
+        change(path, flip(20))
+        broker = BrokerProcess("--store", f"file://{store}")
+        await broker.start(ready=False)
+        assert await broker.wait_end() == 1
+        [said] = [line for line in broker.stderr if "[FTL]" in line]
+        assert f"{folder}/{name}" in said, said
+        await broker.close()
+        path.write_bytes(before)
+
+
