@@ -378,6 +378,14 @@ class Live:
             self._forget(block)
         return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(ranges)]
 
+    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
+        """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
+        i = bisect_right(self._starts, old[0].first_seq) - 1
+        assert self.blocks[i:i + len(old)] == list(old)
+        assert new.count == sum(block.live_msgs for block in old)
+        self.blocks[i:i + len(old)] = [new]
+        self._starts[i:i + len(old)] = [new.first_seq]
+
     def skip_to(self, last_seq: int) -> None:
         """Use up the sequences up to ``last_seq`` without storing anything."""
         self.last_seq = last_seq

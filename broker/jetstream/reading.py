@@ -63,7 +63,7 @@ class Reading:
     def __init__(self, stream: Stream, live: Live) -> None:
         self._stream = stream
         self._live = live
-        self._picks: OrderedDict[tuple[Filters, int], Sequence[int]] = OrderedDict()
+        self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     # --- for consumers ------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Reading:
 
     def _picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
         """Ordinals of the messages of ``block`` that match; remembered, since a reader comes back for each chunk."""
-        key = filters, block.first_seq
+        key = filters, block
         picks = self._picks.get(key)
         if picks is not None:
             self._picks.move_to_end(key)

@@ -28,7 +28,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
-from broker.jetstream import wire
+from broker.jetstream import memory_blocks, wire
 from broker.jetstream.dedupe import Dedupe
 from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
@@ -111,6 +111,7 @@ class Stream:
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinned: list[LiveBlock] = []
+        self._shrunk: dict[int, LiveBlock] = {}
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
@@ -270,6 +271,11 @@ class Stream:
             if self.stored and mine.live_msgs and block.ref is not None:
                 self.reader.admit(block.ref, block.head, block.chunks)
             live.persisted(mine, block, not self.stored)
+        if not self.stored and not self.inlet.busy:
+            # Not while an operation under way holds on to blocks.
+            shrunk, self._shrunk = self._shrunk, {}
+            memory_blocks.rewrite(live, shrunk.values())
+            memory_blocks.join_small(live)
         last_seq = block.core.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
@@ -420,6 +426,8 @@ class Stream:
 
     def removed(self, gone: Iterable[Removal], subject: Subject | None, purged: bool) -> None:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
+        if not self.stored:
+            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
         if self.consumers:
             for consumer in list(self.consumers.values()):
                 for removal in gone:
@@ -602,7 +610,10 @@ class Stream:
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StoreError):
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # A store in trouble and a damaged object are told by who waits for the task, with what it means to him.
+        if not isinstance(error, (StoreError, FormatError)):
             _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
 
     def warn(self, text: str, *args: object) -> None:

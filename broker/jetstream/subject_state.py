@@ -175,8 +175,11 @@ class SubjectState:
             last = min(removal.last, index.merged_seq)
             if removal.first > last:
                 continue
-            if not self._take_out(index, removal.block, removal.first, last):
-                self._debts.append(_Debt(removal.block, removal.first, last))
+            first: int | None = removal.first
+            if last - removal.first < _ROWS_AT_ONCE or _one_subject(removal.block):
+                first = self._take_out(index, removal.block, removal.first, last)
+            if first is not None:
+                self._debts.append(_Debt(removal.block, first, last))
         if len(self._debts) > _DEBTS_MAX:
             self.forget()
 
@@ -200,23 +203,32 @@ class SubjectState:
         cold = [debt.block for debt in self._debts if live.hot(debt.block) is None and not _one_subject(debt.block)]
         if cold:
             raise Cold(cold[:_LOADS_AT_ONCE])
+        budget = _ROWS_AT_ONCE
         while self._debts:
             block, first, last = self._debts.pop()
-            self._take_out(index, block, first, last)
+            left = self._take_out(index, block, first, last)
+            if left is not None:
+                self._debts.append(_Debt(block, left, last))
+            budget -= last - first + 1
+            if budget <= 0 and self._debts:
+                raise Cold
 
-    def _take_out(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> bool:
-        """Subtract the live messages first..last of ``block``; False when its rows are not in memory.
+    def _take_out(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> int | None:
+        """Subtract the live messages first..last of ``block``, a few thousand at most.
 
         ``first`` is at or above the first_seq of the time they left, and nothing in between has died since.
+        Returns: the sequence that is next; None when all is done.
         """
         rows = self._live.hot(block)
         if _one_subject(block) and block.gapless and block.dead is None:
             assert block.subjects is not None
             index.subtract(block.subjects[0][0], last - first + 1, last)
-            return True
+            return None
         if rows is None:
-            return False
+            return first
         start, end = rows.ordinal_of(first), rows.ordinal_of(last + 1)
+        left = rows.seq_of(start + _ROWS_AT_ONCE) if end - start > _ROWS_AT_ONCE else None
+        end = min(end, start + _ROWS_AT_ONCE)
         lasts: dict[bytes, int] = {}
         counts: Counter[bytes] = Counter()
         dead = block.dead
@@ -228,7 +240,7 @@ class SubjectState:
                 lasts[subject] = seq
         for subject, count in counts.items():
             index.subtract(subject, count, lasts[subject])
-        return True
+        return left
 
     def _merge(self, index: SubjectIndex) -> Iterator[int]:
         """Bring ``merged_seq`` up to the stream's end, step by step; yields each step's rows. Raises: Cold."""

@@ -28,6 +28,9 @@ SUBJECTS = [b"S.a", b"S.b", b"S.b.c", b"S.d"]
 EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
 FILTERS: list[bytes | None] = [None, b">", b"S.a", b"S.b", b"S.*", b"S.b.>", b"S.none"]
 
+WANTED = Filters([b"S.b", b"S.b.>"])
+"""One for all steps, as a consumer has: what a reader remembers for it must follow the stream."""
+
 messages = st.tuples(
     st.sampled_from(SUBJECTS),
     st.binary(max_size=40),
@@ -205,7 +208,7 @@ class StreamMachine(RuleBasedStateMachine):
                 model.last(s) for s in SUBJECTS if model.last(s) and s.count(b".") == 1)
             limit = stream.persisted_seq
             assert await read_all(stream) == [msg for msg in kept if msg[0] <= limit]
-            wanted = Filters([b"S.b", b"S.b.>"])
+            wanted = WANTED
             assert await read_all(stream, wanted) == [m for m in kept if m[0] <= limit and wanted.match(m[1])]
             for filters in (None, wanted):
                 middle = (model.first_seq + model.last_seq) // 2

@@ -135,3 +135,26 @@ async def test_ten_thousand_streams_restart_quickly() -> None:
     assert time.process_time() - began < 2.0
     assert streams[-1].last_seq == 40
     await world.close()
+
+
+async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
+    """A publisher that waits for each PubAck leaves blocks of one message: they are joined, and what is dead in them goes,
+    while a reader with its filters goes on finding the right messages."""
+    world = World()
+    stream = world.stream(storage="memory", max_msgs_per_subject=1)
+    wanted = Filters([b"S.1.*", b"S.3.*"])
+    for i in range(1500):
+        publish(world, stream, pub(b"S.%d.%d" % (i % 5, i % 300), b"%d" % i, reply=b""))
+        await turns(1)
+        if i % 250 == 0:
+            await read_all(stream, wanted)
+    await world.settle(stream)
+    expected = [(i + 1, b"S.%d.%d" % (i % 5, i % 300), b"%d" % i) for i in range(1200, 1500)]
+    assert await everything(stream) == expected
+    assert await read_all(stream, wanted) == [one for one in expected if one[1][:4] in (b"S.1.", b"S.3.")]
+    assert len(stream.live.blocks) < 40
+    assert sum(block.count for block in stream.live.blocks) < 2 * 300 + 64
+    assert await stream.delete_msg(1400, True)
+    assert await stream.get(1400) is None
+    assert stream.msgs == 299
+    await world.close()
