@@ -134,7 +134,7 @@ class Api:
         elif hlen and level_refused(body[:hlen]):
             self._refuse(request, route, ApiError(10185))
         elif self._waiting >= REQUESTS_MAX:
-            _log.warning("JetStream API: %d requests are waiting, dropping %s", self._waiting, rest.decode())
+            _log.warning("JetStream API: %d requests are waiting, dropping %s", self._waiting, ".".join(tokens))
         else:
             self._enqueue(request, route)
 

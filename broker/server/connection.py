@@ -477,7 +477,7 @@ def _connect_fields(arg: bytes) -> dict[str, Any] | None:
     """The known fields of CONNECT; None when the server could not decode it. Names match in any case, as Go's do."""
     try:
         decoded = json.loads(arg.decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: brackets in brackets, a thousand deep
         return None
     if decoded is None:
         return {}
