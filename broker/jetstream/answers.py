@@ -135,7 +135,10 @@ class Answers:
         """Ack one message (with ack all: everything up to it); returns whether that is to be answered."""
         if seq <= 0:
             # Sequence 0 is acked as any that is not pending, and so answered; the other kinds of answer are not.
-            return seq == 0 and self.policy == "explicit"
+            if seq or self.policy != "explicit":
+                return False
+            self._acks.ack((), now_ns)
+            return True
         acks = self._acks
         if seq >= self._cursor.next_seq:
             return self._ack_ahead(seq, cseq, now_ns)

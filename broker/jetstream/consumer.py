@@ -359,8 +359,7 @@ class Consumer:
 
         Source: nats-server consumer.go purge.
         """
-        if self._cursor.next_seq < next_seq:
-            self._cursor.jump(next_seq)
+        self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
         self._changed()
         self._count_soon()

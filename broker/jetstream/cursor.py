@@ -300,10 +300,10 @@ class Cursor:
         """``msgs`` messages within first..last left the stream, all of ``subject`` if it is given."""
         if self.skip and last >= self.skip[0]:
             return  # listed ones are looked up one by one
-        if last < self.next_seq or first > self.counted:
+        if last < self.next_seq:
             return
-        self._void = True
-        if not self.known:
+        self._void = True  # a count under way reaches further than ``counted``
+        if not self.known or first > self.counted:
             return
         if subject is not None and not self.filters.match(subject):
             return
@@ -342,6 +342,14 @@ class Cursor:
         self.next_seq = next_seq
         self.skip.clear()
         self._invalidate()
+
+    def pass_over(self, next_seq: int) -> None:
+        """Nothing of ours is left below ``next_seq``; what was, is taken out of ``pending`` by ``removed``."""
+        while self.skip and self.skip[0] < next_seq:
+            self.pending -= self.known
+            self._unlist()
+        if not self.skip and self.next_seq < next_seq:
+            self._move(next_seq)
 
     def _invalidate(self) -> None:
         self.known = False

@@ -26,8 +26,10 @@ class _Ended(Exception):
     """The text ended inside a value."""
 
 
-def syntax_error(source: str) -> str:
-    """Go's words for the first thing wrong with ``source``, a text in which a second value is wrong only by its syntax.
+def syntax_error(source: str, *, one: bool = False) -> str:
+    """Go's words for the first thing wrong with ``source``.
+
+    ``one``: a second value is wrong in itself (Unmarshal); otherwise only by its syntax (Decoder).
 
     Offsets count bytes of UTF-8 from 1, at the character that does not fit; the decoder names none for a text that
     ends too soon.
@@ -39,6 +41,8 @@ def syntax_error(source: str) -> str:
             if at == len(source):
                 return "unexpected EOF"
             at = _value(source, at, 0)
+            if one and (at := _skip(source, at)) < len(source):
+                raise _Unexpected(at, "after top-level value")
     except _Ended:
         return "unexpected EOF"
     except RecursionError:

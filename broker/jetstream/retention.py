@@ -23,6 +23,7 @@ from broker.protocol.subject import subset
 from broker.storage.format.index import Head
 
 if TYPE_CHECKING:
+    from broker.jetstream.consumer import Consumer
     from broker.jetstream.stream import Stream
     from broker.jetstream.stream_config import StreamConfig
 
@@ -40,12 +41,14 @@ _ROWS_AT_ONCE = 2000
 
 
 class Rollup(NamedTuple):
-    """What a roll-up message will take out once it is stored: everything, or these sequences of one subject."""
+    """What a roll-up message will take out once it is stored: all that matches ``filters``.
 
-    everything: bool
-    found: list[tuple[LiveBlock, list[int], int]]
-    """(block, sequences, their user bytes)"""
-    subject: bytes
+    As nats-server purges by the subject of the roll-up, one that was published to ``a.*`` rolls up all of ``a.*``.
+    """
+
+    filters: Filters
+    found: list[tuple[LiveBlock, list[tuple[int, bytes]], int]]
+    """(block, its (sequence, subject) pairs, their user bytes); empty where the filters match everything."""
 
 
 class Retention:
@@ -257,43 +260,48 @@ class Retention:
         """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: Cold."""
         stream = self._stream
         live, subjects = stream.live, stream.subjects
-        if subject is None:
+        filters = Filters(() if subject is None else (subject,))
+        if filters.all:
             live.front(live.last_seq + 1)
-            return Rollup(True, [], b"")
-        if not subjects.count(subject):
-            return Rollup(False, [], subject)
+            return Rollup(filters, [])
         index = subjects.ready()
+        names = filters.literals if filters.literal else filter(filters.decide, list(index))
+        wanted = [name for name in names if index.count(name, live.first_seq)]
+        if not wanted:
+            return Rollup(filters, [])
         if index.tracked:
-            by_block: dict[int, tuple[LiveBlock, list[int], int]] = {}
-            for seq, size in index.messages(subject, live.first_seq):
-                block = live.find(seq)
-                assert block is not None, "the subject index names a message that is no more"
-                _, seqs, total = by_block.get(id(block), (block, [], 0))
-                seqs.append(seq)
-                by_block[id(block)] = block, seqs, total + size
-            return Rollup(False, list(by_block.values()), subject)
-        filters, found, cold = Filters((subject,)), [], []
+            by_block: dict[int, tuple[LiveBlock, list[tuple[int, bytes]], int]] = {}
+            for name in wanted:
+                for seq, size in index.messages(name, live.first_seq):
+                    block = live.find(seq)
+                    assert block is not None, "the subject index names a message that is no more"
+                    _, pairs, total = by_block.get(id(block), (block, [], 0))
+                    pairs.append((seq, name))
+                    by_block[id(block)] = block, pairs, total + size
+            return Rollup(filters, [(block, sorted(pairs), total) for block, pairs, total in by_block.values()])
+        found, cold = [], []
         for block in live.blocks:
             if may_match(block, filters):
                 rows = live.hot(block)
                 if rows is None:
                     cold.append(block)
-                elif seqs := [seq for seq, _ in matching_rows(rows, block, filters) if live.is_live(block, seq)]:
-                    found.append((block, seqs, sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)))
+                elif pairs := [one for one in matching_rows(rows, block, filters) if live.is_live(block, one[0])]:
+                    found.append((block, pairs, sum(rows.user_bytes(rows.ordinal_of(seq)) for seq, _ in pairs)))
         if cold:
             raise Cold(cold)
-        return Rollup(False, found, subject)
+        return Rollup(filters, found)
 
     def carry_out(self, plan: Rollup) -> None:
         """Take out what ``plan`` found, now that the roll-up is the stream's last message."""
-        live = self._stream.live
-        if plan.everything:
+        stream, live = self._stream, self._stream.live
+        if plan.filters.all:
             self.remove_front(live.last_seq, record=True, purged=True)
-            return
-        for block, seqs, size in plan.found:
-            for seq in seqs:
-                self._stream.subjects.removed(plan.subject, seq)
-            self._remove(block, seqs, size, plan.subject, purged=True)
+        for block, pairs, size in plan.found:
+            for seq, subject in pairs:
+                stream.subjects.removed(subject, seq)
+            shared = plan.filters.subjects[0] if plan.filters.literal else None
+            self._remove(block, [seq for seq, _ in pairs], size, shared, purged=True)
+        self._purged(plan.filters, live.last_seq)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -320,7 +328,6 @@ class Retention:
         Returns how many messages were removed.
         """
         stream = self._stream
-        live = stream.live
         if seq == 1:
             return 0
         filters = Filters(() if wanted is None else (wanted,))
@@ -330,14 +337,31 @@ class Retention:
             purged = await self._purge_matching(filters, seq, keep)
         if purged:
             stream.log.urgent()
-        for consumer in list(stream.consumers.values()):
-            own = [subject.encode() for subject in consumer.config.filters]
-            if filters.all:
-                consumer.purged(max(live.first_seq, 1))
-            elif own and all(subset(subject, filters.subjects[0]) for subject in own):
-                first = await stream.reading.first_seq_of(filters)
-                consumer.purged(first or live.last_seq + 1)
+        first_seq = 0
+        if not filters.all and any(_within(consumer, filters) for consumer in stream.consumers.values()):
+            first_seq = await stream.reading.first_seq_of(filters)
+        self._purged(filters, first_seq)
         return purged
+
+    def _purged(self, filters: Filters, first_seq: int) -> None:
+        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0.
+
+        One that got nothing but what was purged goes on at what is left of it; one that gets more moves with the front.
+        nats-server passes over all before ``first_seq`` once a single filter of several was purged; here that is not
+        done, since messages of the other filters would be lost.
+
+        Source: nats-server, server/stream.go, purgeLocked.
+        """
+        live = self._stream.live
+        front = max(live.first_seq, 1)
+        for consumer in list(self._stream.consumers.values()):
+            if filters.all:
+                consumer.purged(front)
+            elif _within(consumer, filters):
+                consumer.purged(first_seq or live.last_seq + 1)
+            elif not consumer.config.filters or any(subset(filters.subjects[0], one.encode())
+                                                    for one in consumer.config.filters):
+                consumer.purged(front)
 
     async def _purge_front(self, seq: int, keep: int) -> int:
         stream = self._stream
@@ -392,6 +416,12 @@ class Retention:
                 left -= len(part)
                 await asyncio.sleep(0)
         return purged
+
+
+def _within(consumer: Consumer, filters: Filters) -> bool:
+    """Whether all that ``consumer`` gets matches ``filters``, which are one."""
+    own = consumer.config.filters
+    return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)
 
 
 def may_match(block: LiveBlock, filters: Filters) -> bool:

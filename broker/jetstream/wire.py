@@ -89,7 +89,7 @@ def load_one(data: bytes) -> object:
     try:
         return _DECODER.decode(source)
     except (ValueError, RecursionError):
-        reason = syntax_error(source).partition(" at offset ")[0]
+        reason = syntax_error(source, one=True).partition(" at offset ")[0]
         raise invalid_json("unexpected end of JSON input" if reason == "unexpected EOF" else reason) from None
 
 

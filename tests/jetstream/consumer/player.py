@@ -1,0 +1,366 @@
+"""Plays scenarios of publishing and consuming to a server, over a connection of plain bytes, and notes what comes back.
+
+A scenario is a list of steps, one a line, for a stream S on servers without streams. ``200ms`` within JSON stands for
+200000000. What is compared is in brackets.
+
+    stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
+    consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
+    api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
+    pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
+    fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
+    sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
+    unsub BOX
+    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box
+    get BOX N                   wait for N messages of the box                                              [all of them]
+    until BOX TEXT              wait for a message with TEXT in its headers                            [all up to there]
+    rest BOX                    what else came within a short time                                        [all of them]
+    drop BOX                    forget what has come so far, undelivered or not
+    ack BOX N PAYLOAD           answer the Nth delivery of the box
+    ask BOX N PAYLOAD           the same with a reply subject                                                [the reply]
+    nxt BOX N TO BODY           answer it with +NXT, the next messages going to box TO
+    flow BOX                    answer the last flow control request of the box
+    info C                      CONSUMER.INFO, once it stands still                                                [it]
+    state                       STREAM.INFO's state, once it stands still                                          [it]
+    sleep 100ms
+
+Ack subjects, times and ids are made equal; everything else counts, to the byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+__all__ = ["Player"]
+
+SECONDS = 5.0
+SILENCE_SECONDS = 0.15
+STILL_SECONDS = 0.02
+TAKEN_SECONDS = 0.02
+"""After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
+NOT_GONE_YET = 10049
+"""nats-server's "error creating store": it removes the directory of a deleted stream behind its answer."""
+
+_STEP = re.compile(r"(\w+)(?:\[([^]]*)\])? ?(.*)", re.DOTALL)
+_MILLISECONDS = re.compile(r"\b(\d+)ms\b")
+_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_NANOS = re.compile(r"\b\d{19}\b")
+_FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
+_AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
+_AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
+_NOT_COMPARED = {"id", "timestamp", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
+                 "_nats.ver", "pause_remaining", "raft_group"}
+
+
+@dataclass
+class Received:
+    """One message as it came."""
+
+    subject: str
+    reply: str
+    headers: bytes
+    payload: bytes
+
+    @property
+    def delivery(self) -> bool:
+        return self.reply.startswith("$JS.ACK.")
+
+    def shown(self) -> list[Any]:
+        return [plain(self.subject), plain(self.reply), plain(self.headers.decode()).split("\r\n"),
+                value(self.payload)]
+
+
+@dataclass
+class Box:
+    sid: int
+    subject: str
+    came: list[Received] = field(default_factory=list)
+    read: int = 0
+
+
+class Player:
+    """One connection to one server."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
+        self._sids: dict[int, Box] = {}
+        self._boxes: dict[str, Box] = {}
+        self._next_sid = 1
+        self._next_reply = 0
+        self._news = asyncio.Event()
+        self._pong = asyncio.Event()
+        self._errors: list[str] = []
+        self._send(f"CONNECT {json.dumps(options)}\r\n".encode())
+        self._listen("answers", "_R.*")
+        self._task = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        self._writer.close()
+
+    # ---- the connection
+
+    def _send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def _read(self) -> None:
+        reader = self._reader
+        while line := await reader.readline():
+            verb, *args = line.decode().split()
+            if verb == "PING":
+                self._send(b"PONG\r\n")
+            elif verb == "PONG":
+                self._pong.set()
+            elif verb == "-ERR":
+                self._errors.append(line.decode().strip())
+            elif verb in ("MSG", "HMSG"):
+                size = int(args[-1])
+                hlen = int(args[-2]) if verb == "HMSG" else 0
+                data = await reader.readexactly(size + 2)
+                numbers = 2 if verb == "HMSG" else 1
+                reply = args[2] if len(args) == 3 + numbers else ""
+                box = self._sids.get(int(args[1]))
+                if box is not None:
+                    box.came.append(Received(args[0], reply, data[:hlen], data[hlen:size]))
+                    self._news.set()
+
+    def _listen(self, name: str, subject: str, queue: str = "") -> Box:
+        box = self._boxes.get(name) or Box(0, subject)
+        box.sid, self._next_sid = self._next_sid, self._next_sid + 1
+        box.subject = subject
+        self._boxes[name] = self._sids[box.sid] = box
+        self._send(f"SUB {subject} {queue} {box.sid}\r\n".encode())
+        return box
+
+    def _publish(self, subject: str, payload: bytes, reply: str = "", headers: str = "") -> None:
+        if headers:
+            block = b"NATS/1.0\r\n" + "".join(f"{one.strip()}\r\n" for one in headers.split(";")).encode() + b"\r\n"
+            self._send(f"HPUB {subject} {reply} {len(block)} {len(block) + len(payload)}\r\n".encode()
+                       + block + payload + b"\r\n")
+        else:
+            self._send(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
+
+    async def _until(self, box: Box, count: int, seconds: float = SECONDS) -> bool:
+        """Wait until ``count`` messages of the box are unread."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while len(box.came) - box.read < count:
+            self._news.clear()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                return False
+        return True
+
+    async def _request(self, subject: str, payload: bytes, headers: str = "", seconds: float = 1.0) -> Received | None:
+        """The answer, or None for silence."""
+        self._next_reply += 1
+        reply = f"_R.{self._next_reply}"
+        box = self._boxes["answers"]
+        self._publish(subject, payload, reply, headers)
+        while await self._until(box, 1, seconds):
+            msg = box.came[box.read]
+            box.read += 1
+            if msg.subject == reply:
+                return msg
+        return None
+
+    async def _api(self, subject: str, body: str) -> Any:
+        while True:
+            msg = await self._request("$JS.API." + subject, _json(body))
+            if msg is None:
+                return "silence"
+            answer = value(msg.payload) if not msg.headers else msg.shown()[2:]
+            if isinstance(answer, dict) and answer.get("error", {}).get("err_code") == NOT_GONE_YET:
+                await asyncio.sleep(0.05)
+                continue
+            return answer
+
+    # ---- steps
+
+    async def clear(self) -> None:
+        """Remove all streams, and listen to nothing."""
+        for name in [name for name in self._boxes if name != "answers"]:
+            self._send(f"UNSUB {self._boxes.pop(name).sid}\r\n".encode())
+        answer = await self._api("STREAM.NAMES", "")
+        for name in answer["streams"] or ():
+            await self._api(f"STREAM.DELETE.{name}", "")
+
+    async def play(self, scenario: str) -> list[tuple[str, Any]]:
+        """Each step with what is compared of it."""
+        played = []
+        for line in scenario.strip().splitlines():
+            step = _STEP.fullmatch(line.strip())
+            assert step is not None, f"no step: {line}"
+            verb, option, rest = step.groups()
+            came = await getattr(self, "do_" + verb)(*([option or "", rest] if verb == "pub" else [rest]))
+            played.append((line.strip(), came))
+        played.append(("errors of the connection", list(self._errors)))
+        self._errors.clear()
+        return played
+
+    async def do_stream(self, rest: str) -> Any:
+        config = {"name": "S", "subjects": ["s.>"]} | json.loads(_json(rest or "{}"))
+        return await self._api("STREAM.CREATE.S", json.dumps(config))
+
+    async def do_consumer(self, rest: str) -> Any:
+        name, _, config = rest.partition(" ")
+        given = {"durable_name": name, "ack_policy": "explicit"} | json.loads(_json(config or "{}"))
+        request = {"stream_name": "S", "config": {k: v for k, v in given.items() if v is not None}}
+        return await self._api(f"CONSUMER.CREATE.S.{name}", json.dumps(request))
+
+    async def do_api(self, rest: str) -> Any:
+        subject, _, body = rest.partition(" ")
+        return await self._api(subject, body)
+
+    async def do_pub(self, headers: str, rest: str) -> Any:
+        subject, _, body = rest.partition(" ")
+        msg = await self._request(subject, body.encode(), headers)
+        return "silence" if msg is None else msg.shown()[2:]
+
+    async def do_fill(self, rest: str) -> Any:
+        count, subject = rest.split()
+        msg = None
+        for i in range(1, int(count) + 1):
+            msg = await self._request(subject.replace("#", str(i)), str(i).encode())
+        return "silence" if msg is None else msg.shown()[2:]
+
+    async def do_sub(self, rest: str) -> None:
+        name, subject, queue = [*rest.split(), "", ""][:3]
+        self._listen(name, subject or name, queue)
+        await self._round_trip()
+
+    async def do_unsub(self, rest: str) -> None:
+        self._send(f"UNSUB {self._boxes[rest].sid}\r\n".encode())
+        await self._round_trip()
+
+    async def do_pull(self, rest: str) -> None:
+        consumer, name, body = [*rest.split(maxsplit=2), ""][:3]
+        box = self._boxes.get(name) or self._listen(name, name)
+        self._publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}", _json(body), box.subject)
+        await asyncio.sleep(TAKEN_SECONDS)
+
+    async def do_get(self, rest: str) -> list[Any]:
+        name, count = rest.split()
+        box = self._boxes[name]
+        await self._until(box, int(count))
+        return self._taken(box, box.read + int(count))
+
+    async def do_until(self, rest: str) -> list[Any]:
+        name, text = rest.split(maxsplit=1)
+        box, at = self._boxes[name], 0
+        while await self._until(box, at + 1):
+            if text.encode() in box.came[box.read + at].headers:
+                return self._taken(box, box.read + at + 1)
+            at += 1
+        return self._taken(box, len(box.came))
+
+    async def do_rest(self, rest: str) -> list[Any]:
+        await asyncio.sleep(SILENCE_SECONDS)
+        box = self._boxes[rest]
+        return self._taken(box, len(box.came))
+
+    async def do_drop(self, rest: str) -> None:
+        await asyncio.sleep(SILENCE_SECONDS)
+        box = self._boxes[rest]
+        box.came.clear()
+        box.read = 0
+
+    async def do_ack(self, rest: str) -> None:
+        reply, payload = self._answer(rest)
+        self._publish(reply, payload)
+        await asyncio.sleep(TAKEN_SECONDS)
+
+    async def do_ask(self, rest: str) -> Any:
+        reply, payload = self._answer(rest)
+        msg = await self._request(reply, payload, seconds=0.4)
+        return "silence" if msg is None else msg.shown()[2:]
+
+    async def do_nxt(self, rest: str) -> None:
+        name, number, to, body = [*rest.split(maxsplit=3), ""][:4]
+        reply, _ = self._answer(f"{name} {number}")
+        box = self._boxes.get(to) or self._listen(to, to)
+        self._publish(reply, b"+NXT" + _json(body), box.subject)
+        await asyncio.sleep(TAKEN_SECONDS)
+
+    async def do_flow(self, rest: str) -> None:
+        request = [one for one in self._boxes[rest].came if one.reply.startswith("$JS.FC.")][-1]
+        self._publish(request.reply, b"")
+
+    async def do_info(self, rest: str) -> Any:
+        return await self._still(f"CONSUMER.INFO.S.{rest}")
+
+    async def do_state(self, _: str) -> Any:
+        answer = await self._still("STREAM.INFO.S", '{"deleted_details": true, "subjects_filter": ">"}')
+        return answer.get("state", answer)
+
+    async def do_sleep(self, rest: str) -> None:
+        await asyncio.sleep(int(rest.removesuffix("ms")) / 1e3)
+
+    # ---- parts
+
+    def _answer(self, rest: str) -> tuple[str, bytes]:
+        name, number, payload = [*rest.split(maxsplit=2), ""][:3]
+        deliveries = [one for one in self._boxes[name].came if one.delivery]
+        assert len(deliveries) >= int(number), f"{rest}: only {len(deliveries)} deliveries came"
+        reply = deliveries[int(number) - 1].reply
+        return reply, _json(payload) if "{" in payload else payload.encode()
+
+    async def _still(self, subject: str, body: str = "") -> Any:
+        """The answer once it is twice the same: acks without a reply are taken some time later."""
+        before = None
+        while True:
+            answer = await self._api(subject, body)
+            if answer == before:
+                return answer
+            before = answer
+            await asyncio.sleep(STILL_SECONDS)
+
+    async def _round_trip(self) -> None:
+        """What was sent before has been taken by the server."""
+        self._pong.clear()
+        self._send(b"PING\r\n")
+        await asyncio.wait_for(self._pong.wait(), SECONDS)
+
+    @staticmethod
+    def _taken(box: Box, end: int) -> list[Any]:
+        taken = [one.shown() for one in box.came[box.read:end]]
+        box.read = min(end, len(box.came))
+        return taken
+
+
+def _json(body: str) -> bytes:
+    return _MILLISECONDS.sub(lambda one: one[1] + "000000", body).encode()
+
+
+def plain(text: str) -> str:
+    """``text`` without what two servers cannot agree on."""
+    text = _AUTO_ACK.sub(r"\1AUTO.", text)
+    return _FLOW_ID.sub(r"\1ID", _NANOS.sub("NANOS", _TIME.sub("TIME", text)))
+
+
+def value(payload: bytes) -> Any:
+    """A payload as a value: JSON decoded and made comparable, anything else as text."""
+    text = payload.decode()
+    return normal(json.loads(text)) if text[:1] == "{" and text[-1:] == "}" else plain(text)
+
+
+def normal(given: Any, key: str = "") -> Any:
+    """``given`` with everything made equal that two servers cannot agree on."""
+    if key in _NOT_COMPARED:
+        return key
+    if isinstance(given, dict):
+        return {name: normal(inner, name) for name, inner in given.items()}
+    if isinstance(given, list):
+        return [normal(inner) for inner in given]
+    if isinstance(given, str):
+        return "AUTO" if key == "name" and _AUTO_NAME.fullmatch(given) else plain(given)
+    return given

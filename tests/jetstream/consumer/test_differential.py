@@ -1,0 +1,40 @@
+"""The same publishing and consuming on the real nats-server and on the broker: everything that comes back is the same.
+
+What scenarios consist of, and what of it is compared, says player.py. Shows deliveries, statuses to the byte, and what
+consumers and streams say of themselves after each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from tests.harness import BrokerProcess, NatsServerProcess
+from tests.jetstream.consumer import publishing, scenarios
+from tests.jetstream.consumer.player import Player
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCENARIOS = scenarios.SCENARIOS | {f"publishing: {name}": one for name, one in publishing.SCENARIOS.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Player, Player]]:
+    """The real one and ours."""
+    base = tmp_path_factory.mktemp("differential")
+    async with AsyncExitStack() as stack:
+        real = await stack.enter_async_context(NatsServerProcess("-js", "-sd", str(base / "real")))
+        ours = await stack.enter_async_context(BrokerProcess("-js", "-sd", str(base / "ours")))
+        yield (await stack.enter_async_context(Player(real.port)), await stack.enter_async_context(Player(ours.port)))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_all_is_as_on_nats_server(players: tuple[Player, Player], name: str) -> None:
+    await asyncio.gather(*(player.clear() for player in players))
+    expected, got = await asyncio.gather(*(player.play(SCENARIOS[name]) for player in players))
+    for (step, theirs), (_, ours) in zip(expected, got, strict=True):
+        assert ours == theirs, step
