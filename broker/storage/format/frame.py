@@ -49,15 +49,17 @@ class Chunk:
 
     __slots__ = ("bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
 
-    def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: list[bytes],
-                 hlens: Sequence[int] | None, bodies: list[bytes], times: array[int], body_bytes: int) -> None:
+    def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: Sequence[bytes],
+                 hlens: Sequence[int] | None, bodies: Sequence[bytes], times: array[int], body_bytes: int) -> None:
         self.start = start
         self.first_seq = first_seq
         self.last_seq = first_seq + len(bodies) - 1 if seqs is None else seqs[-1]
         self.seqs = seqs
-        self.subjects = subjects
-        self.hlens = hlens
-        self.bodies = bodies
+        # Tuples of bytes and ints leave the garbage collector's sight; lists of a cache full of messages would cost it
+        # some 20 ms at each full collection.
+        self.subjects = tuple(subjects)
+        self.hlens = tuple(hlens) if type(hlens) is list else hlens
+        self.bodies = tuple(bodies)
         self.times = times
         self.size = body_bytes + _BYTES_OF_ROW * len(bodies) + 256
 
