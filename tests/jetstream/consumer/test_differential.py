@@ -34,7 +34,11 @@ async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_all_is_as_on_nats_server(players: tuple[Player, Player], name: str) -> None:
-    await asyncio.gather(*(player.clear() for player in players))
-    expected, got = await asyncio.gather(*(player.play(SCENARIOS[name]) for player in players))
+    """nats-server's goroutines race: what differs gets a second try, and only what differs twice is told."""
+    for last_try in (False, True):
+        await asyncio.gather(*(player.clear() for player in players))
+        expected, got = await asyncio.gather(*(player.play(SCENARIOS[name]) for player in players))
+        if last_try or expected == got:
+            break
     for (step, theirs), (_, ours) in zip(expected, got, strict=True):
         assert ours == theirs, step
