@@ -157,7 +157,9 @@ class FileStore(ObjectStore):
                     raise
             else:
                 raise Transient(f"{self.url}: {key}: its folder {folder} does not stay")
-            _sync_directory(folder)
+            # A folder goes with its last object, so when it has gone ours was there, and was deleted since.
+            with suppress(FileNotFoundError):
+                _sync_directory(folder)
         except OSError as e:
             raise self._error(e, key) from e
 
