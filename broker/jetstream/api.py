@@ -129,7 +129,8 @@ class Api:
         _, reply, hlen, body = op
         account = self.account
         request = Request(account, tokens, reply, body[hlen:])
-        if not account.available:
+        if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
+            # Answers wait for commits too: a store that is gone must not have them pile up for as long as it is.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         elif hlen and level_refused(body[:hlen]):
             self._refuse(request, route, ApiError(10185))

@@ -43,6 +43,9 @@ __all__ = ["BlockOwner", "Log", "LogSettings", "ShardOwner"]
 
 _log = logging.getLogger(__name__)
 
+_WAITER_BYTES = 400
+"""What a call that waits for a commit holds in memory, beside the bytes that it is given."""
+
 W_MAX = 16
 """No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
 
@@ -171,7 +174,7 @@ class Log:
         self._last: OpenBlock[Any] | None = None
         self._last_bytes = self._last_count = 0
         self._open_bytes = self._open_count = 0
-        self._cut_bytes = 0
+        self._cut_bytes = self._waiting_bytes = 0
         self._content = self._urgent = self._overdue = False
         self._stopped = False
         self._pumping: asyncio.Handle | None = None
@@ -239,8 +242,11 @@ class Log:
             self._closed[-1].waiters.append((fn, args))
         elif self._flight:
             self._flight[-1].waiters.append((fn, args))
-        elif self.failure is None:
-            fn(*args)
+        else:
+            if self.failure is None:
+                fn(*args)
+            return
+        self._waiting_bytes += _held_by(args)
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
@@ -262,8 +268,14 @@ class Log:
         return self._cut_bytes + self._open_bytes
 
     def room(self) -> bool:
-        """Whether more may be sequenced: the tail is below its bound and the log lives."""
-        return self.tail_bytes < self.tail_bytes_max and self.failure is None and not self._stopped
+        """Whether more may be sequenced: the tail, with all that waits for it, is below its bound and the log lives."""
+        return (self.tail_bytes + self._waiting_bytes < self.tail_bytes_max and self.failure is None
+                and not self._stopped)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes held by calls that wait for a commit: answers that took nothing into the tail, duplicates among them."""
+        return self._waiting_bytes
 
     def when_room(self, fn: Callable[[], object]) -> None:
         """Call ``fn`` once there is room; at once when there is. Never after a failure."""
@@ -434,6 +446,7 @@ class Log:
         said = [block for block in blocks.values() if not block.empty]
         if not said and not heartbeat:
             for fn, args in waiters:
+                self._waiting_bytes -= _held_by(args)
                 self.wait(fn, *args)
             return
         raw_bytes = sum(block.raw_bytes for block in said)
@@ -564,12 +577,13 @@ class Log:
         for block in sealed:
             block.owner.persisted(block)
         for fn, args in segment.waiters:
+            self._waiting_bytes -= _held_by(args)
             try:
                 fn(*args)
             except Exception as error:  # one reply that could not be made must not keep the others waiting
                 self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
                                                    "exception": error})
-        if self._room and self.tail_bytes <= self.tail_bytes_max * 3 // 4:
+        if self._room and self.tail_bytes + self._waiting_bytes <= self.tail_bytes_max * 3 // 4:
             waiting, self._room = self._room, []
             for wake in waiting:
                 wake()
@@ -594,6 +608,10 @@ class Log:
                 future.set_exception(error)
         if tell and self.on_failure is not None:
             self.on_failure(error)
+
+
+def _held_by(args: tuple[Any, ...]) -> int:
+    return _WAITER_BYTES + sum([len(arg) for arg in args if type(arg) is bytes])
 
 
 def resolve(future: asyncio.Future[None]) -> None:

@@ -26,6 +26,7 @@ class MemoryLog:
     epoch = 0
     muted = False
     tail_bytes = 0
+    waiting_bytes = 0
     failure: BaseException | None = None
 
     def __init__(self) -> None:

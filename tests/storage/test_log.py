@@ -339,6 +339,31 @@ def test_back_pressure_in_bytes() -> None:
     in_virtual_time(main)
 
 
+def test_what_waits_for_a_commit_takes_room_too() -> None:
+    """Answers that put nothing into the tail, as to duplicates, are bounded as well while the store is away."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, tail_bytes_max=100_000)
+        stall = rig.store.stall_put(rig.store.puts)
+        stream.publish(10)
+        called: list[int] = []
+        answers = 0
+        while rig.log.room():
+            rig.log.wait(called.append, b"x" * 100)
+            answers += 1
+            assert answers < 1000
+        assert rig.log.tail_bytes < 1000
+        assert rig.log.waiting_bytes > 90_000
+        rig.log.when_room(lambda: called.append(-1))
+        await asyncio.sleep(0.1)
+        assert not called
+        stall.release()
+        await rig.log.persisted()
+        assert len(called) == answers + 1
+        assert rig.log.waiting_bytes == 0
+        assert rig.log.room()
+    in_virtual_time(main)
+
+
 def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> None:
     """Idle, it is kept by empty segments every T/3. A store that is gone mutes after T, and the next put unmutes."""
     async def main(clock: ManualClock) -> None:
