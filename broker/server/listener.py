@@ -81,7 +81,7 @@ class Server:
     # Life
 
     async def start(self) -> None:
-        """Listen. Raises: OSError when the address cannot be had."""
+        """Listen; a second time on the port of the first, which clients know. Raises: OSError when it cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         host = self.options.host
@@ -89,7 +89,7 @@ class Server:
         if self.options.trace:
             from .trace import TracedClient as kind
         self._listener = await self.loop.create_server(
-            lambda: kind(self), host or None, max(self.options.port, 0), backlog=_BACKLOG, reuse_address=True)
+            lambda: kind(self), host or None, max(self.port, 0), backlog=_BACKLOG, reuse_address=True)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._set_info()
         log.info("Listening for client connections on %s", _host_port(host, self.port))

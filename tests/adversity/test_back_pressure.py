@@ -6,12 +6,13 @@ A proxy before MinIO holds everything back. The bound on what is sequenced and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
 from nats.js.api import StreamConfig
 
-from tests.adversity.clients import Writer, connect, health, read_all, resident_bytes, unexpected
+from tests.adversity.clients import FAILED, Writer, connect, health, read_all, resident_bytes, unexpected
 from tests.harness import BrokerProcess
 from tests.real.proxy import TcpProxy
 from tests.real.s3 import S3Server
@@ -107,6 +108,44 @@ async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
 async def test_a_store_gone_for_a_minute(minio: S3Server) -> None:
     """The same for longer: memory does not grow with the length of an outage."""
     await outage(minio, 60)
+
+
+async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> None:
+    """Duplicates and API requests put nothing into the tail, yet their answers wait for it: past a bound they are refused
+    too (429; 10008), so memory stays where it was however many come."""
+    async with TcpProxy.to(minio.endpoint) as proxy:
+        environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
+        async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
+            nc = await connect(broker.url, pending_size=64 << 20)
+            js = nc.jetstream()
+            await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
+            await js.publish("s.x", b"once", headers={"Nats-Msg-Id": "same"})
+            inbox = nc.new_inbox()
+            answers = await nc.subscribe(inbox, pending_msgs_limit=1 << 20, pending_bytes_limit=1 << 30)
+            before = resident_bytes(broker)
+            proxy.stall()
+            await nc.publish("s.x", b"new", reply=inbox, headers={"Nats-Msg-Id": "other"})
+            for _ in range(40):
+                for _ in range(500):
+                    await nc.publish("s.x", b"once", reply=inbox, headers={"Nats-Msg-Id": "same"})
+                    await nc.publish("$JS.API.STREAM.INFO.S", reply=inbox)
+                await nc.flush(30)
+            grown = max(resident_bytes(broker) - before, 0)
+            print(f"{grown / MIB:.1f} MiB more memory after 40 000 requests, {answers.pending_msgs} of them answered")
+            assert grown < 32 * MIB
+            assert answers.pending_msgs > 10_000
+            refusal = await nc.request("$JS.API.STREAM.INFO.S", timeout=5)
+            assert b"10008" in refusal.data
+            proxy.resume()
+            async with asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(*FAILED):
+                        if (await js.stream_info("S")).state.messages == 2:
+                            break
+                    await asyncio.sleep(0.05)
+            assert (await js.publish("s.x", b"once", headers={"Nats-Msg-Id": "same"})).duplicate
+            await nc.close()
+            assert not unexpected(broker)
 
 
 async def test_a_slow_store_slows_publishers_and_refuses_nobody(minio: S3Server) -> None:

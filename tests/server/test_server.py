@@ -302,6 +302,17 @@ async def test_lame_duck() -> None:
         assert {ended["reason"] for ended in server.connections(closed=True)} == {"Server Shutdown"}
 
 
+async def test_listening_again_is_on_the_same_port() -> None:
+    """A broker that lost its store and has it back is found where its clients know it, also where any port would have done."""
+    async with running() as server:
+        port = server.port
+        await server.close()
+        await server.start()
+        assert server.port == port
+        async with client(server):
+            pass
+
+
 async def test_close_writes_what_is_queued() -> None:
     """A clean end hands over what a client has coming."""
     async with running() as server, Wire(server.port) as wire:
