@@ -640,7 +640,9 @@ class Consumer:
         if waiting is not None:
             due = waiting.next_due_ns
             if due is not None and due <= mono_ns:
-                self._sweep(mono_ns, at_end=False, heartbeats=True)
+                # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
+                # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
+                self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
         else:
             self._beat(mono_ns)
         paused = self.paused

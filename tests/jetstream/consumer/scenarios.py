@@ -572,6 +572,21 @@ REDELIVERY: dict[str, str] = {
         get p 1
         rest p
         info C""",
+    "no_wait under max_ack_pending with heartbeats": """stream
+        consumer C {"max_ack_pending": 2}
+        fill 3 s.a
+        info C
+        pull C p {"batch": 3, "no_wait": true, "expires": 2000ms, "idle_heartbeat": 150ms}
+        until p 404
+        rest p
+        info C
+        pull C p {"batch": 3, "no_wait": true, "expires": 450ms, "idle_heartbeat": 200ms}
+        until p 408
+        pull C q {"batch": 1, "no_wait": true}
+        pull C p {"batch": 1, "expires": 200ms}
+        until p 408
+        rest q
+        info C""",
     "nobody to take it": """stream
         fill 3 s.a
         consumer C {"ack_wait": 150ms}
