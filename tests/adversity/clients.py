@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +17,7 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "Writer", "connect", "health", "read_all", "resident_bytes", "standby_health", "unexpected"]
+__all__ = ["FAILED", "Writer", "connect", "health", "read_all", "resident_bytes", "standby_health", "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 """What a stock client raises while its broker is away or refuses."""
@@ -155,6 +156,15 @@ async def read_all(client: Client, stream: str) -> dict[int, bytes]:
             held[message.metadata.sequence.stream] = message.data
     await js.delete_consumer(stream, name)
     return held
+
+
+async def until(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Ask again and again until the answer is yes: for what tells nobody when it changes."""
+    for _ in range(int(seconds / 0.05)):
+        if await check():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not so within {seconds} s")
 
 
 async def health(broker: BrokerProcess) -> tuple[int, str]:

@@ -12,6 +12,7 @@ What is recorded comes from stock clients only: publishes begun, PubAcks, delive
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 __all__ = ["History", "Violation"]
@@ -35,6 +36,9 @@ class History:
     delivered: dict[int, bytes] = field(default_factory=dict)
     """Message id by sequence, from deliveries."""
     double_acked: set[int] = field(default_factory=set)
+    under_way: Counter[int] = field(default_factory=Counter)
+    """Sequences that had come once more, unseen, when their double ack was answered: a kill in between made the broker
+    forget that it had delivered them. What it sends after the answer comes after the answer, on one connection."""
     plain_acked: dict[int, float] = field(default_factory=dict)
     kills: list[float] = field(default_factory=list)
     redelivered: int = 0
@@ -53,7 +57,9 @@ class History:
             raise Violation(f"sequence {seq} was delivered with bytes that nobody published under {msg_id!r}")
         if self.delivered.setdefault(seq, msg_id) != msg_id:
             raise Violation(f"sequence {seq} named {self.delivered[seq]!r}, then {msg_id!r}")
-        if seq in self.double_acked:
+        if self.under_way[seq]:
+            self.under_way[seq] -= 1
+        elif seq in self.double_acked:
             raise Violation(f"sequence {seq} came again after its double ack had been answered")
         if seq in self.plain_acked:
             self.redelivered += 1
@@ -61,6 +67,11 @@ class History:
             if not any(-0.05 <= kill - at <= PLAIN_ACK_GRACE for kill in self.kills):
                 raise Violation(f"sequence {seq}, acked {time.monotonic() - at:.1f} s ago and no kill within "
                                 f"{PLAIN_ACK_GRACE} s after, came again")
+
+    def double_ack(self, seq: int, queued: list[int]) -> None:
+        """The double ack of ``seq`` was answered; ``queued`` had been received by then and were not looked at yet."""
+        self.double_acked.add(seq)
+        self.under_way[seq] = queued.count(seq)
 
     def killed(self) -> None:
         self.kills.append(time.monotonic())

@@ -1,4 +1,5 @@
-"""Anything at all on the socket, in the API and in names: the broker stays up, other clients notice nothing, its log shows no
+"""Anything at all on the socket, in the API and in names: the broker stays up, other clients notice nothing,
+its log shows no
 traceback, and nothing is written but below the store's own folder.
 
 The seed of what is random is printed on failure and read from JETBLOCK_BAD_SEED.
@@ -21,29 +22,41 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from tests.adversity.clients import FAILED, connect, health, read_all, unexpected
 from tests.harness import BrokerProcess
 
-VERBS = ["INFO", "STREAM.CREATE.{s}", "STREAM.UPDATE.{s}", "STREAM.INFO.{s}", "STREAM.NAMES", "STREAM.LIST", "STREAM.PURGE.{s}",
+VERBS = ["INFO", "STREAM.CREATE.{s}", "STREAM.UPDATE.{s}", "STREAM.INFO.{s}", "STREAM.NAMES", "STREAM.LIST",
+         "STREAM.PURGE.{s}",
          "STREAM.MSG.GET.{s}", "STREAM.MSG.DELETE.{s}", "STREAM.DELETE.{s}x", "DIRECT.GET.{s}", "DIRECT.GET.{s}.a.b",
-         "CONSUMER.CREATE.{s}", "CONSUMER.CREATE.{s}.c2", "CONSUMER.CREATE.{s}.c3.a.>", "CONSUMER.DURABLE.CREATE.{s}.c4",
-         "CONSUMER.INFO.{s}.c", "CONSUMER.NAMES.{s}", "CONSUMER.LIST.{s}", "CONSUMER.MSG.NEXT.{s}.c", "CONSUMER.DELETE.{s}.cx",
-         "STREAM.LEADER.STEPDOWN.{s}", "CONSUMER.PAUSE.{s}.c", "STREAM.SNAPSHOT.{s}", "STREAM.RESTORE.{s}x", "ACCOUNT.PURGE.x",
+         "CONSUMER.CREATE.{s}", "CONSUMER.CREATE.{s}.c2", "CONSUMER.CREATE.{s}.c3.a.>",
+         "CONSUMER.DURABLE.CREATE.{s}.c4",
+         "CONSUMER.INFO.{s}.c", "CONSUMER.NAMES.{s}", "CONSUMER.LIST.{s}", "CONSUMER.MSG.NEXT.{s}.c",
+         "CONSUMER.DELETE.{s}.cx",
+         "STREAM.LEADER.STEPDOWN.{s}", "CONSUMER.PAUSE.{s}.c", "STREAM.SNAPSHOT.{s}", "STREAM.RESTORE.{s}x",
+         "ACCOUNT.PURGE.x",
          "META.LEADER.STEPDOWN", "SERVER.REMOVE", "NO.SUCH.VERB", "", "."]
 
-BODIES = [b"", b"{", b"}", b"null", b"[]", b'"x"', b"0", b"-1", b"1e999", b"NaN", b"{}{}", b"\x00", b"\xff\xfe", b"{\"a\":\"\\ud800\"}",
+BODIES = [b"", b"{", b"}", b"null", b"[]", b'"x"', b"0", b"-1", b"1e999", b"NaN", b"{}{}", b"\x00", b"\xff\xfe",
+          b"{\"a\":\"\\ud800\"}",
           b"[" * 200_000, b'{"a":' * 100_000, b"[" * 1000 + b"]" * 1000, b'{"config":' * 500 + b"{}" + b"}" * 500,
           b'{"name":null,"subjects":null}', b'{"name":{},"subjects":{}}', b'{"name":"s","subjects":["a.>",1,null,[]]}',
-          b'{"seq":-1}', b'{"seq":18446744073709551616}', b'{"seq":1.5}', b'{"seq":"1"}', b'{"batch":-1}', b'{"batch":1e30}',
-          b'{"max_msgs":99999999999999999999}', b'{"expires":-9223372036854775808}', b'{"expires":9223372036854775807,"batch":1}',
+          b'{"seq":-1}', b'{"seq":18446744073709551616}', b'{"seq":1.5}', b'{"seq":"1"}', b'{"batch":-1}',
+          b'{"batch":1e30}',
+          b'{"max_msgs":99999999999999999999}', b'{"expires":-9223372036854775808}',
+          b'{"expires":9223372036854775807,"batch":1}',
           b'{"stream_name":"S","config":{"durable_name":"../x","ack_policy":"explicit"}}',
           b'{"stream_name":"S","config":{"filter_subjects":["a.>","a.b"],"ack_policy":"no such"}}',
-          b'{"offset":-1}', b'{"offset":1e10}', b'{"filter":"\\u0000"}', b'{"keep":-1,"seq":-1}', b'{"multi_last":[""],"batch":-5}',
+          b'{"offset":-1}', b'{"offset":1e10}', b'{"filter":"\\u0000"}', b'{"keep":-1,"seq":-1}',
+          b'{"multi_last":[""],"batch":-5}',
           b'{"multi_last":["a..b",">.>"],"up_to_time":"yesterday"}', b'{"opt_start_time":"0000-00-00T00:00:00Z"}',
           b'{"start_time":"9999-99-99"}', b'{"deliver_subject":"$JS.API.>"}', b'{"no_wait":"yes","heartbeat":{}}',
-          b'{"subject_transform":{"src":"a.*","dest":"{{wildcard(99999999999)}}"}}', b'{"backoff":[-1],"max_deliver":-5}',
+          b'{"subject_transform":{"src":"a.*","dest":"{{wildcard(99999999999)}}"}}',
+          b'{"backoff":[-1],"max_deliver":-5}',
           b'{"metadata":{"a":1},"num_replicas":-3,"storage":7}', json.dumps({"name": "n" * 300_000}).encode()]
 
-NAMES = ["..", ".", "../../../../tmp/escaped", "..%2f..%2fescaped", "%2e%2e", "%2E%2E", "a/b", "a\\b", "/etc/x", "C:", "con", "nul.txt",
-         "lock", ".hidden", "~", "~root", "a~b", "naïve", "名前", "\u202eright", "e\u0301", "\U0001f4a9", "n" * 255, "é" * 127,
-         "n" * 5000, "A", "a", "Å", "S%00", "S\x00", "tab\tname", "sp ace", "*", ">", "a.b", "", "'; drop", "$(id)", "`id`",
+NAMES = ["..", ".", "../../../../tmp/escaped", "..%2f..%2fescaped", "%2e%2e", "%2E%2E", "a/b", "a\\b", "/etc/x",
+         "C:", "con", "nul.txt",
+         "lock", ".hidden", "~", "~root", "a~b", "naïve", "名前", "\u202eright", "e\u0301", "\U0001f4a9", "n" * 255,
+         "é" * 127,
+         "n" * 5000, "A", "a", "Å", "S%00", "S\x00", "tab\tname", "sp ace", "*", ">", "a.b", "", "'; drop", "$(id)",
+         "`id`",
          "%", "%%", "%zz", "-", "--", "v1", "format", "shards"]
 
 
@@ -132,16 +145,24 @@ async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
 
 
 async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
-    """Random bytes, halves of lines, endless lines, sizes that lie, verbs with wrong arguments, half a message and gone."""
+    """Random bytes, halves of lines, endless lines, sizes that lie, verbs with wrong arguments,
+    half a message and gone."""
     rng = dice()
-    lines = [b"PUB t.x 5\r\nhel", b"PUB t.x -1\r\n", b"PUB t.x 99999999999999999999\r\n", b"PUB t.x 5 5 5 5\r\nhello\r\n", b"PUB\r\n",
+    lines = [b"PUB t.x 5\r\nhel", b"PUB t.x -1\r\n", b"PUB t.x 99999999999999999999\r\n",
+             b"PUB t.x 5 5 5 5\r\nhello\r\n", b"PUB\r\n",
              b"PUB t.x 3\r\nhello\r\n", b"HPUB t.x 99 5\r\nhello\r\n", b"HPUB t.x 12 12\r\nNATS/1.0\r\n\r\n\r\n",
-             b"HPUB t.x 5 5\r\nhello\r\n", b"HPUB t.x r -5 5\r\n", b"HPUB t.x 14 10\r\n", b"SUB\r\n", b"SUB t.x\r\n", b"SUB t..x 1\r\n",
-             b"SUB > q q q 1\r\n", b"UNSUB\r\n", b"UNSUB 1 x\r\n", b"UNSUB 99\r\n", b"MSG a 1 5\r\nhello\r\n", b"CONNECT\r\n", b"CONNECT {\r\n",
-             b"CONNECT []\r\n", b"CONNECT " + b"[" * 4000 + b"\r\n", b"CONNECT {\"verbose\":7,\"user\":{},\"lang\":[]}\r\n", b"INFO {}\r\n",
-             b"+OK\r\n", b"-ERR 'x'\r\n", b"P" * 100_000, b"PUB " + b"a" * 100_000 + b" 1\r\nx\r\n", b"SUB " + b"a." * 50_000 + b"> 1\r\n",
-             b"\r\n" * 1000, b"\n" * 1000, b"PING" * 100, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",
-             b"PUB \xff\xfe 1\r\nx\r\n", b"PUB t.\x00 1\r\nx\r\n", b"PUB $JS.API.INFO \xff\xff 0\r\n\r\n", b"PUB t.x $JS.API.INFO 0\r\n\r\n",
+             b"HPUB t.x 5 5\r\nhello\r\n", b"HPUB t.x r -5 5\r\n", b"HPUB t.x 14 10\r\n", b"SUB\r\n", b"SUB t.x\r\n",
+             b"SUB t..x 1\r\n",
+             b"SUB > q q q 1\r\n", b"UNSUB\r\n", b"UNSUB 1 x\r\n", b"UNSUB 99\r\n", b"MSG a 1 5\r\nhello\r\n",
+             b"CONNECT\r\n", b"CONNECT {\r\n",
+             b"CONNECT []\r\n", b"CONNECT " + b"[" * 4000 + b"\r\n",
+             b"CONNECT {\"verbose\":7,\"user\":{},\"lang\":[]}\r\n", b"INFO {}\r\n",
+             b"+OK\r\n", b"-ERR 'x'\r\n", b"P" * 100_000, b"PUB " + b"a" * 100_000 + b" 1\r\nx\r\n",
+             b"SUB " + b"a." * 50_000 + b"> 1\r\n",
+             b"\r\n" * 1000, b"\n" * 1000, b"PING" * 100, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+             b"\x16\x03\x01\x02\x00\x01\x00",
+             b"PUB \xff\xfe 1\r\nx\r\n", b"PUB t.\x00 1\r\nx\r\n", b"PUB $JS.API.INFO \xff\xff 0\r\n\r\n",
+             b"PUB t.x $JS.API.INFO 0\r\n\r\n",
              b"PUB $JS.ACK.S.c 0\r\n\r\n"]
     async with watched(tmp_path) as (broker, good):
         # What of it is a valid publish is stored, under subjects that not every client can read.
@@ -193,7 +214,8 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
 
 
 async def test_names_that_try_to_get_out(tmp_path: Path) -> None:
-    """Streams, consumers and subjects under names that mean something to a file system: each is refused or works under its
+    """Streams,
+    consumers and subjects under names that mean something to a file system: each is refused or works under its
     own name, after a restart too, and none touches another's."""
     async with watched(tmp_path, restarts=1) as (broker, _):
         nc = await connect(broker.url)
@@ -210,7 +232,8 @@ async def test_names_that_try_to_get_out(tmp_path: Path) -> None:
                 made[name] = i
         # A subject without the name's own tokens: only the body says it.
         for name in NAMES:
-            reply = await nc.request("$JS.API.STREAM.CREATE.plain", json.dumps({"name": name, "subjects": ["p"]}).encode(), timeout=5)
+            config = json.dumps({"name": name, "subjects": ["p"]}).encode()
+            reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=5)
             assert "error" in json.loads(reply.data), name
             reply = await nc.request("$JS.API.CONSUMER.CREATE.S", json.dumps(
                 {"stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit"}}).encode(), timeout=5)
@@ -243,13 +266,19 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
         [message] = await pull.fetch(1, timeout=5)
         reply = message.reply
         tokens = reply.split(".")
-        forms = ["$JS.ACK", "$JS.ACK.", "$JS.ACK.S", "$JS.ACK.S.mine", "$JS.ACK.S.mine.1.1.1.1", reply + ".x", reply + ".x.y.z",
+        forms = ["$JS.ACK", "$JS.ACK.", "$JS.ACK.S", "$JS.ACK.S.mine", "$JS.ACK.S.mine.1.1.1.1", reply + ".x",
+                 reply + ".x.y.z",
                  ".".join([*tokens[:4], "x", "x", "x", "x", "x"]), ".".join([*tokens[:4], "1", "-1", "-1", "1", "1"]),
-                 ".".join([*tokens[:4], "1", "9" * 40, "9" * 40, "1", "1"]), ".".join([*tokens[:4], "1", "0", "0", "0", "0"]),
-                 ".".join([*tokens[:4], "1", "99999", "99999", "1", "1"]), reply.replace("mine", "nobody"), reply.replace(".S.", ".T."),
-                 ".".join([*tokens[:4], "1", "٣", "٣", "1", "1"]), "$JS.ACK._.hash.S.mine.1.x.1.1.1", "$JS.ACK._.h.S.mine.1.1.1.1.1.r"]
-        payloads = [b"", b"+ACK", b"-NAK {", b'-NAK {"delay":"x"}', b'-NAK {"delay":-1}', b'-NAK {"delay":1e400}', b"-NAK " + b"[" * 50_000,
-                    b"+NXT {", b"+NXT -5", b'+NXT {"batch":-1}', b"+NXT " + b"9" * 100, b"+WPI", b"+TERM \xff\xfe", b"+term", b"\x00", b"ACK",
+                 ".".join([*tokens[:4], "1", "9" * 40, "9" * 40, "1", "1"]), ".".join([*tokens[:4], "1", "0", "0",
+                 "0", "0"]),
+                 ".".join([*tokens[:4], "1", "99999", "99999", "1", "1"]), reply.replace("mine", "nobody"),
+                 reply.replace(".S.", ".T."),
+                 ".".join([*tokens[:4], "1", "٣", "٣", "1", "1"]), "$JS.ACK._.hash.S.mine.1.x.1.1.1",
+                 "$JS.ACK._.h.S.mine.1.1.1.1.1.r"]
+        payloads = [b"", b"+ACK", b"-NAK {", b'-NAK {"delay":"x"}', b'-NAK {"delay":-1}', b'-NAK {"delay":1e400}',
+                    b"-NAK " + b"[" * 50_000,
+                    b"+NXT {", b"+NXT -5", b'+NXT {"batch":-1}', b"+NXT " + b"9" * 100, b"+WPI", b"+TERM \xff\xfe",
+                    b"+term", b"\x00", b"ACK",
                     b"x" * 100_000, b'-NAK {"delay":99999999999999999999999}']
         inbox = nc.new_inbox()
         for form in forms:

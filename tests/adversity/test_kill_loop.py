@@ -85,13 +85,14 @@ class Run:
                 messages = await sub.fetch(50, timeout=0.5)
             except FAILED:
                 continue
-            for message in messages:
+            for at, message in enumerate(messages):
                 seq = message.metadata.sequence.stream
                 history.deliver(seq, message.headers["Nats-Msg-Id"].encode(), message.data)
                 try:
                     if double:
                         await message.ack_sync(timeout=1)
-                        history.double_acked.add(seq)
+                        queued = [*messages[at + 1:], *sub._sub._pending_queue._queue]
+                        history.double_ack(seq, [m.metadata.sequence.stream for m in queued if m.reply])
                     else:
                         await message.ack()
                         history.plain_acked[seq] = time.monotonic()

@@ -75,10 +75,9 @@ async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
     assert f"storage directory is not a directory: {tmp_path / 'file'}" in said
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc")
 async def test_a_directory_that_cannot_be_written() -> None:
     """/proc cannot be written by anybody, root included."""
-    if not os.path.isdir("/proc/self"):
-        pytest.skip("no /proc")
     said = await refusal("file:///proc/jetblock/store")
     assert "/proc/jetblock" in said
     assert "could not create storage directory" in said
@@ -88,6 +87,10 @@ def sealed(data: bytearray) -> bytes:
     """The 64-byte header with its CRC made right again."""
     data[60:64] = struct.pack("<I", zlib.crc32(data[:60]))
     return bytes(data)
+
+
+def everything_below(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
 
 
 async def started_once(store: Path) -> Path:
@@ -115,11 +118,11 @@ async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes
     path = await started_once(tmp_path / "store")
     path.chmod(0o640)
     path.write_bytes(garbage)
-    before = sorted(tmp_path.rglob("*"))
+    before = everything_below(tmp_path)
     said = await refusal(f"file://{tmp_path / 'store'}")
     assert "v1/format" in said
     assert path.read_bytes() == garbage
-    assert sorted(tmp_path.rglob("*")) == before
+    assert everything_below(tmp_path) == before
 
 
 async def test_a_store_that_ignores_if_none_match() -> None:

@@ -16,7 +16,7 @@ from nats.errors import NoRespondersError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import ServiceUnavailableError
 
-from tests.adversity.clients import FAILED, Writer, connect, health, read_all, standby_health, unexpected
+from tests.adversity.clients import FAILED, Writer, connect, health, read_all, standby_health, unexpected, until
 from tests.harness import BrokerProcess, free_port
 from tests.real.proxy import TcpProxy
 from tests.real.s3 import S3Server
@@ -33,6 +33,10 @@ def broker_on(store: str, name: str | None, environ: dict[str, str] | None = Non
     flags = ["--store", store, *(("-n", name) if name else ())]
     return BrokerProcess(*flags, port=free_port(), environ={
         "JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(environ or {})})
+
+
+async def health_is(broker: BrokerProcess, status: int) -> bool:
+    return (await health(broker))[0] == status
 
 
 def url_of(broker: BrokerProcess) -> str:
@@ -167,9 +171,7 @@ async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
                 await one.wait_ready()
                 await faithful.acks(100)
                 await writer.abort()
-        async with asyncio.timeout(10):
-            while not nc.is_connected:
-                await asyncio.sleep(0.02)
+        await nc.flush(10)
         stored = await read_all(nc, "S")
         for record in (faithful, writer):
             for number, seq in record.acked.items():
@@ -217,9 +219,7 @@ async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> 
             [first] = await pull.fetch(1)
             epoch = (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"]
             proxy.stall()
-            async with asyncio.timeout(20):
-                while (await health(broker))[0] == 200:
-                    await asyncio.sleep(0.05)
+            await until(lambda: health_is(broker, 503))
             assert "the store does not answer" in (await health(broker))[1]
             for ask in (lambda: js.stream_info("S"), lambda: js.account_info(), lambda: js.get_msg("S", 1),
                         lambda: js.get_last_msg("S", "s.x"), lambda: js.consumer_info("S", "pull")):
@@ -238,9 +238,7 @@ async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> 
             assert not pushed._pending_queue.qsize()
 
             proxy.resume()
-            async with asyncio.timeout(20):
-                while (await health(broker))[0] != 200:
-                    await asyncio.sleep(0.05)
+            await until(lambda: health_is(broker, 200))
             await js.publish("s.x", b"after")
             assert [message.data for message in await pull.fetch(3, timeout=5)]
             assert (await pushed.next_msg(timeout=5)).data == b"0"
