@@ -95,6 +95,9 @@ class Bus(Protocol):
                  suffix: bytes) -> None:
         """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
 
+    def pub_acks_each(self, acks: Sequence[bytes | int]) -> None:
+        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
+
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
 

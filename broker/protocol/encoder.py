@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import add
 from typing import Final
 
 from .parser import Msg
 
-__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "no_responders", "pub_acks"]
+__all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "no_responders", "pub_acks",
+           "pub_acks_each"]
 
 OK: Final = b"+OK\r\n"
 PING: Final = b"PING\r\n"
@@ -159,6 +161,23 @@ def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int
         start += count
         seq += count
     return buffers
+
+
+def pub_acks_each(sid: bytes, replies: Sequence[bytes], prefixes: Sequence[bytes], seqs: Sequence[int],
+                  suffix: bytes) -> tuple[bytes, int]:
+    """As ``pub_acks``, where each message has a prefix and a number of its own.
+
+    Returns: the bytes, and how many of them are bodies.
+    """
+    count, tail = len(replies), len(suffix)
+    sizes = list(map(add, map(len, prefixes), [len(str(seq)) + tail for seq in seqs]))
+    template = b"MSG %%b %b %%d\r\n%%b%%d%b\r\n" % (sid.replace(b"%", b"%%"), suffix.replace(b"%", b"%%"))
+    flat: list[object] = [None] * (4 * count)
+    flat[::4] = replies
+    flat[1::4] = sizes
+    flat[2::4] = prefixes
+    flat[3::4] = seqs
+    return (template * count) % tuple(flat), sum(sizes)
 
 
 def deliveries(sid: bytes, reply_prefix: bytes, subjects: Sequence[bytes], hlens: Sequence[int] | None,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from broker.clock import Clock
@@ -152,7 +152,7 @@ class InterestWatch:
 class _Route:
     """Who takes the messages of some subjects. Only ``limited`` ever changes, so it may be walked while others do."""
 
-    __slots__ = ("__weakref__", "clients", "groups", "handlers", "limited", "receivers", "rng", "serial")
+    __slots__ = ("__weakref__", "clients", "groups", "handlers", "limited", "receivers", "rng", "serial", "sole")
 
     def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random) -> None:
         self.receivers = receivers
@@ -167,6 +167,8 @@ class _Route:
         for group in self.groups:
             peers += {id(sub.peer) for sub in group if sub.peer is not None}
         self.serial = len(set(peers)) != len(peers)
+        self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
+        """The only receiver where that is a stream, say: it takes every run as it is."""
 
     def only_client(self) -> Subscription | None:
         """The subscription, when it is a client's and the only receiver, without a limit."""
@@ -336,7 +338,10 @@ class Router:
                         break
                     subject = following
                 at += 1
-            route.batch(ops, start, at, source, now_ns)
+            if route.sole is not None:
+                route.sole(ops, start, at, source, now_ns)
+            else:
+                route.batch(ops, start, at, source, now_ns)
             start = at
 
     # What JetStream asks for (Bus).
@@ -399,29 +404,54 @@ class Router:
         if not count:
             return
         if count > 1:
-            # Publishers wait at one inbox prefix: one look-up and one formatting call then serve the whole batch.
-            inbox = replies[0].rpartition(b".")[0]
-            route = self._inbox(inbox) if inbox else None
-            sub = route.only_client() if route is not None else None
+            sub = self._waits_for_all(replies)
             if sub is not None:
-                dotted = inbox + b"."
-                joined = b"\n".join(replies)
-                # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
-                if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
-                        and b".\n" not in joined and joined[-1] != _DOT):
-                    peer = sub.peer
-                    assert peer is not None
-                    buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
-                    sub.delivered += count
-                    last = first_seq + count - 1
-                    body_bytes = count * (len(prefix) + len(suffix)) + (
-                        count * len(str(last)) if len(str(first_seq)) == len(str(last))
-                        else sum(len(str(seq)) for seq in range(first_seq, last + 1)))
-                    peer.send(buffers, sum(map(len, buffers)), count, body_bytes)
-                    return
+                peer = sub.peer
+                assert peer is not None
+                buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
+                sub.delivered += count
+                last = first_seq + count - 1
+                body_bytes = count * (len(prefix) + len(suffix)) + (
+                    count * len(str(last)) if len(str(first_seq)) == len(str(last))
+                    else sum(len(str(seq)) for seq in range(first_seq, last + 1)))
+                peer.send(buffers, sum(map(len, buffers)), count, body_bytes)
+                return
         ops = [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix))
                for seq, reply in enumerate(replies, first_seq) if reply]
         self.route(ops, 0, len(ops), None, self._clock.now_ns())
+
+    def pub_acks_each(self, acks: Sequence[Any]) -> None:
+        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
+        replies, prefixes, seqs = acks[::3], acks[1::3], acks[2::3]
+        sub = self._waits_for_all(replies)
+        if sub is not None:
+            peer = sub.peer
+            assert peer is not None
+            data, body_bytes = encoder.pub_acks_each(sub.sid, replies, prefixes, seqs, b"}")
+            count = len(replies)
+            sub.delivered += count
+            peer.send([data], len(data), count, body_bytes)
+            return
+        ops = [(reply, b"", 0, b"%b%d}" % (prefix, seq))
+               for reply, prefix, seq in zip(replies, prefixes, seqs, strict=True)]
+        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+
+    def _waits_for_all(self, replies: Sequence[bytes]) -> Subscription | None:
+        """The one that alone hears every one of ``replies``, by the inbox that they share; None when unsure.
+
+        Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
+        """
+        inbox = replies[0].rpartition(b".")[0]
+        route = self._inbox(inbox) if inbox else None
+        sub = route.only_client() if route is not None else None
+        if sub is None:
+            return None
+        count, dotted, joined = len(replies), inbox + b".", b"\n".join(replies)
+        # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
+        if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
+                and b".\n" not in joined and joined[-1] != _DOT):
+            return sub
+        return None
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""

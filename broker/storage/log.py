@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 _WAITER_BYTES = 400
 """What a call that waits for a commit holds in memory, beside the bytes that it is given."""
 
+_ITEM_BYTES = 50
+"""The same of each item that was gathered."""
+
 W_MAX = 16
 """No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
 
@@ -100,6 +103,10 @@ class LogSettings:
         self.lease_ns = lease_ns
         self.put_timeout_ns = put_timeout_ns
         self.codec = codec
+
+
+class _Gathered(list[Any]):
+    """The items of several calls of ``Log.gather``."""
 
 
 Waiter = tuple[Callable[..., object], tuple[Any, ...]]
@@ -248,6 +255,18 @@ class Log:
             return
         self._waiting_bytes += _held_by(args)
 
+    def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
+        """As ``wait``, for what costs less for many at once: calls with one ``fn`` and no ``wait`` in between are one.
+
+        ``fn`` gets the items of all of them, one after another, in one list.
+        """
+        waiters = self._waiters
+        if waiters and waiters[-1][0] == fn:
+            waiters[-1][1][0].extend(items)
+            self._waiting_bytes += _ITEM_BYTES * len(items)
+        else:
+            self.wait(fn, _Gathered(items))
+
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
         if self.failure is not None:
@@ -339,13 +358,15 @@ class Log:
         last = self._last
         if last is None:
             return
-        self._open_bytes += last.raw_bytes - self._last_bytes
-        self._open_count += last.count - self._last_count
-        self._last_bytes = last.raw_bytes
-        self._last_count = last.count
-        if not self._content and not last.empty:
-            self._content = True
-        if self._full and self._pumping is None:
+        size, count = last.raw_bytes, last.count
+        if size == self._last_bytes and count == self._last_count:
+            return
+        self._open_bytes += size - self._last_bytes
+        self._open_count += count - self._last_count
+        self._last_bytes = size
+        self._last_count = count
+        self._content = True
+        if self._pumping is None and self._full:
             self.pump_soon()
 
     def _has_content(self) -> bool:
@@ -611,7 +632,8 @@ class Log:
 
 
 def _held_by(args: tuple[Any, ...]) -> int:
-    return _WAITER_BYTES + sum([len(arg) for arg in args if type(arg) is bytes])
+    return _WAITER_BYTES + sum([len(arg) if type(arg) is bytes else _ITEM_BYTES * len(arg)
+                                for arg in args if type(arg) is bytes or type(arg) is _Gathered])
 
 
 def resolve(future: asyncio.Future[None]) -> None:

@@ -68,6 +68,13 @@ class MemoryLog:
         else:
             fn(*args)
 
+    def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
+        """See ``Log.gather``."""
+        if self._waiters and self._waiters[-1][0] == fn:
+            self._waiters[-1][1][0].extend(items)
+        else:
+            self.wait(fn, list(items))
+
     async def persisted(self) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
         self.wait(resolve, future)

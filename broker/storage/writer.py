@@ -130,6 +130,21 @@ class OpenBlock(Generic[Owner]):
         self.count += count
         self.last_seq = first_seq + count - 1
 
+    def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
+        """``append_run`` for one message without headers."""
+        assert seq > self.last_seq, (seq, self.last_seq)
+        assert time_ns >= 0
+        if self._hlens is not None:
+            self._hlens.append(0)
+        if not self.count:
+            self.first_seq = seq
+        self.subjects.append(subject)
+        self.bodies.append(body)
+        self._runs.append((seq, 1, time_ns))
+        self.raw_bytes += len(body)
+        self.count += 1
+        self.last_seq = seq
+
     def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
         """Add a record that applies after the messages appended so far. ``body`` is packed now."""
         record = Record.of(kind, self.last_seq, body, must_understand)

@@ -229,6 +229,29 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
     assert outcomes[0][0].count(b"MSG") == len([reply for reply in wanted if reply])
 
 
+@pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.3", b"_INBOX.*.4"])
+@pytest.mark.parametrize("odd", [b"", b"_INBOX.me.", b"_INBOX.me.1.2", b"other.1"])
+def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> None:
+    """PubAcks with prefixes and numbers of their own are what as many publishes would be, whoever listens."""
+    acks: list[bytes | int] = []
+    for i, reply in enumerate([*replies(5), odd, *replies(3)] if odd else replies(8)):
+        acks += (reply, b'{"stream":"S%d%%","seq":' % i, 10 ** (i % 3) - i % 2)
+    outcomes = []
+    for batched in (True, False):
+        made = Router(ManualClock(), random.Random(1))
+        peer, other = FakePeer(made), FakePeer(made)
+        peer.sub(b"_INBOX.me.*", b"%7")
+        if also:
+            other.sub(also, b"9")
+        if batched:
+            made.pub_acks_each(acks)
+        else:
+            for reply, prefix, seq in zip(acks[::3], acks[1::3], acks[2::3], strict=True):
+                made.publish(reply, b"", 0, b"%b%d}" % (prefix, seq))
+        outcomes.append((peer.taken(), other.taken(), peer.counted))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_pub_acks_to_mixed_inboxes(router: Router) -> None:
     """Replies of two clients, of other depths and to nobody, in one batch."""
     one, other = FakePeer(router), FakePeer(router)

@@ -163,6 +163,8 @@ class FakeBus:
     def pub_acks(self, *args: Any) -> None:
         raise AssertionError("consumers publish no PubAcks")
 
+    pub_acks_each = pub_acks
+
     def pending_bytes(self, subject: bytes) -> int:
         return self.pending.get(subject, 0)
 

@@ -51,6 +51,10 @@ class Bus:
             if reply:
                 self.publish(reply, b"", 0, b"%b%d%b" % (prefix, first_seq + i, suffix))
 
+    def pub_acks_each(self, acks: Sequence[Any]) -> None:
+        for reply, prefix, seq in zip(acks[::3], acks[1::3], acks[2::3], strict=True):
+            self.pub_acks(None, (reply,), prefix, seq, b"}")
+
     def answer(self, reply: bytes) -> Any:
         """The last payload sent to ``reply``, decoded."""
         return json.loads(self.replies[reply][-1])
