@@ -48,8 +48,8 @@ from broker.jetstream.stream_rules import (
     with_static_metadata,
 )
 from broker.storage.applied import ConsumerState
-from broker.storage.format.record import RecordKind
 from broker.storage.format.errors import FormatError
+from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
