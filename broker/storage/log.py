@@ -12,7 +12,8 @@ own puts.
 
     persisted position < every position in flight < every closed segment < the open one
     a put begins when fewer than W segments are unpersisted, and either none is, or the segment is full, or
-    commit_interval > 0 has passed since the last began; full ones excepted, never sooner than that after the last began
+    commit_interval > 0 has passed since the last began and its bytes are there; full ones excepted, never sooner than
+    that after the last began
 
 What is sequenced is put until it lands: a put has no final failure but being fenced. A segment's bytes and key are
 fixed before its first put and the same in each try.
@@ -115,7 +116,7 @@ Waiter = tuple[Callable[..., object], tuple[Any, ...]]
 class Segment:
     """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
 
-    __slots__ = ("began_ns", "blocks", "data", "landed", "position", "raw_bytes", "sealed", "waiters")
+    __slots__ = ("began_ns", "blocks", "data", "encoded", "landed", "position", "raw_bytes", "sealed", "waiters")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -124,6 +125,7 @@ class Segment:
         self.raw_bytes = raw_bytes
         self.sealed: list[SealedBlock[Any]] = []
         self.data: list[bytes] | None = None
+        self.encoded = False
         self.landed = False
         self.began_ns = 0
 
@@ -419,8 +421,10 @@ class Log:
             if now_ns - self._began_ns < interval_ns:
                 wake_ns = self._began_ns + interval_ns
                 break
-            if self._flight and not interval_ns:
-                break  # gather until it lands
+            if self._flight and not (interval_ns and self._flight[-1].encoded):
+                # Gather until it lands; with an interval, until its bytes are there: what a block costs is then shared by
+                # all that comes meanwhile, where a thousand streams would else have the loop do nothing but small blocks.
+                break
             self._cut(beat)
             if not self._closed:
                 break  # the lazy owners had nothing to say after all
@@ -525,6 +529,8 @@ class Log:
             segment.data = self._encode(segment)
         elif put_sync is None:
             segment.data = await self._loop.run_in_executor(self._executor, self._encode, segment)
+        if segment.data is not None and self._urgent:
+            self.pump_soon()
         backoff = Backoff(self._rng)
         taken = False
         while True:
@@ -569,7 +575,9 @@ class Log:
         segment.data = None
 
     def _encode(self, segment: Segment) -> list[bytes]:
-        return encode_segment(segment.position, self.nonce, segment.sealed, self.settings.codec)
+        data = encode_segment(segment.position, self.nonce, segment.sealed, self.settings.codec)
+        segment.encoded = True
+        return data
 
     def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
         """In a thread: one hop for both."""
