@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
 import nats.js.api
+
 from tests.harness import BrokerProcess
 from tests.stores import Store
 
@@ -24,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def tour() -> ModuleType:
     """docs/tour/library.py, which the README's tour runs as a script."""
     spec = importlib.util.spec_from_file_location("library", ROOT / "docs" / "tour" / "library.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["library"] = module
     spec.loader.exec_module(module)
@@ -102,8 +105,6 @@ async def test_library_through_two_kills(store: Store) -> None:
 
 async def inspect(store: Store) -> dict:
     """`jetblock inspect --json` over the whole store, every checksum read."""
-    import os
-
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT, env={**os.environ, **store.environ},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
@@ -128,7 +129,8 @@ async def test_key_value_and_object_store(store: Store) -> None:
             entry = await watcher.updates(timeout=5)
             seen.append((entry.key, entry.value) if entry else None)
         assert seen[0] is None
-        assert [value for entry in seen if entry and entry[0] == "color" for value in entry[1:]] == [b"shade %d" % i for i in range(5)]
+        shades = [entry[1] for entry in seen if entry and entry[0] == "color"]
+        assert shades == [b"shade %d" % i for i in range(5)]
 
         store_ = await js.create_object_store("files", nats.js.api.ObjectStoreConfig())
         data = bytes(range(256)) * 4096

@@ -156,5 +156,5 @@ async def test_what_was_just_persisted_is_here() -> None:
     reader.admit(sealed.ref, sealed.head, sealed.chunks)
     chunk = reader.cached_chunk(Stored(sealed.ref), 2)
     assert chunk is not None
-    assert chunk.bodies == [b"a", b"b", b"c"]
+    assert list(chunk.bodies) == [b"a", b"b", b"c"]
     assert store.ranges == []
