@@ -328,21 +328,26 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
             table: list[Frame] = []
             for frame in head.frames:
                 stored = next(compressed)
-                table.append(frame._replace(offset=frames_bytes, stored_bytes=len(stored), crc=checksum(stored)))
+                start, messages, _, _, raw_bytes, _ = frame
+                table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
                 frames_bytes += len(stored)
                 stored_frames.append(stored)
-            head.place_frames(table)
+            head.frames = table
             index = encode_index(head)
             block.frames = []
         encoded = encode_core(core)
         cores.append(encoded)
         indexes.append(index)
         parts.append((len(encoded), len(index), frames_bytes))
-    front, rows = encode_segment_front(kind, position, object_id, nonce, [block.core for block in blocks], parts)
-    for block, row in zip(blocks, rows, strict=True):
+    front, places = encode_segment_front(kind, position, object_id, nonce, [block.core for block in blocks], parts)
+    for block, (core_at, index_at, frames_at), (core_bytes, index_bytes, frames_bytes) in zip(
+            blocks, places, parts, strict=True):
         if block.head is not None:
-            block.ref = row.ref(place, block.core)
-            block.head.frames_offset = row.frames_offset
+            core = block.core
+            block.ref = BlockRef(place, position, object_id, core.stream_id, core_at, core_bytes, index_at, index_bytes,
+                                 frames_at, frames_bytes, core.first_seq, core.last_seq, core.count, core.bytes,
+                                 core.first_time_ns, core.last_time_ns, core.subjects)
+            block.head.frames_offset = frames_at
     return _joined([front, *cores, *indexes, *stored_frames])
 
 

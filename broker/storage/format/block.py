@@ -56,6 +56,7 @@ _MAGIC: Final = b"JBLK"
 _COMPRESSED: Final = 1
 _SUMMARY: Final = 2
 _LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III II II".replace(" ", ""))
+_LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
 CORE_BYTES_MIN: Final = _LAYOUT.size
 assert CORE_BYTES_MIN == 160
 
@@ -205,16 +206,15 @@ class BlockRef:
 
 def encode_core(core: BlockCore) -> bytes:
     """The bytes of one core."""
-    removed = _encode_removed(core.removed)
-    records = encode_records(core.records)
+    records = encode_records(core.records) if core.records else b""
     summary = pack_value(core.subjects) if core.subjects is not None else b""
-    sections = b"".join((removed, records, summary))
+    sections = b"".join((_encode_removed(core.removed), records, summary))
     stored = compress(sections)
     flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (_SUMMARY if core.subjects is not None else 0)
-    fixed = _LAYOUT.pack(
+    fixed = _LAYOUT_CHECKED.pack(
         _MAGIC, BLOCK_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
-        len(core.removed), len(records), len(summary), len(sections), len(stored), crc32(stored), 0)[:-4]
+        len(core.removed), len(records), len(summary), len(sections), len(stored), crc32(stored))
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 

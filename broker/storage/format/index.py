@@ -50,10 +50,12 @@ INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
 _COMPRESSED: Final = 1
 _LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIIIIIII")
+_LAYOUT_CHECKED: Final = struct.Struct("<4sHBBQIQQQIIIIIII")  # what the last checksum covers
 INDEX_BYTES_MIN: Final = _LAYOUT.size
 assert INDEX_BYTES_MIN == 76
 _FRAME: Final = struct.Struct("<IIII")
 _COLUMNS: Final = 9
+_DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
 """What a reader believes; writers stay below FRAME_MESSAGES_MAX."""
 
@@ -164,26 +166,53 @@ class Head:
 
 def encode_index(head: Head) -> bytes:
     """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs."""
-    times, count = head.times, head.count
-    columns = (
-        Column(0, 0, b"") if head.seqs is None else Column.of(head.seqs, head.first_seq, head.last_seq, head.first_seq),
-        Column(head.time_ns, 0, b"") if times is None else Column.of(times, base=min(times)),
-        Column.of(head.subject_ids or (), 0, len(head.subjects) - 1),
-        Column(head.hlen, 0, b"") if head.hlens is None else Column.of(head.hlens),
-        Column(head.body_len, 0, b"") if head.body_lens is None else Column.of(head.body_lens),
-        Column.of(list(map(len, head.subjects))),
-        Column.of(head.subject_counts), Column.of(head.subject_firsts), Column.of(head.subject_lasts))
-    names = b"".join(head.subjects)
-    parts = [_FRAME.pack(frame.start, frame.stored_bytes, frame.raw_bytes, frame.crc) for frame in head.frames]
-    parts += [column.description for column in columns]
-    parts += [column.cells for column in columns]
-    parts.append(names)
-    body = b"".join(parts)
+    times, count, subjects = head.times, head.count, head.subjects
+    # Base and width of each column, and the cells of those that have some: of most small blocks hardly any.
+    described: list[int] = []
+    cells: list[bytes] = []
+
+    def add(column: Column) -> None:
+        described.extend(column[:2])
+        cells.append(column.cells)
+
+    if head.seqs is None:
+        described += (0, 0)
+    else:
+        add(Column.of(head.seqs, head.first_seq, head.last_seq, head.first_seq))
+    if times is None:
+        described += (head.time_ns, 0)
+    else:
+        add(Column.of(times, base=min(times)))
+    if head.subject_ids is None:
+        described += (0, 0)
+    else:
+        add(Column.of(head.subject_ids, 0, len(subjects) - 1))
+    if head.hlens is None:
+        described += (head.hlen, 0)
+    else:
+        add(Column.of(head.hlens))
+    if head.body_lens is None:
+        described += (head.body_len, 0)
+    else:
+        add(Column.of(head.body_lens))
+    if len(subjects) == 1:
+        names = subjects[0]
+        described += (len(names), 0, count, 0, 0, 0, count - 1, 0)
+    else:
+        names = b"".join(subjects)
+        add(Column.of(list(map(len, subjects))))
+        add(Column.of(head.subject_counts))
+        add(Column.of(head.subject_firsts))
+        add(Column.of(head.subject_lasts))
+    body = b"".join((
+        *[_FRAME.pack(start, stored_bytes, raw_bytes, crc) for start, _, _, stored_bytes, raw_bytes, crc in head.frames],
+        _DESCRIPTIONS.pack(*described), *cells, names))
     stored = compress(body)
-    fixed = _LAYOUT.pack(
-        _MAGIC, INDEX_VERSION, _COMPRESSED if len(stored) != len(body) else 0, 0, head.stream_id, *head.position,
-        head.object_id, head.first_seq, count, len(head.frames), len(head.subjects), len(names), len(body), len(stored),
-        crc32(stored), 0)[:-4]
+    epoch, number = head.position
+    fixed = _LAYOUT_CHECKED.pack(
+        _MAGIC, INDEX_VERSION, _COMPRESSED if len(stored) != len(body) else 0, 0, head.stream_id, epoch, number,
+        head.object_id, head.first_seq, count, len(head.frames), len(subjects), len(names), len(body), len(stored),
+        crc32(stored))
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 

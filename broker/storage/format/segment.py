@@ -151,26 +151,25 @@ def _more(name: str, needed: int, size: int) -> int:
 
 def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes,
                          blocks: Sequence[BlockCore],
-                         parts: Sequence[tuple[int, int, int]]) -> tuple[bytes, list[DirectoryRow]]:
+                         parts: Sequence[tuple[int, int, int]]) -> tuple[bytes, list[tuple[int, int, int]]]:
     """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``blocks``.
 
     Args: parts has the bytes of each block's core, index and frames.
-    Returns: the bytes, and the directory's rows with the offsets that follow.
+    Returns: the bytes, and where in the object each block's core, index and frames begin.
     """
     cores, indexes, frames = (sum(column) for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
     core_at = HEAD_BYTES_MIN + len(blocks) * _ROW.size
     index_at = core_at + cores
     frames_at = index_at + indexes
     size = frames_at + frames
-    rows: list[DirectoryRow] = []
+    places: list[tuple[int, int, int]] = []
     packed: list[bytes] = []
     for core, (core_bytes, index_bytes, frames_bytes) in zip(blocks, parts, strict=True):
-        rows.append(DirectoryRow(core.stream_id, core.first_seq, core.last_seq, core.count, core_at, core_bytes,
-                                 index_at, index_bytes, frames_at, frames_bytes, core.raw_bytes))
+        places.append((core_at, index_at, frames_at))
         packed.append(_ROW.pack(core.stream_id, core.first_seq, core.last_seq, core.count, core_bytes, index_bytes,
                                 frames_bytes, core.raw_bytes))
         core_at, index_at, frames_at = core_at + core_bytes, index_at + index_bytes, frames_at + frames_bytes
     directory = b"".join(packed)
     fixed = _FIXED.pack(len(blocks), 0, cores, indexes, frames, crc32(directory), 0)[:-4]
     header = ObjectHeader(kind, position, nonce, size, object_id).pack()
-    return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), rows
+    return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), places
