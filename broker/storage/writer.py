@@ -199,15 +199,20 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         return SealedBlock(block.owner, core, None, [], [])
     lens = list(map(len, block.bodies))
     head, names = _head(block, lens, position, object_id)
-    core.raw_bytes = sum(lens)
-    core.bytes = core.raw_bytes + _ROW_BYTES * count + sum(map(mul, map(len, head.subjects), head.subject_counts))
+    raw_bytes = core.raw_bytes = sum(lens)
+    core.bytes = raw_bytes + _ROW_BYTES * count + (
+        count * len(head.subjects[0]) if head.subject_ids is None
+        else sum(map(mul, map(len, head.subjects), head.subject_counts)))
     if head.hlens is not None:
         core.bytes += 4 * (count - block._hlens.count(0))  # type: ignore[union-attr]  # hlens came from there
     elif head.hlen:
         core.bytes += 4 * count
-    core.first_time_ns, core.last_time_ns = head.time_of(0), head.time_of(count - 1)
+    core.first_time_ns, core.last_time_ns = block._runs[0][2], block._runs[-1][2]
     core.subjects = _summary(head)
-    chunks, frames = _frames(block, lens, head, names, stored)
+    if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
+        chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
+    else:
+        chunks, frames = _frames(block, lens, head, names, stored)
     return SealedBlock(block.owner, core, head, chunks, frames)
 
 
@@ -227,10 +232,13 @@ def _head(block: OpenBlock[Any], lens: list[int], position: Position, object_id:
         counts, firsts, lasts = _occurrences(id_list, len(names))
     time_ns = runs[0][2]
     times: array[int] | None = None
-    if any(run[2] != time_ns for run in runs):
-        cells = array("q", [run[2] for run in runs]).tobytes()
-        times = array("q")
-        times.frombytes(b"".join([cells[8 * i:8 * i + 8] * run[1] for i, run in enumerate(runs)]))
+    stamps = [run[2] for run in runs] if len(runs) > 1 else ()
+    if stamps and stamps.count(time_ns) < len(stamps):
+        times = array("q", stamps)
+        if len(stamps) < count:
+            cells = times.tobytes()
+            times = array("q")
+            times.frombytes(b"".join([cells[8 * i:8 * i + 8] * run[1] for i, run in enumerate(runs)]))
     seqs: array[int] | None = None
     if block.last_seq - block.first_seq != count - 1:
         seqs = array("Q")
@@ -266,11 +274,24 @@ def _constant_or_column(values: list[int]) -> tuple[int, array[int] | None]:
 
 def _summary(head: Head) -> SubjectSummary | None:
     names = head.subjects
+    if head.subject_ids is None and len(names[0]) <= SUMMARY_BYTES_MAX:
+        return ((names[0], head.count, head.first_seq, head.last_seq),)
     if len(names) > SUMMARY_SUBJECTS_MAX or sum(map(len, names)) > SUMMARY_BYTES_MAX:
         return None
     seq_of = head.seq_of
     return tuple((name, count, seq_of(first), seq_of(last)) for name, count, first, last in zip(
         names, head.subject_counts, head.subject_firsts, head.subject_lasts, strict=True))
+
+
+def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: list[bytes],
+               stored: bool) -> tuple[list[Chunk], list[bytes]]:
+    """``_frames`` for a block that fits in one, as most do; the chunk shares the block's own columns."""
+    count, seqs = head.count, head.seqs
+    times = array("q", (head.time_ns,)) * count if head.times is None else head.times
+    head.frames, head.starts = [Frame(0, count, 0, raw_bytes, raw_bytes, 0)], [0]
+    hlens = block._hlens if head.hlens is not None or head.hlen else None
+    chunk = Chunk(0, head.first_seq, seqs, names, hlens, block.bodies, times, raw_bytes)
+    return [chunk], [b"".join(block.bodies)] if stored else []
 
 
 def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
