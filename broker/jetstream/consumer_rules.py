@@ -22,7 +22,7 @@ from broker.jetstream.stream_rules import (
     is_asset_name,
     with_static_metadata,
 )
-from broker.jetstream.wire import format_duration
+from broker.jetstream.wire import ZERO_TIME_NS, format_duration
 from broker.protocol.subject import is_literal, is_valid, subset
 
 __all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "UNSUPPORTED", "check_consumer", "check_consumer_supported",
@@ -122,7 +122,7 @@ def consumer_level(config: ConsumerConfig) -> int:
     if config.ack_policy == "flow_control":
         return 4
     grouped = config.priority_policy != "none" or config.priority_timeout or config.priority_groups
-    return 1 if grouped or config.pause_until is not None else 0
+    return 1 if grouped or config.pause_until not in (None, ZERO_TIME_NS) else 0
 
 
 def same_consumer(new: ConsumerConfig, old: ConsumerConfig) -> bool:

@@ -530,7 +530,9 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.PAUSE.S.D {"x": 1}
         api CONSUMER.PAUSE.S.NONE {"pause_until": "2100-01-01T00:00:00Z"}
         api CONSUMER.CREATE.S.E {"stream_name": "S", "config": {"name": "E", "pause_until": "2100-01-01T00:00:00Z"}}
-        api CONSUMER.INFO.S.E""",
+        api CONSUMER.INFO.S.E
+        api CONSUMER.CREATE.S.F {"stream_name": "S", "config": {"name": "F", "pause_until": "0001-01-01T00:00:00Z"}}
+        api CONSUMER.INFO.S.F""",
     "reset": _SIX + "\n" + _DURABLE + """
         api CONSUMER.RESET.S.D
         api CONSUMER.RESET.S.D {"seq": 5}
