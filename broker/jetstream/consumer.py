@@ -361,8 +361,11 @@ class Consumer:
         """
         self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
+        # What could not be read may be behind us now.
+        self._resume_at_ns = self._failures = 0
         self._changed()
         self._count_soon()
+        self._kick()
 
     def take_delta(self) -> dict[str, Any] | None:
         """CONSUMER_STATE record body of what changed since the last call; None: nothing, or nothing is stored."""

@@ -72,6 +72,7 @@ class JetStream:
         opening.
         """
         self._log, self._reader = log, reader
+        log.on_unmuted = self._wake
         self._memory_log = MemoryLog()
         tasks = []
         for state in list(log.state.streams.values()):
@@ -118,6 +119,13 @@ class JetStream:
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=account.bus, clock=self.clock,
             rng=self.rng, domain=self.settings.domain)
+
+    def _wake(self) -> None:
+        """What consumers held back while our proof of owning the shard was too old goes out now."""
+        for account in self.accounts.values():
+            for stream in account.streams.values():
+                for consumer in stream.consumers.values():
+                    consumer.wake()
 
     def _stream_id(self) -> int:
         """An incarnation that no stream of this log has: random, so that no two brokers agree on one by chance."""

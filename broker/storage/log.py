@@ -160,6 +160,8 @@ class Log:
         """Called after each segment's waiters: the checkpointer counts."""
         self.held: Callable[[], bool] = _never
         """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
+        self.on_unmuted: Callable[[], object] = _nothing
+        """Called when a put has proved again that the shard is ours, after a time in which nothing was served."""
         self.clock_trusted: Callable[[], bool] = _always
         """While it says no, nothing is expired: see ``clock.GuardedClock``."""
         self.store_error: StoreError | None = None
@@ -568,7 +570,10 @@ class Log:
         if self.store_error is not None:
             _log.warning("segment %s is in the store", segment.position)
             self.store_error = None
+        muted = self.muted
         self._leased_ns = max(self._leased_ns, began_ns)
+        if muted and not self.muted:
+            self._loop.call_soon(self.on_unmuted)
         self.commit_count += 1
         assert segment.data is not None
         self.commit_bytes += sum(map(len, segment.data))
@@ -655,3 +660,7 @@ def _never() -> bool:
 
 def _always() -> bool:
     return True
+
+
+def _nothing() -> None:
+    pass

@@ -384,6 +384,24 @@ def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> Non
     in_virtual_time(main)
 
 
+def test_the_end_of_a_mute_time_is_told() -> None:
+    """Also when an empty segment ends it: nobody but that call would wake those who held something back."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
+        told: list[int] = []
+        rig.log.on_unmuted = lambda: told.append(clock.monotonic_ns())
+        await asyncio.sleep(60)
+        assert not told
+        rig.store.down = True
+        await asyncio.sleep(25)
+        assert rig.log.muted
+        rig.store.down = False
+        await asyncio.sleep(30)
+        assert not rig.log.muted
+        assert len(told) == 1
+    in_virtual_time(main)
+
+
 def test_a_slow_put_times_out_and_is_tried_again() -> None:
     """A put that never comes back does not hold the log for ever."""
     async def main(clock: ManualClock) -> None:
