@@ -48,6 +48,8 @@ _ROW_BYTES: Final = 30
 _BUFFER_BYTES: Final = 64 * 1024
 """Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
 
+_ONE_START: Final = (0,)
+
 Owner = TypeVar("Owner")
 
 
@@ -216,14 +218,18 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     return SealedBlock(block.owner, core, head, chunks, frames)
 
 
-def _head(block: OpenBlock[Any], lens: list[int], position: Position, object_id: int) -> tuple[Head, list[bytes]]:
+def _head(block: OpenBlock[Any], lens: list[int], position: Position,
+          object_id: int) -> tuple[Head, Sequence[bytes]]:
     """The index of ``block`` with no frames yet, and each message's subject, the same object where they are equal."""
     count, subjects, runs = block.count, block.subjects, block._runs
     ids: array[int] | None = None
     if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
-        names = [subjects[0]]
-        of_message = names * count
-        counts, firsts, lasts = [count], [0], [count - 1]
+        # Tuples: the collector forgets those that hold no container, and of such blocks there may be very many.
+        names: Sequence[bytes] = (subjects[0],)
+        of_message: Sequence[bytes] = (subjects[0],) * count
+        counts: Sequence[int] = (count,)
+        firsts: Sequence[int] = (0,)
+        lasts: Sequence[int] = (count - 1,)
     else:
         names = sorted(set(subjects))
         id_list = list(map(dict(zip(names, range(len(names)), strict=True)).__getitem__, subjects))
@@ -248,7 +254,7 @@ def _head(block: OpenBlock[Any], lens: list[int], position: Position, object_id:
     body_len, body_lens = _constant_or_column(lens)
     head = Head(block.stream_id, position, object_id, count, block.first_seq, seqs=seqs, time_ns=time_ns, times=times,
                 subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens, subjects=names,
-                subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=[])
+                subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=())
     return head, of_message
 
 
@@ -283,19 +289,19 @@ def _summary(head: Head) -> SubjectSummary | None:
         names, head.subject_counts, head.subject_firsts, head.subject_lasts, strict=True))
 
 
-def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: list[bytes],
+def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: Sequence[bytes],
                stored: bool) -> tuple[list[Chunk], list[bytes]]:
-    """``_frames`` for a block that fits in one, as most do; the chunk shares the block's own columns."""
+    """``_frames`` for a block that fits in one, as most do."""
     count, seqs = head.count, head.seqs
     times = array("q", (head.time_ns,)) * count if head.times is None else head.times
-    head.frames, head.starts = [Frame(0, count, 0, raw_bytes, raw_bytes, 0)], [0]
+    head.frames, head.starts = (Frame(0, count, 0, raw_bytes, raw_bytes, 0),), _ONE_START
     hlens = block._hlens if head.hlens is not None or head.hlen else None
     chunk = Chunk(0, head.first_seq, seqs, names, hlens, block.bodies, times, raw_bytes)
     return [chunk], [b"".join(block.bodies)] if stored else []
 
 
 def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
-            names: list[bytes], stored: bool) -> tuple[list[Chunk], list[bytes]]:
+            names: Sequence[bytes], stored: bool) -> tuple[list[Chunk], list[bytes]]:
     """Cut the bodies into frames; adds the frame table to ``head``, stored lengths and CRCs still missing.
 
     Returns: the chunks, and the raw frames (none unless they will be ``stored``).
@@ -353,7 +359,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
                 table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
                 frames_bytes += len(stored)
                 stored_frames.append(stored)
-            head.frames = table
+            head.frames = tuple(table)
             index = encode_index(head)
             block.frames = []
         encoded = encode_core(core)

@@ -175,7 +175,7 @@ class BlockRef:
         return [int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
                 self.core_offset, self.core_bytes, self.index_offset, self.index_bytes, self.frames_offset,
                 self.frames_bytes, self.first_seq, self.last_seq, self.count, self.bytes, self.first_time_ns,
-                self.last_time_ns, None if self.subjects is None else [list(row) for row in self.subjects]]
+                self.last_time_ns, self.subjects]
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:

@@ -76,8 +76,8 @@ class Head:
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,
                  seqs: Sequence[int] | None, time_ns: int, times: array[int] | None,
                  subject_ids: Sequence[int] | None, hlen: int, hlens: Sequence[int] | None, body_len: int,
-                 body_lens: Sequence[int] | None, subjects: list[bytes], subject_counts: Sequence[int],
-                 subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: list[Frame],
+                 body_lens: Sequence[int] | None, subjects: Sequence[bytes], subject_counts: Sequence[int],
+                 subject_firsts: Sequence[int], subject_lasts: Sequence[int], frames: Sequence[Frame],
                  frames_offset: int = 0) -> None:
         self.stream_id = stream_id
         self.position = position
@@ -99,11 +99,11 @@ class Head:
         self.subject_lasts = subject_lasts
         self.place_frames(frames, frames_offset)
 
-    def place_frames(self, frames: list[Frame], frames_offset: int = 0) -> None:
+    def place_frames(self, frames: Sequence[Frame], frames_offset: int = 0) -> None:
         """Set the frame table: the writer knows it only after the columns, and its lengths only once compressed."""
         self.frames = frames
         self.frames_offset = frames_offset
-        self.starts = [frame.start for frame in frames]
+        self.starts: Sequence[int] = [frame.start for frame in frames]
 
     @property
     def size(self) -> int:
