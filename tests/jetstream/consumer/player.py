@@ -38,6 +38,9 @@ __all__ = ["Player"]
 
 SECONDS = 5.0
 SILENCE_SECONDS = 0.15
+"""What a box got by then is all that comes."""
+SILENT_SECONDS = 0.8
+"""A publish that is not answered by then will not be."""
 STILL_SECONDS = 0.02
 TAKEN_SECONDS = 0.02
 """After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
@@ -160,7 +163,7 @@ class Player:
                 return False
         return True
 
-    async def _request(self, subject: str, payload: bytes, headers: str = "", seconds: float = 1.0) -> Received | None:
+    async def _request(self, subject: str, payload: bytes, headers: str = "", seconds: float = SECONDS) -> Received | None:
         """The answer, or None for silence."""
         self._next_reply += 1
         reply = f"_R.{self._next_reply}"
@@ -223,7 +226,7 @@ class Player:
 
     async def do_pub(self, headers: str, rest: str) -> Any:
         subject, _, body = rest.partition(" ")
-        msg = await self._request(subject, body.encode(), headers)
+        msg = await self._request(subject, body.encode(), headers, SILENT_SECONDS)
         return "silence" if msg is None else msg.shown()[2:]
 
     async def do_fill(self, rest: str) -> Any:
@@ -281,7 +284,7 @@ class Player:
 
     async def do_ask(self, rest: str) -> Any:
         reply, payload = self._answer(rest)
-        msg = await self._request(reply, payload, seconds=0.4)
+        msg = await self._request(reply, payload, seconds=SILENT_SECONDS)
         return "silence" if msg is None else msg.shown()[2:]
 
     async def do_nxt(self, rest: str) -> None:

@@ -258,4 +258,46 @@ SCENARIOS: dict[str, str] = {
         pub t.a 3
         pub u.a 1
         state""",
+    "duplicate window shrinks": """stream {"duplicate_window": 10000ms}
+        pub[Nats-Msg-Id: a] s.a 1
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "duplicate_window": 100000000}
+        sleep 300ms
+        pub[Nats-Msg-Id: a] s.a 1
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_age": 5000000000, "duplicate_window": 6000000000}""",
+    "roll-ups with expectations and ids": """stream {"allow_rollup_hdrs": true, "max_msgs_per_subject": 3}
+        fill 3 s.a
+        fill 2 s.b
+        pub[Nats-Rollup: sub; Nats-Expected-Last-Subject-Sequence: 3] s.a r
+        pub[Nats-Rollup: sub; Nats-Expected-Last-Subject-Sequence: 3] s.a r
+        pub[Nats-Rollup: sub; Nats-Msg-Id: x] s.b r
+        pub[Nats-Rollup: sub; Nats-Msg-Id: x] s.b r
+        state
+        fill 4 s.a
+        state""",
+    "memory and its direct gets": """stream {"storage": "memory", "allow_direct": true, "max_msgs_per_subject": 1}
+        fill 3 s.a
+        fill 3 s.#
+        api DIRECT.GET.S.s.a
+        api DIRECT.GET.S {"seq": 2}
+        api DIRECT.GET.S {"next_by_subj": "s.*", "seq": 1}
+        consumer C {"deliver_policy": "last_per_subject", "filter_subject": "s.>"}
+        pull C p {"batch": 9, "no_wait": true}
+        until p 404
+        info C""",
+    "odd headers": """stream
+        pub[a: b] s.a
+        pub[a:] s.a x
+        pub[: x] s.a x
+        consumer C {"headers_only": true}
+        pull C p {"batch": 3}
+        get p 3
+        consumer D
+        pull D q {"batch": 3}
+        get q 3""",
+    "nothing may be removed": """stream {"deny_delete": true, "deny_purge": true}
+        fill 2 s.a
+        api STREAM.MSG.DELETE.S {"seq": 1}
+        api STREAM.PURGE.S
+        api STREAM.PURGE.S {"filter": "s.a"}
+        state""",
 }

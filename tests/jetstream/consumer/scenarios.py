@@ -506,6 +506,7 @@ REDELIVERY: dict[str, str] = {
         info C
         pull C p {"batch": 5, "expires": 100ms}
         until p 408
+        sleep 250ms
         info C""",
     "max_deliver by nak": """stream
         fill 2 s.a
@@ -776,6 +777,32 @@ PUSHING: dict[str, str] = {
         get ev 1
         rest d
         info C""",
+    "ack all": """stream
+        fill 3 s.a
+        consumer C {"deliver_subject": "d", "ack_policy": "all"}
+        sub d
+        get d 3
+        ask d 2
+        info C
+        ack d 3 -NAK
+        get d 1
+        ask d 4
+        info C""",
+    "replay at the original pace": """stream
+        fill 1 s.a
+        sleep 120ms
+        fill 2 s.a
+        consumer C {"deliver_subject": "d", "replay_policy": "original"}
+        sub d
+        get d 3
+        info C
+        pub s.b 1
+        get d 1""",
+    "a durable that nobody hears goes": """stream
+        consumer C {"deliver_subject": "d", "inactive_threshold": 200ms}
+        info C
+        sleep 500ms
+        api CONSUMER.INFO.S.C""",
 }
 
 LIFE: dict[str, str] = {
@@ -960,6 +987,148 @@ LIFE: dict[str, str] = {
         get p 2
         ask p 1
         info C""",
+    "limits shrink under it": """stream {"max_msgs": 10}
+        fill 6 s.a
+        consumer C
+        pull C p {"batch": 4}
+        get p 4
+        ack p 2
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 2}
+        info C
+        ask p 1
+        ask p 4
+        info C
+        pull C p {"batch": 9, "no_wait": true}
+        until p 404
+        info C""",
+    "deleted and made again": """stream
+        fill 4 s.a
+        consumer C
+        pull C p {"batch": 2}
+        get p 2
+        api CONSUMER.DELETE.S.C
+        ask p 1
+        consumer C
+        info C
+        pull C p {"batch": 2}
+        get p 2
+        ask p 1
+        ask p 2
+        info C""",
+    "pulled in time it stays, then goes": """stream
+        fill 3 s.a
+        consumer C {"inactive_threshold": 300ms}
+        pull C p {"batch": 5, "expires": 700ms}
+        until p 408
+        api CONSUMER.INFO.S.C
+        sleep 1300ms
+        api CONSUMER.INFO.S.C""",
+    "max_ack_pending, redelivery first": """stream
+        fill 5 s.a
+        consumer C {"max_ack_pending": 3}
+        pull C p {"batch": 5, "expires": 300ms}
+        until p 408
+        info C
+        ack p 1 -NAK
+        pull C p {"batch": 5, "expires": 300ms}
+        until p 408
+        ack p 2 +TERM
+        pull C p {"batch": 5, "expires": 300ms}
+        until p 408
+        info C""",
+    "paused while ack waits end": """stream
+        fill 5 s.a
+        consumer C {"ack_wait": 200ms, "max_deliver": 3}
+        pull C p {"batch": 2}
+        get p 2
+        api CONSUMER.PAUSE.S.C {"pause_until": "2100-01-01T00:00:00Z"}
+        sleep 400ms
+        info C
+        ask p 1
+        pull C p {"batch": 2, "no_wait": true}
+        rest p
+        api CONSUMER.PAUSE.S.C {}
+        rest p
+        info C""",
+    "one name on two streams": """stream
+        api STREAM.CREATE.T {"name": "T", "subjects": ["t.>"], "num_replicas": 1}
+        consumer C
+        fill 2 s.a
+        info C
+        api CONSUMER.CREATE.T.C {"stream_name": "T", "config": {"durable_name": "C", "ack_policy": "explicit"}}
+        pull C p {"batch": 1}
+        get p 1
+        pub $JS.ACK.T.C.1.1.1.1700000000000000000.0
+        info C
+        api CONSUMER.INFO.T.C""",
+    "deleted at the floor": """stream
+        fill 4 s.a
+        consumer C
+        consumer D {"ack_policy": "none"}
+        pull C p {"batch": 4}
+        get p 4
+        ack p 4
+        ack p 2
+        info C
+        api STREAM.MSG.DELETE.S {"seq": 1}
+        info C
+        api STREAM.MSG.DELETE.S {"seq": 3}
+        info C
+        info D
+        pull D q {"batch": 4, "no_wait": true}
+        until q 404
+        info D""",
+    "messages age under it": """stream {"max_age": 500ms, "duplicate_window": 100ms}
+        fill 3 s.a
+        consumer C {"ack_wait": 5000ms}
+        pull C p {"batch": 2}
+        get p 2
+        ack p 2
+        info C
+        sleep 1000ms
+        info C
+        ask p 1
+        fill 1 s.a
+        info C
+        pull C p {"batch": 2, "no_wait": true}
+        until p 404
+        info C""",
+    "one-shots with one place to wait": """stream
+        consumer C {"max_waiting": 1}
+        pull C p {"batch": 1, "no_wait": true, "expires": 150ms}
+        pull C q {"batch": 1, "no_wait": true}
+        pull C r {"batch": 1, "no_wait": true, "expires": 100ms}
+        rest q
+        rest r
+        rest p""",
+    "limits of requests change": """stream
+        fill 5 s.a
+        consumer C {"max_batch": 3}
+        pull C p 5
+        pull C p -1
+        pull C p {"batch": 5, "no_wait": true}
+        rest p
+        consumer C {"max_batch": 5}
+        pull C p 5
+        rest p""",
+    "max_consumers": """stream {"max_consumers": 1}
+        consumer C
+        consumer D
+        consumer C {"description": "x"}
+        api CONSUMER.DELETE.S.C
+        consumer D""",
+    "filters of both kinds": """stream
+        consumer C {"filter_subject": "s.a", "metadata": {"k": "v"}}
+        consumer C {"filter_subjects": ["s.a", "s.b"]}
+        consumer C {"filter_subjects": ["s.a", "s.*"]}
+        consumer C {"filter_subject": "s.a"}
+        fill 2 s.a
+        fill 2 s.b
+        info C
+        consumer C {"filter_subjects": ["s.b", "s.c"]}
+        info C
+        pull C p {"batch": 5, "no_wait": true}
+        until p 404""",
 }
 
 SCENARIOS: dict[str, str] = {
