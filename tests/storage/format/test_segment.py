@@ -95,7 +95,7 @@ def test_an_index_answers_as_a_walk_over_the_messages_does(runs: list[list[Row]]
     decoded = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
     assert sealed.head is not None
     for head in (decoded, sealed.head):
-        assert head.subjects == sorted({row.subject for row in rows})
+        assert list(head.subjects) == sorted({row.subject for row in rows})
         assert (head.first_seq, head.last_seq, head.count) == (rows[0].seq, rows[-1].seq, len(rows))
         for number, subject in enumerate(head.subjects):
             places = [i for i, row in enumerate(rows) if row.subject == subject]
