@@ -292,7 +292,9 @@ class Log:
 
     def room(self) -> bool:
         """Whether more may be sequenced: the tail, with all that waits for it, is below its bound and the log lives."""
-        return (self.tail_bytes + self._waiting_bytes < self.tail_bytes_max and self.failure is None
+        if self._last is not None:
+            self._settle()
+        return (self._cut_bytes + self._open_bytes + self._waiting_bytes < self.tail_bytes_max and self.failure is None
                 and not self._stopped)
 
     @property

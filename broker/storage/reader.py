@@ -68,11 +68,11 @@ class BlockReader:
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
         """Keep the parts of a block that was just persisted: it is likely to be read next."""
-        key = _id(ref)
+        key, put = _id(ref), self._cache.put
         if head is not None:
-            self._cache.put(key, head, head.size)
+            put(key, head, head.size)
         for number, chunk in enumerate(chunks):
-            self._cache.put((*key, number), chunk, chunk.size)
+            put((*key, number), chunk, chunk.size)
 
     # --- what is loaded -----------------------------------------------------------------------------------------------
 
@@ -170,4 +170,5 @@ def _stored(block: StoredBlock) -> BlockRef:
 
 
 def _id(ref: BlockRef) -> tuple[int, int, int, int]:
-    return ref.stream_id, *ref.position, ref.object_id
+    epoch, number = ref.position
+    return ref.stream_id, epoch, number, ref.object_id

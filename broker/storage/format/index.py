@@ -108,9 +108,11 @@ class Head:
     @property
     def size(self) -> int:
         """About what it costs to keep, in bytes."""
-        columns = sum(8 * len(column) for column in (
-            self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens) if column is not None)
-        return 512 + columns + sum(map(len, self.subjects)) + 65 * len(self.subjects) + 200 * len(self.frames)
+        cells = 0
+        for column in (self.seqs, self.times, self.subject_ids, self.hlens, self.body_lens):
+            if column is not None:
+                cells += len(column)
+        return 512 + 8 * cells + sum(map(len, self.subjects)) + 65 * len(self.subjects) + 200 * len(self.frames)
 
     def frame_of(self, ordinal: int) -> int:
         """Number of the frame that holds message ``ordinal``, 0 <= ordinal < count."""
