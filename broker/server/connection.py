@@ -4,7 +4,7 @@
                           │
                           └─> CONNECT, SUB, UNSUB, PING, …  answered here
 
-One call serves all that one read brought. After about 256 KB the connection lets others have the loop: uvloop would
+One call serves 64 KB of what a read brought. After that, and after each 256 KB, others have the loop: uvloop would
 read a busy socket up to 32 times in a row. Nothing here is awaited; timers are the loop's.
 
 A connection with ``verbose`` or ``pedantic`` takes its messages one by one, since each has an answer of its own; all
@@ -34,6 +34,9 @@ __all__ = ["Client"]
 
 _TURN_BYTES: Final = 256 * 1024
 """Read by one connection before others get their turn: p99 loop lag 4 ms instead of 59 for 5 % of the rate."""
+
+_SLICE_BYTES: Final = 32 * 1024
+"""Of one read, taken in one go: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
 
 _FIRST_PING_NS: Final = 2_000_000_000
 _RTT_AGE_NS: Final = 3_600_000_000_000
@@ -89,6 +92,8 @@ class Client(asyncio.Protocol):
         self._awaiting_connect = False
         self._turn_bytes = 0
         self._holds = 0
+        self._later = b""
+        self._slicing = False
         self._last_in_ns = 0
         self._pings_out = 0
         self._ping_sent_ns = 0
@@ -119,6 +124,29 @@ class Client(asyncio.Protocol):
         self._set_first_ping()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) <= _SLICE_BYTES:
+            self._take(data)
+        elif not self.closed:
+            self._later = data
+            self.hold()
+            self._next_slice()
+
+    def _next_slice(self) -> None:
+        """Take a part of a large read; the rest follows when others have had their turn, and nobody else holds us."""
+        self._slicing = False
+        data = self._later
+        self._later = data[_SLICE_BYTES:]
+        self._take(data[:_SLICE_BYTES])
+        if self.closed:
+            self._later = b""
+        elif not self._later:
+            self._turn_bytes = 0
+            self.release()
+        elif self._holds == 1:
+            self._slicing = True
+            self._loop.call_soon(self._next_slice)
+
+    def _take(self, data: bytes) -> None:
         if self.closed:
             return
         now_ns = self._clock.now_ns()
@@ -204,8 +232,13 @@ class Client(asyncio.Protocol):
     def release(self) -> None:
         """Undo one ``hold``."""
         self._holds -= 1
-        if not self._holds and not self.closed:
+        if self.closed:
+            return
+        if not self._holds:
             self._transport.resume_reading()
+        elif self._holds == 1 and self._later and not self._slicing:
+            self._slicing = True
+            self._loop.call_soon(self._next_slice)
 
     # Ending
 
