@@ -37,6 +37,9 @@ MAX_PAYLOAD: Final = 1024 * 1024
 _SIZES_KEPT: Final = 4096
 _VERB_MAX: Final = 7
 
+_BARE = (b"PING", b"PONG", b"+OK")
+"""Verbs without arguments: whatever else stands on their line is passed over."""
+
 _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
 """How clients end a plain ack: behind the subject, an empty reply or none, the size, the payload."""
@@ -151,6 +154,12 @@ def _verb(line: bytes) -> bytes:
                 break
             return verb
     raise _unknown()
+
+
+def _too_long(line: bytes, limit: int) -> bool:
+    """Whether a whole line says more than a control line may; what follows PING and its like is not looked at."""
+    verb = _verb(line)
+    return verb not in _BARE and len(_argument(verb, line)) > limit
 
 
 def _miscounted(line: bytes) -> ProtocolError:
@@ -284,7 +293,7 @@ class Parser:
                     line = data[pos:start]
                     repeats = line == last
                 if not repeats:
-                    if eol - pos > limit and len(_argument(_verb(line), line)) > limit:
+                    if eol - pos > limit and _too_long(line, limit):
                         raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
                     parts = line.split()
                     verb = parts[0] if parts else b""
@@ -404,7 +413,7 @@ class Parser:
             if verb.startswith(head):
                 return line
             if head.startswith(verb):
-                if verb in (b"PING", b"PONG", b"+OK"):
+                if verb in _BARE:
                     return verb
                 if blank and line[len(verb):len(verb) + 1] not in _BLANK:
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.protocol.parser import Op, Parser, ProtocolError
@@ -33,6 +33,7 @@ def outcome(chunks: list[bytes]) -> tuple[list[Op], str | None, bool]:
     return ops, None, False
 
 
+@example(b"PING" + b"x" * 60 + b"PUB a 3\r\nabc\r\n", [1])
 @settings(max_examples=400)
 @given(streams, st.lists(st.integers(1, 9), min_size=1))
 def test_only_protocol_errors_however_cut(data: bytes, steps: list[int]) -> None:
