@@ -22,6 +22,7 @@ import errno
 import itertools
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +141,7 @@ class FileStore(ObjectStore):
         if self._read_only:
             raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not written")
         folder = os.path.dirname(path)
+        refused: PermissionError | None = None
         try:
             for _ in range(_PUT_TRIES_MAX):
                 try:
@@ -155,7 +157,14 @@ class FileStore(ObjectStore):
                 except FileExistsError:
                     _sync_directory(folder)
                     raise
+                except PermissionError as e:
+                    # What ext4 answers for a folder that was removed since it was looked up is EPERM, too.
+                    if e.errno != errno.EPERM:
+                        raise
+                    refused = e
             else:
+                if refused is not None:
+                    raise refused
                 raise Transient(f"{self.url}: {key}: its folder {folder} does not stay")
             # A folder goes with its last object, so when it has gone ours was there, and was deleted since.
             with suppress(FileNotFoundError):
@@ -429,7 +438,8 @@ def _make_directories(path: str) -> None:
         try:
             os.mkdir(path, 0o750)
         except FileExistsError:
-            if not os.path.isdir(path):
+            # One look: between two of them it may go with its last object, which is FileNotFoundError and tried again.
+            if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         _sync_directory(os.path.dirname(path))
 
