@@ -137,7 +137,8 @@ class Writer:
         """Every acknowledged message is where its PubAck said, and nothing is stored twice."""
         for number, seq in self.acked.items():
             assert stored.get(seq) == self.payload(number), (number, seq, stored.get(seq, b"")[:40])
-        mine = [data for data in stored.values() if data in {self.payload(n) for n in range(1, self.begun + 1)}] \
+        begun = {self.payload(n) for n in range(1, self.begun + 1)}
+        mine = [data for data in stored.values() if data in begun] \
             if self._size < 64 else list(stored.values())
         assert len(set(mine)) == len(mine), "a message is stored twice"
 

@@ -97,6 +97,7 @@ async def outage(minio: S3Server, seconds: float) -> None:
             assert not unexpected(broker)
 
 
+@pytest.mark.timeout(300)  # its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
 async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
     """Refused with 429 and 10167 within the second that publishers are slowed for, told again and again, core traffic and
     memory untouched; when the store is back, publishing goes on and everything acknowledged is there, after a kill too."""
