@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.inspect.problems import NEWER, RESTORE, Problem
 from broker.inspect.source import Source, each
+from broker.storage import snapshot
 from broker.storage.applied import ShardState, StreamState
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.errors import FormatError, VersionUnknown
@@ -86,14 +87,7 @@ async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
 
 async def drive(source: Source, steps: Steps[T], until: Position | None = None) -> T:
     """Run ``steps`` on what lies in the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
-    answer: Any = None
-    while True:
-        try:
-            request = steps.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        answer = await _answer(source, request, until)
+    return await snapshot.drive(steps, lambda request: _answer(source, request, until))
 
 
 async def _answer(source: Source, request: Request, until: Position | None) -> Any:

@@ -120,6 +120,12 @@ class Sublist(Generic[S]):
         tokens = subject.split(b".")
         if b"" in tokens:
             return found
+        for node in self._descend(tokens, found):
+            self._collect(node, found)
+        return found
+
+    def _descend(self, tokens: list[bytes], found: Match[S]) -> list[_Node[S]]:
+        """The nodes that ``tokens`` lead to; who hears all below a node on the way is put into ``found``."""
         level = [self._root]
         for token in tokens:
             following: list[_Node[S]] = []
@@ -132,11 +138,9 @@ class Sublist(Generic[S]):
                 if child is not None:
                     following.append(child)
             if not following:
-                return found
+                return following
             level = following
-        for node in level:
-            self._collect(node, found)
-        return found
+        return level
 
     def match_prefix(self, prefix: bytes) -> Match[S] | None:
         """Who hears ``prefix`` with exactly one more token, if that does not depend on which token; otherwise None."""
@@ -144,19 +148,7 @@ class Sublist(Generic[S]):
         tokens = prefix.split(b".")
         if b"" in tokens:
             return None
-        level = [self._root]
-        for token in tokens:
-            following: list[_Node[S]] = []
-            for node in level:
-                if node.rest is not None:
-                    self._collect(node.rest, found)
-                if node.star is not None:
-                    following.append(node.star)
-                child = node.children.get(token)
-                if child is not None:
-                    following.append(child)
-            level = following
-        for node in level:
+        for node in self._descend(tokens, found):
             if node.children:
                 return None
             if node.rest is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from broker.storage.applied import ShardState
@@ -32,7 +32,7 @@ from broker.storage.pages import load_directory, load_part, shard_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.settle import Backoff
 
-__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "read_snapshot", "replay", "replay_from", "run",
+__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "drive", "read_snapshot", "replay", "replay_from", "run",
            "run_blocking"]
 
 HEAD_BYTES = 64 * 1024
@@ -309,17 +309,22 @@ class _Chain:
             state.apply_block(core, head.ref(i, core))
 
 
-async def run(steps: Steps[T], store: ObjectStore, rng: random.Random | None = None) -> T:
-    """Drive ``steps`` with an object store. Transient errors are retried a while. Raises: as ``steps``; StoreError."""
-    rng = rng or random.Random()
-    answer: Answer = None
+async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]]) -> T:
+    """Run ``steps`` on whatever answers its requests. Raises: as both."""
+    given: Answer = None
     while True:
         try:
-            request = steps.send(answer)
+            request = steps.send(given)
         except StopIteration as done:
             result: T = done.value
             return result
-        answer = await _answer(request, store, rng)
+        given = await answer(request)
+
+
+async def run(steps: Steps[T], store: ObjectStore, rng: random.Random | None = None) -> T:
+    """Drive ``steps`` with an object store. Transient errors are retried a while. Raises: as ``steps``; StoreError."""
+    rng = rng or random.Random()
+    return await drive(steps, lambda request: _answer(request, store, rng))
 
 
 async def _answer(request: Request, store: ObjectStore, rng: random.Random) -> Answer:

@@ -137,9 +137,10 @@ class Writer:
         """Every acknowledged message is where its PubAck said, and nothing is stored twice."""
         for number, seq in self.acked.items():
             assert stored.get(seq) == self.payload(number), (number, seq, stored.get(seq, b"")[:40])
-        begun = {self.payload(n) for n in range(1, self.begun + 1)}
-        mine = [data for data in stored.values() if data in begun] \
-            if self._size < 64 else list(stored.values())
+        mine = list(stored.values())
+        if self._size < 64:
+            begun = {self.payload(n) for n in range(1, self.begun + 1)}
+            mine = [data for data in mine if data in begun]
         assert len(set(mine)) == len(mine), "a message is stored twice"
 
 
