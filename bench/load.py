@@ -85,23 +85,48 @@ class Count:
 
 def publish(args: argparse.Namespace) -> dict:
     """JetStream publish with a window of unanswered messages; the subjects go round over --streams or --subjects."""
-    con = Connection(args.port)
-    con.send(b"SUB _INBOX.b.* 1\r\n")
-    # Hexadecimal text, different in each message: what compresses it is its alphabet, not its repetition.
-    rng = random.Random(1)
-    pool = rng.randbytes(1 << 20).hex().encode()
-
-    def payload() -> bytes:
-        at = rng.randrange(len(pool) - args.size)
-        return pool[at:at + args.size]
-
+    payload = _payloads(args.size)
     if args.streams > 1:
         names = [b"bench%d.x" % (i % args.streams) for i in range(max(args.streams, BATCH))]
     elif args.subjects > 1:
         names = [b"bench.s%07d" % i for i in range(args.subjects)]
     else:
         names = [b"bench.x"] * 16 * BATCH
-    msgs = [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)]
+    return _publish(args, [b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (s, i, args.size, payload()) for i, s in enumerate(names)])
+
+
+def events(args: argparse.Namespace) -> dict:
+    """JetStream publish of what the Spark measurements read: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of
+    the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
+    payload, rng = _payloads(args.size), random.Random(2)
+    msgs = []
+    for i in range(100_000):
+        kind = "alarm" if i % 1000 == 0 else "orders.eu" if i % 4 == 1 else rng.choice(("orders.us", "orders.asia", "metrics"))
+        subject, body = b"bench.%b.%d" % (kind.encode(), rng.randrange(100)), payload()
+        if i % 10 == 0:
+            head = b"NATS/1.0\r\nTrace-Id: %016x\r\n\r\n" % rng.getrandbits(64)
+            msgs.append(b"HPUB %b _INBOX.b.%d %d %d\r\n%b%b\r\n" % (subject, i, len(head), len(head) + len(body), head, body))
+        else:
+            msgs.append(b"PUB %b _INBOX.b.%d %d\r\n%b\r\n" % (subject, i, len(body), body))
+    return _publish(args, msgs)
+
+
+def _payloads(size: int) -> Callable[[], bytes]:
+    """Hexadecimal text, different in each message: what compresses it is its alphabet, not its repetition."""
+    rng = random.Random(1)
+    pool = rng.randbytes(1 << 20).hex().encode()
+
+    def payload() -> bytes:
+        at = rng.randrange(len(pool) - size)
+        return pool[at:at + size]
+
+    return payload
+
+
+def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict:
+    """Send ``msgs`` round and round until --messages are acknowledged, --in-flight of them unanswered at most."""
+    con = Connection(args.port)
+    con.send(b"SUB _INBOX.b.* 1\r\n")
     step = min(BATCH, args.in_flight)
     rounds = [b"".join(msgs[i:i + step]) for i in range(0, len(msgs) - step + 1, step)]
     acks, errors, sent, k = Count(b'"seq":'), Count(b'"error"'), 0, 0
@@ -267,7 +292,8 @@ def info(args: argparse.Namespace) -> dict:
 
 
 CASES: dict[str, Callable[[argparse.Namespace], dict]] = {
-    "setup": setup, "consumer": consumer, "publish": publish, "one": one_by_one, "pull": pull, "core": core, "info": info,
+    "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull, "core": core,
+    "info": info,
 }
 
 
