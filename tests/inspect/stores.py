@@ -29,16 +29,17 @@ Row = tuple[int, bytes, bytes, bytes, int]
 class Stream:
     """A stream that remembers what it ought to hold."""
 
-    def __init__(self, owner: Owner, stream_id: int, name: str) -> None:
+    def __init__(self, owner: Owner, stream_id: int, name: str, account: str = "$G") -> None:
         self.owner = owner
         self.stream_id = stream_id
         self.name = name
+        self.account = account
         self.last_seq = 0
         self.live: dict[int, Row] = {}
 
     def create(self) -> None:
         block = self.owner.log.block(self)
-        block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name, "created_ns": T0,
+        block.add_record(RecordKind.STREAM_CREATE, {"account": self.account, "name": self.name, "created_ns": T0,
                                                     "config": {"name": self.name, "subjects": [f"{self.name}.>"]}})
         block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
         self.owner.log.urgent()
@@ -86,8 +87,9 @@ def _size(row: Row) -> int:
 class Owner:
     """One process run after another on a store."""
 
-    def __init__(self, store: ObjectStore, *, seed: int = 1, **log: Any) -> None:
+    def __init__(self, store: ObjectStore, *, seed: int = 1, shard: int = 0, **log: Any) -> None:
         self.store = store
+        self.paths = ShardPaths(shard)
         self.rng = random.Random(seed)
         self.clock = ManualClock(T0)
         self.settings = ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=1 << 30),
@@ -106,9 +108,9 @@ class Owner:
         if not await self.store.list(FORMAT):
             await self.store.put(FORMAT, [StoreFormat.make(STORE_ID, T0).encode()])
         self.me = Identity(name, self.rng.randbytes(16))
-        taken = await take(self.store, PATHS, self.me, self.clock, self.rng)
+        taken = await take(self.store, self.paths, self.me, self.clock, self.rng)
         self.epoch = taken.epoch
-        self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, self.clock, self.rng,
+        self.shard = await Shard.open(self.store, self.paths, taken.epoch, self.me.nonce, self.clock, self.rng,
                                       self.settings)
 
     async def stream(self, name: str) -> Stream:
@@ -128,7 +130,7 @@ class Owner:
     async def stop(self) -> None:
         """The clean end."""
         end = await self.shard.close()
-        await seal_at(self.store, PATHS, end, self.epoch, self.me, self.clock, self.rng)
+        await seal_at(self.store, self.paths, end, self.epoch, self.me, self.clock, self.rng)
 
     async def kill(self) -> None:
         await self.shard.abandon()
