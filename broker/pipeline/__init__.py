@@ -1,0 +1,1 @@
+"""PySpark on the blocks of a store."""
