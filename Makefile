@@ -36,7 +36,7 @@ check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(VENV)/.dev  ## the long runs: kill loops, simulation over many seeds
+soak: $(VENV)/.soak  ## the long runs: kill loops, simulation over many seeds
 	@$(BIN)/python -m tests.real.parts
 	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
@@ -62,3 +62,7 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.soak: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[soak]'
+	@touch $@ $(VENV)/.dev $(VENV)/.run

@@ -16,6 +16,8 @@ from tests.real.s3 import minio, seaweed, tell_missing
 
 __all__ = ["broker", "loop_exceptions", "minio", "nats_server", "seaweed"]
 
+_SPARK = "everything with Spark"
+
 
 @pytest_asyncio.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
@@ -46,6 +48,30 @@ async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[
     loop.set_exception_handler(None)
     lines = [f"{context.get('message')}: {context.get('exception')!r}" for context in seen]
     assert not lines, "the loop's exception handler was called:\n" + "\n".join(lines)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but all that needs Spark is one file: a session costs 10 s and 600 MB, so there is one.
+
+    It goes first, being the longest. The files are known by their name, ``test_spark_*``: the process that hands out
+    the tests does not see their markers.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSparkSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return _SPARK if Path(path).name.startswith("test_spark_") else path
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if _SPARK in self.workqueue:
+                self.workqueue.move_to_end(_SPARK, last=False)
+            super()._assign_work_unit(node)
+
+    return OneSparkSession(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

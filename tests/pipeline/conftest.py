@@ -1,0 +1,97 @@
+"""The one Spark session that all tests share, and its stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.real import parts
+from tests.real.s3 import MISSING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK_TEST_SECONDS = 300
+"""For a test with Spark: the first of them also waits for the session, beside whatever else runs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the session, and hold it to the name by which one worker gets all of it."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            if not item.path.name.startswith("test_spark_"):
+                raise pytest.UsageError(f"{item.nodeid}: tests with Spark live in files named test_spark_*")
+            item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SPARK_TEST_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def spark_environ() -> dict[str, str]:
+    """What a process needs in its environment to start Spark here: Java, the interpreter, where our modules are."""
+    try:
+        java = parts.java()
+    except parts.PartMissing as error:
+        pytest.skip(f"{MISSING}java: {error}")
+    environ = {"JAVA_HOME": str(java), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+               "SPARK_LOCAL_IP": "127.0.0.1"}
+    if importlib.util.find_spec("pyspark_jetblock") is None:  # run from a checkout that is not installed
+        environ["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), str(ROOT / "broker/pipeline/autoload"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return environ
+
+
+@pytest.fixture(scope="session")
+def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on ``local[2,3]``: two tasks side by side, each tried up to three times.
+
+    Filters are pushed down; a test that wants that off turns it off and on again with ``spark.conf``.
+    """
+    from pyspark.sql import SparkSession
+
+    from broker.pipeline.session import builder_conf
+
+    folder = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_environ.items():
+            patch.setenv(name, value)
+        session = SparkSession.builder.master("local[2,3]").appName("jetblock tests").config(map={
+            **builder_conf(),
+            # The first compiler alone and the plainest collector: half the CPU time of a session as short as this.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+        }).getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+            _end_gateway()
+
+
+def _end_gateway() -> None:
+    """The JVM outlives ``stop()`` until its standard input is closed."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
