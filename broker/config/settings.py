@@ -167,7 +167,8 @@ class Settings:
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")
     puts_in_flight: int = _setting(
-        4, kinds.integer(1, 64), "Segments of one log on their way to the store at once.", "jetblock.puts_in_flight")
+        4, kinds.integer(1, 16), "Segments of one log on their way to the store at once, 1 to 16.",
+        "jetblock.puts_in_flight")
     tail_bytes_max: int = _setting(
         256 * MIB, kinds.size(MIB), "Bytes sequenced but not yet stored, in all; past it publishers wait, then are "
         "refused.", "jetblock.tail_bytes_max")

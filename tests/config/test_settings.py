@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import load
 from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
+from broker.storage.log import W_MAX, LogSettings
 from tests.harness import NatsServerProcess
 
 Load = Callable[..., Settings]
@@ -134,6 +135,9 @@ REFUSED: list[tuple[str, str]] = [
     ("jetblock { store: 'ftp://x' }", "must be a URL with file://, s3:// or memory://"),
     ("jetblock { compression: lz4 }", "compression must be one of zstd, none"),
     ("jetblock { put_timeout: 20s }", "put_timeout must be lower than lease"),
+    ("jetblock { puts_in_flight: 17 }", "puts_in_flight must be between 1 and 16, not '17'"),
+    ("jetblock { store: 's3://b', commit_interval: 10s }",
+     ":1:28: commit_interval (10s) and put_timeout (5s) together must be lower than lease (15s)"),
     ("jetblock { commit_interval: -1s }", "commit_interval must be between 0 and 10s"),
     ("authorization { token: t, user: u, password: p }", "cannot have both a token and user names"),
     ("authorization { password: p }", "has a password and no user"),
@@ -150,6 +154,14 @@ def test_file_refused(load_with: Load, text: str, why: str) -> None:
         load_with(file=text)
     assert why in str(caught.value)
     assert "x.conf" in str(caught.value)
+
+
+def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
+    """The bound of puts in flight is the log's own; a directory needs no lease, so no interval is too long for it."""
+    LogSettings(puts_in_flight=load_with(JETBLOCK_PUTS_IN_FLIGHT=str(W_MAX)).puts_in_flight)
+    with pytest.raises(ConfigError, match=rf"JETBLOCK_PUTS_IN_FLIGHT must be between 1 and {W_MAX}, not '{W_MAX + 1}'"):
+        load_with(JETBLOCK_PUTS_IN_FLIGHT=str(W_MAX + 1))
+    assert load_with("--store file:///a", JETBLOCK_COMMIT_INTERVAL="10s").commit_interval_ns == 10_000_000_000
 
 
 def test_every_mistake_at_once(load_with: Load) -> None:
