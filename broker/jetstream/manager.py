@@ -73,7 +73,7 @@ class JetStream:
         """
         self._log, self._reader = log, reader
         log.on_unmuted = self._wake
-        self._memory_log = MemoryLog()
+        self._memory_log = MemoryLog(log.clock_trusted)
         tasks = []
         for state in list(log.state.streams.values()):
             account = self.accounts.get(state.account)

@@ -158,8 +158,7 @@ class Retention:
         live = stream.live
         if not self._max_age_ns or not live.msgs:
             return
-        trusted = getattr(stream.log, "clock_trusted", None)
-        if trusted is not None and not trusted():
+        if not stream.log.clock_trusted():
             self._arm(1_000_000_000)
             return
         limit_ns = stream.clock.now_ns() - self._max_age_ns

@@ -29,10 +29,12 @@ class MemoryLog:
     waiting_bytes = 0
     failure: BaseException | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, clock_trusted: Callable[[], bool] = lambda: True) -> None:
         self.state = ShardState()
         """Empty: nothing of memory streams is ever replayed."""
         self.tail_bytes_max = 1 << 62
+        self.clock_trusted = clock_trusted
+        """While it says no, nothing is expired: the shard's answer."""
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
