@@ -9,7 +9,8 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,22 @@ if os.getloadavg()[0] > (os.cpu_count() or 1):
 STREAM = StreamConfig(name="S", subjects=["s.>"])
 
 
-def broker_on(store: str, name: str | None, environ: dict[str, str] | None = None) -> BrokerProcess:
-    flags = ["--store", store, *(("-n", name) if name else ())]
-    return BrokerProcess(*flags, port=free_port(), environ={
+def broker_on(store: str, name: str, environ: dict[str, str] | None = None) -> BrokerProcess:
+    return BrokerProcess("--store", store, "-n", name, port=free_port(), environ={
         "JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(environ or {})})
+
+
+@asynccontextmanager
+async def owner_and_standby(store: str, environ: dict[str, str] | None = None) -> AsyncIterator[tuple[
+        BrokerProcess, BrokerProcess]]:
+    """Two brokers: "one" serves, "two" has said that it waits."""
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(broker_on(store, "one", environ))
+        two = broker_on(store, "two", environ)
+        stack.push_async_callback(two.close)
+        await two.start(ready=False)
+        await two.wait_line("standby: one owns" if environ else "standby: another broker holds the lock")
+        yield one, two
 
 
 async def health_is(broker: BrokerProcess, status: int) -> bool:
@@ -49,13 +62,7 @@ def url_of(broker: BrokerProcess) -> str:
 async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Path) -> None:
     """It serves nobody meanwhile; after a SIGKILL it is there within a second, after a clean stop too; clients that know
     both go on by themselves."""
-    store = f"file://{tmp_path / 'store'}"
-    one, two = broker_on(store, "one"), broker_on(store, "two")
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(one)
-        stack.push_async_callback(two.close)
-        await two.start(ready=False)
-        await two.wait_line("standby: another broker holds the lock")
+    async with owner_and_standby(f"file://{tmp_path / 'store'}") as (one, two):
         assert await standby_health(two) == (503, '{"status":"standby","error":"another broker owns the store"}')
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", two.port)
@@ -89,13 +96,7 @@ async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Pat
 
 async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
     """SIGSTOP holds the lock: nobody takes over, and nothing happened when the owner goes on."""
-    store = f"file://{tmp_path / 'store'}"
-    one, two = broker_on(store, "one"), broker_on(store, "two")
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(one)
-        stack.push_async_callback(two.close)
-        await two.start(ready=False)
-        await two.wait_line("standby:")
+    async with owner_and_standby(f"file://{tmp_path / 'store'}") as (one, two):
         nc = await connect(url_of(one))
         await nc.jetstream().add_stream(STREAM)
         async with Writer("s.x", url_of(one)) as writer:
@@ -112,13 +113,7 @@ async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
 async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
     """The standby sees the log stand still for T, and is there within T and a second; the killed one, started again,
     becomes the standby; a clean stop hands over without waiting for T."""
-    store = minio.new_url()
-    one, two = broker_on(store, "one", minio.env), broker_on(store, "two", minio.env)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(one)
-        stack.push_async_callback(two.close)
-        await two.start(ready=False)
-        await two.wait_line("standby: one owns")
+    async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         assert (await standby_health(two))[0] == 503
         nc = await connect(url_of(one), url_of(two))
         await nc.jetstream().add_stream(STREAM)
@@ -146,13 +141,7 @@ async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
 async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
     """An owner that slept through T and wakes amid publishes acknowledges none of them: it meets the seal, says so, closes
     its clients and is a standby again, which takes over when its time has come."""
-    store = minio.new_url()
-    one, two = broker_on(store, "one", minio.env), broker_on(store, "two", minio.env)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(one)
-        stack.push_async_callback(two.close)
-        await two.start(ready=False)
-        await two.wait_line("standby: one owns")
+    async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         nc = await connect(url_of(one))
         await nc.jetstream().add_stream(STREAM)
         faithful = Writer("s.x", url_of(one), window=50)  # knows no other broker

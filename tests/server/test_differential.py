@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -191,7 +192,7 @@ DIALOGUES: dict[str, list[Step]] = {
 
 USER = ["--user", "u", "--pass", "secret"]
 TOKEN = ["--auth", "t0ken"]
-GUARDED: dict[str, tuple[list[str], dict[str, object], list[Step]]] = {
+GUARDED: dict[str, tuple[list[str], dict[str, Any], list[Step]]] = {
     "user": (USER, {"user": "u", "password": "secret"},
              [("a", b'CONNECT {"verbose":false,"user":"u","pass":"secret"}\r\n'),
               ("a", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n")]),
@@ -230,6 +231,22 @@ async def play(port: int, steps: list[Step]) -> list[tuple[str, bytes]]:
     return transcript
 
 
+@asynccontextmanager
+async def our_server(**fields: Any) -> AsyncIterator[Server]:
+    """Ours, in this process; ``fields`` of its options."""
+    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def play_ours(steps: list[Step], **fields: Any) -> list[tuple[str, bytes]]:
+    async with our_server(**fields) as server:
+        return await play(server.port, steps)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
     async with NatsServerProcess(monitor=False) as process:
@@ -240,12 +257,7 @@ async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[i
 @pytest.mark.asyncio(loop_scope="module")
 async def test_dialogue(name: str, real_port: int) -> None:
     """Both servers, one dialogue, the same bytes."""
-    server = Server(ServerOptions(host="127.0.0.1", port=-1))
-    await server.start()
-    try:
-        ours = await play(server.port, DIALOGUES[name])
-    finally:
-        await server.close()
+    ours = await play_ours(DIALOGUES[name])
     assert ours == await play(real_port, DIALOGUES[name])
 
 
@@ -253,17 +265,12 @@ async def test_dialogue(name: str, real_port: int) -> None:
 async def test_guarded_dialogue(name: str) -> None:
     """The same behind a password or a token."""
     flags, fields, steps = GUARDED[name]
-    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))  # type: ignore[arg-type]
-    await server.start()
-    try:
-        ours = await play(server.port, steps)
-    finally:
-        await server.close()
+    ours = await play_ours(steps, **fields)
     async with NatsServerProcess(*flags, monitor=False) as process:
         assert ours == await play(process.port, steps)
 
 
-CONFIGURED: dict[str, tuple[str, dict[str, object], list[Step]]] = {
+CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
     "authentication timeout": ("authorization { user: u, password: p, timeout: 0.2 }",
                                {"user": "u", "password": "p", "auth_timeout_ns": 200_000_000}, [("a", b"", END)]),
     "no auth user": ("authorization { users: [ { user: u, password: p } ] }\nno_auth_user: u",
@@ -287,12 +294,7 @@ CONFIGURED: dict[str, tuple[str, dict[str, object], list[Step]]] = {
 async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
     """The same with limits and time-outs set."""
     config, fields, steps = CONFIGURED[name]
-    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))  # type: ignore[arg-type]
-    await server.start()
-    try:
-        ours = await play(server.port, steps)
-    finally:
-        await server.close()
+    ours = await play_ours(steps, **fields)
     path = tmp_path / "nats.conf"
     path.write_text(config + "\n")
     async with NatsServerProcess("-c", str(path), monitor=False) as process:
@@ -301,12 +303,10 @@ async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
 
 async def test_info_fields(tmp_path: Path) -> None:
     """The first INFO has nats-server's fields with values of the same types, and those that clients rely on equal."""
-    server = Server(ServerOptions(host="127.0.0.1", port=-1))
-    await server.start()
-    async with NatsServerProcess(monitor=False) as process, Wire(process.port) as real, Wire(server.port) as ours:
+    async with (our_server() as server, NatsServerProcess(monitor=False) as process, Wire(process.port) as real,
+                Wire(server.port) as ours):
         theirs = json.loads(real.info[5:])
         fields = json.loads(ours.info[5:])
-    await server.close()
     optional = {"git_commit", "xkey"}
     assert set(theirs) - optional == set(fields)
     assert {name: type(value) for name, value in theirs.items() if name not in optional} == {
