@@ -3,6 +3,8 @@
     value[i] = base + cell[i];   width 0: no cells at all, every value is the base
 
 A column's description (base and width) stands in its section's fixed part, its cells in the section's body.
+Whoever decodes one message at a time wants the values in ``array``s; who reads whole columns brings ``Values`` of his
+own, so that one decoder, with one set of checks, serves both.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from itertools import accumulate, pairwise
+from operator import ge, gt
+from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["COLUMN", "Column", "Misfit", "compact", "read_column"]
+__all__ = ["ARRAYS", "COLUMN", "Arrays", "Column", "Misfit", "Values", "compact", "read_column"]
 
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 assert all(array(code).itemsize == width for width, code in _TYPECODES.items())
@@ -87,3 +91,74 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     if _SWAPPED:
         cells.byteswap()
     return ([base + cell for cell in cells] if base else cells), end
+
+
+class Values(Protocol):
+    """What a decoder makes of columns, and the few things that it must find out about them.
+
+    A column of it has a length and can be indexed; only what made it knows more.
+    """
+
+    def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Any, int]:
+        """As ``read_column``."""
+
+    def filled(self, value: int, count: int) -> Any:
+        """A column of ``count`` times ``value``."""
+
+    def times(self, values: Any) -> Any:
+        """A column whose values are below 2^63, as signed integers."""
+
+    def highest(self, values: Any) -> int:
+        """The highest value of a column that is not empty."""
+
+    def total(self, values: Any) -> int:
+        """The sum of a column, however high it is."""
+
+    def rising(self, values: Any) -> bool:
+        """Whether each value is above the one before."""
+
+    def within(self, lows: Any, highs: Any) -> bool:
+        """Whether no value of ``lows`` is above its neighbour of ``highs``."""
+
+    def names(self, data: bytes, at: int, lens: Any) -> Any:
+        """The rest of ``data`` from ``at`` on, cut into names of these lengths.
+
+        Raises: Misfit unless they are exactly the rest, and each comes after the one before in order of bytes.
+        """
+
+
+class Arrays:
+    """Columns as arrays or lists of ints, names as a list of bytes."""
+
+    def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Sequence[int] | None, int]:
+        return read_column(data, at, base, width, count)
+
+    def filled(self, value: int, count: int) -> array[int]:
+        return array("Q", (value,)) * count
+
+    def times(self, values: Sequence[int]) -> array[int]:
+        return array("q", values)
+
+    def highest(self, values: Sequence[int]) -> int:
+        return max(values)
+
+    def total(self, values: Sequence[int]) -> int:
+        return sum(values)
+
+    def rising(self, values: Sequence[int]) -> bool:
+        return not any(map(ge, values, values[1:]))
+
+    def within(self, lows: Sequence[int], highs: Sequence[int]) -> bool:
+        return not any(map(gt, lows, highs))
+
+    def names(self, data: bytes, at: int, lens: Sequence[int]) -> list[bytes]:
+        ends = list(accumulate(lens, initial=at))
+        if ends[-1] != len(data):
+            raise Misfit("the subjects' names do not add up")
+        names = [data[start:end] for start, end in pairwise(ends)]
+        if any(map(ge, names, names[1:])):
+            raise Misfit("the subjects are not in order")
+        return names
+
+
+ARRAYS: Final = Arrays()

@@ -33,18 +33,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
-from operator import ge, sub
-from typing import Final
+from operator import sub
+from typing import Any, Final
 from zlib import crc32
 
 from .block import BlockRef
 from .codec import SECTION_BYTES_MAX, Undecodable, compress, decompress
-from .columns import COLUMN, Column, Misfit, read_column
+from .columns import ARRAYS, COLUMN, Column, Misfit, Values
 from .errors import Corrupt, VersionUnknown
 from .frame import Chunk, Frame
 from .header import Position
 
-__all__ = ["INDEX_BYTES_MIN", "Head", "decode_frame", "decode_index", "encode_index"]
+__all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "encode_index", "frame_body"]
 
 INDEX_VERSION: Final = 1
 _MAGIC: Final = b"JIDX"
@@ -58,6 +58,10 @@ _COLUMNS: Final = 9
 _DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
 """What a reader believes; writers stay below FRAME_MESSAGES_MAX."""
+
+LENGTHS_DIFFER: Final = "its messages' lengths do not add up to its own"
+HEADERS_TOO_LONG: Final = "a message's headers are longer than its body"
+"""What every decoder of frames must find out beyond ``frame_body``."""
 
 
 class Head:
@@ -218,10 +222,12 @@ def encode_index(head: Head) -> bytes:
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
-def decode_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
+def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Values = ARRAYS) -> Head:
     """Decode the index that ``ref`` points to.
 
-    Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors.
+    Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors;
+        values makes the columns. With others than ``ARRAYS`` the head's columns are theirs, and its look-ups are not
+        to be used.
     Raises: Corrupt when the bytes are damaged, or those of another block; VersionUnknown.
     """
     name, offset = name or f"block {ref.position}", ref.index_offset
@@ -242,12 +248,12 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None) -> Head:
     try:
         if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes)
+        return _decode_body(decompress(stored, body_bytes), ref, frames, subjects, names_bytes, values)
     except (Misfit, Undecodable) as error:
         raise Corrupt(name, "index", offset + INDEX_BYTES_MIN, str(error)) from None
 
 
-def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int) -> Head:
+def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values) -> Head:
     """Raises: Misfit for whatever does not add up."""
     count = ref.count
     frames_end = frames * _FRAME.size
@@ -256,34 +262,26 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     if not (1 <= frames <= count and 1 <= subjects <= min(count, names_bytes)) or at + names_bytes > len(body):
         raise Misfit("its counts are out of bounds")
     table = _frame_table(list(_FRAME.iter_unpack(body[:frames_end])), count, ref.frames_bytes)
-    columns: list[tuple[int, Sequence[int] | None]] = []
+    columns: list[tuple[int, Any]] = []
     for i, (base, width) in enumerate(COLUMN.iter_unpack(body[frames_end:at])):
-        values, at = read_column(body, at, base, width, count if i < 5 else subjects)
-        columns.append((base, values))
+        column, at = values.read(body, at, base, width, count if i < 5 else subjects)
+        columns.append((base, column))
     if at + names_bytes != len(body):
         raise Misfit("its columns do not fill it")
     (_, seqs), (time_ns, times), (_, ids), (hlen, hlens), (body_len, body_lens), *of_subject = columns
     name_lens, counts, firsts, lasts = (
-        values if values is not None else array("Q", (base,)) * subjects for base, values in of_subject)
+        column if column is not None else values.filled(base, subjects) for base, column in of_subject)
     last_seq = ref.first_seq + count - 1 if seqs is None else seqs[-1]
-    if last_seq != ref.last_seq or (seqs is not None and (
-            seqs[0] != ref.first_seq or any(map(ge, seqs, seqs[1:])))):
+    if last_seq != ref.last_seq or (seqs is not None and (seqs[0] != ref.first_seq or not values.rising(seqs))):
         raise Misfit("its sequences do not run from the block's first to its last")
-    if (max(ids) if ids is not None else 0) >= subjects or (ids is None and subjects != 1):
+    if (values.highest(ids) if ids is not None else 0) >= subjects or (ids is None and subjects != 1):
         raise Misfit("a subject id is out of bounds")
-    if sum(counts) != count or max(lasts) >= count or max(map(sub, firsts, lasts)) > 0:
+    if values.total(counts) != count or values.highest(lasts) >= count or not values.within(firsts, lasts):
         raise Misfit("the subjects' counts do not add up")
-    ends = list(accumulate(name_lens))
-    if ends[-1] != names_bytes:
-        raise Misfit("the subjects' names do not add up")
-    first_of_names = len(body) - names_bytes
-    names = [body[first_of_names + end - length:first_of_names + end]
-             for end, length in zip(ends, name_lens, strict=True)]
-    if any(map(ge, names, names[1:])):
-        raise Misfit("the subjects are not in order")
-    if (max(times) if times is not None else time_ns) >= 1 << 63:
+    names = values.names(body, at, name_lens)
+    if (values.highest(times) if times is not None else time_ns) >= 1 << 63:
         raise Misfit("a time is out of bounds")
-    stamps = array("q", times) if times is not None else None
+    stamps = values.times(times) if times is not None else None
     return Head(ref.stream_id, ref.position, ref.object_id, count, ref.first_seq, seqs=seqs, time_ns=time_ns,
                 times=stamps, subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens,
                 subjects=names, subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=table,
@@ -305,29 +303,42 @@ def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes
     return table
 
 
-def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> Chunk:
-    """Decode one frame into its messages.
+def frame_body(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> bytes:
+    """The messages' bodies of one frame, side by side: ``frame.raw_bytes`` long, but not held against their lengths.
 
-    Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long.
-    Returns: a Chunk whose bodies are copies.
+    Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long; of a frame
+        that is not compressed they are what is returned, so a memoryview saves a copy.
     Raises: Corrupt.
     """
     frame = head.frames[frame_no]
-    start, count, end = frame.start, frame.messages, frame.start + frame.messages
-
-    def corrupt(why: str) -> Corrupt:
-        return Corrupt(name or f"block {head.position}", f"frame {frame_no}", head.frames_offset + frame.offset, why)
-
     if len(stored) != frame.stored_bytes or crc32(stored) != frame.crc:
-        raise corrupt("its checksum or length does not match")
+        raise corrupt_frame(head, frame_no, name, "its checksum or length does not match")
     try:
-        raw = decompress(stored, frame.raw_bytes)
+        return decompress(stored, frame.raw_bytes)
     except Undecodable as error:
-        raise corrupt(str(error)) from None
+        raise corrupt_frame(head, frame_no, name, str(error)) from None
+
+
+def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:
+    """What is wrong with one frame, to be raised; name is the object's."""
+    return Corrupt(name or f"block {head.position}", f"frame {frame_no}",
+                   head.frames_offset + head.frames[frame_no].offset, why)
+
+
+def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> Chunk:
+    """Decode one frame into its messages.
+
+    Args: as of ``frame_body``.
+    Returns: a Chunk whose bodies are copies.
+    Raises: Corrupt.
+    """
+    raw = frame_body(head, frame_no, stored, name)
+    frame = head.frames[frame_no]
+    start, count, end = frame.start, frame.messages, frame.start + frame.messages
     lens = head.body_lens[start:end] if head.body_lens is not None else None
     bodies = _bodies(raw, lens, head.body_len, count)
     if bodies is None:
-        raise corrupt("its messages' lengths do not add up to its own")
+        raise corrupt_frame(head, frame_no, name, LENGTHS_DIFFER)
     hlens: Sequence[int] | None = None
     if head.hlens is not None:
         hlens = head.hlens[start:end]
@@ -335,7 +346,7 @@ def decode_frame(head: Head, frame_no: int, stored: bytes, name: str | None = No
         hlens = [head.hlen] * count
     if hlens is not None:
         if max(map(sub, hlens, lens if lens is not None else repeat(head.body_len))) > 0:
-            raise corrupt("a message's headers are longer than its body")
+            raise corrupt_frame(head, frame_no, name, HEADERS_TOO_LONG)
         if not any(hlens):
             hlens = None
     subjects = head.subjects
