@@ -14,11 +14,12 @@ root and meet a 404 else; correctness would stand with none. Nothing is deleted 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from broker.clock import Clock
 from broker.storage.applied import LetGo, position_key
@@ -36,9 +37,13 @@ __all__ = ["SWEEP_GRACE_NS", "Sweeper"]
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SWEEP_GRACE_NS = 60_000_000_000
 """A reader without a broker plans on a root and reads for about this long before it looks for a newer one."""
 _AT_ONCE = 8
+_TRIES_TOLD = 4
+"""After so many failures of one request the log tells it, once."""
 _RUNS_MAX = 4096
 """Positions let go of by one record, of each kind: the rest waits for the next round."""
 
@@ -79,7 +84,7 @@ class Sweeper:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def after_round(self, checkpointer: Checkpointer) -> None:
-        """Let go of what the kept roots no longer need. Raises: StoreError from the listings."""
+        """Let go of what the kept roots no longer need. Raises: StoreError once the log has stopped."""
         kept = checkpointer.roots
         state = self._log.state
         if not self._clock_trusted() or any(stream.offline is not None for stream in state.streams.values()):
@@ -157,7 +162,7 @@ class Sweeper:
             except NotFound:
                 return
             except StoreError as error:
-                if backoff.tries == 4:
+                if backoff.tries == _TRIES_TOLD:
                     _log.warning("cannot delete %s: %s", key, error)
                 await asyncio.sleep(backoff.next())
 
@@ -177,8 +182,9 @@ class Sweeper:
         for position in _positions(await self._list(self._paths.logs)):
             if (position.epoch < epoch and position_key(position) not in state.segments
                     and position_key(position) not in known):
+                key = self._paths.log(position)
                 try:
-                    if not await self._is_seal(self._paths.log(position)):
+                    if not await self._asked(key, functools.partial(self._is_seal, key)):
                         self._stray["segments"].add(position)
                 except NotFound:
                     continue
@@ -187,13 +193,21 @@ class Sweeper:
                 self._stray["pages"].add(position)
 
     async def _list(self, prefix: str) -> list[str]:
+        return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]
+
+    async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """An answer of the store, however long that takes: nobody waits for it. Raises: NotFound; StoreError at the end."""
         backoff = Backoff(self._rng)
         while True:
             try:
-                return [info.key for info in await self._store.list(prefix)]
-            except StoreError:
+                return await ask()
+            except NotFound:
+                raise
+            except StoreError as error:
                 if self._log.failure is not None:
                     raise
+                if backoff.tries == _TRIES_TOLD:
+                    _log.warning("what can be deleted is not known yet, %s cannot be read: %s", what, error)
                 await asyncio.sleep(backoff.next())
 
 

@@ -11,6 +11,7 @@ from broker.storage.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log import LogSettings
+from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.settle import Fenced
 from broker.storage.shard import Shard, ShardSettings
@@ -182,27 +183,58 @@ def test_claims_and_seals_are_never_deleted() -> None:
     in_virtual_time(main)
 
 
+async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
+    """An owner that dies and leaves segments beyond its epoch's end, and pages that no root names: their keys."""
+    old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
+    shard = await old.open()
+    stream = await churn(old, 2)
+    await shard.checkpointer._put_pages(1, [])
+    old.store.stall_put(old.store.puts)
+    for _ in range(3):
+        stream.publish()
+        await asyncio.sleep(0.1)
+    end = old.log.position.number
+    strays = [PATHS.log(Position(1, end + 2)), PATHS.log(Position(1, end + 3)), PATHS.pages(Position(1, 1))]
+    assert all(key in shared.objects for key in strays)
+    return strays
+
+
 def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None:
     """Segments beyond an epoch's end, and pages that no root names."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
-        shard = await old.open()
-        stream = await churn(old, 2)
-        await shard.checkpointer._put_pages(1, [])
-        old.store.stall_put(old.store.puts)
-        for _ in range(3):
-            stream.publish()
-            await asyncio.sleep(0.1)
-        strays = [PATHS.log(Position(1, n)) for n in (old.log.position.number + 2, old.log.position.number + 3)]
-        assert all(key in shared.objects for key in strays)
-        orphan = PATHS.pages(Position(1, 1))
-        assert orphan in shared.objects
+        strays = await leave_strays(shared, clock)
         new = Rig(shared, clock, "new", 2, settings=often())
         await new.open()
         await churn(new, 2)
         await asyncio.sleep(10)
-        assert not any(key in shared.objects for key in [*strays, orphan])
+        assert not any(key in shared.objects for key in strays)
+        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("operation", ["list", "get", "delete"])
+@pytest.mark.parametrize("error", [Transient, StoreRefused])
+def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: type[StoreError]) -> None:
+    """What the sweeper asks for is asked for again: its answers can wait, and the log goes on meanwhile."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        strays = await leave_strays(shared, clock)
+        new = Rig(shared, clock, "new", 2, settings=often())
+        await new.open()
+        failed: list[str] = []
+
+        async def fail(called: str, key: str) -> None:
+            if called == operation and (called == "list" or key in strays) and len(failed) < 5:
+                failed.append(key)
+                raise error(f"{called} {key}: injected")
+
+        new.store.before = fail
+        await churn(new, 2)
+        await asyncio.sleep(60)
+        assert len(failed) == 5
+        assert not any(key in shared.objects for key in strays)
+        await churn(new, 2)
         assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
     in_virtual_time(main)
 
