@@ -44,6 +44,12 @@ from broker.storage.objectstore.base import (
 __all__ = ["S3Store"]
 
 _CONNECT_TIMEOUT_S = 3.0
+_CLIENT_TIMEOUT_S = 30.0
+"""For finding credentials: the chain may ask other processes and servers, with minutes of patience or without end."""
+_KEEPALIVE_S_MAX = 12.0
+_KEEPALIVE_SHARE = 0.8
+"""Of a request's longest time a connection may lie idle. When a request got no answer in time, none that lay idle as it
+began is used any more: a server that is gone without a word costs one time-out, not one for each connection to it."""
 
 _ACCESS = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the keys and s3:ListBucket on the bucket"
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
@@ -277,14 +283,20 @@ class S3Store(ObjectStore):
                 s3 = {"addressing_style": "path", "payload_signing_enabled": False}
         if not s3:
             s3 = {"payload_signing_enabled": bool(endpoint) and not str(endpoint).startswith("https")}
+        keepalive_s = min(_KEEPALIVE_S_MAX, _KEEPALIVE_SHARE * min(self._put_timeout_s, self._get_timeout_s))
         config = AioConfig(
-            connect_timeout=_CONNECT_TIMEOUT_S, read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
+            connector_args={"keepalive_timeout": keepalive_s}, connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
             max_pool_connections=self._connections_max, retries={"total_max_attempts": 1}, parameter_validation=False,
             request_checksum_calculation="when_required", response_checksum_validation="when_required", s3=s3,
             # Without one of our own botocore composes its long one anew for each request: 0.2 ms of 1.2.
             signature_version="s3v4", user_agent="jetblock")
         made = session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
-        client = await self._exit.enter_async_context(made)
+        try:
+            async with asyncio.timeout(_CLIENT_TIMEOUT_S):
+                client = await self._exit.enter_async_context(made)
+        except TimeoutError as e:
+            raise Transient(f"{self._where}: no credentials within {_CLIENT_TIMEOUT_S:g} s") from e
         client.meta.events.register("before-send.s3", self._before_send)
         return client
 

@@ -23,6 +23,8 @@ class Request:
     key: str
     headers: dict[str, str]
     body: bytes
+    connection: int
+    """On which it came: 1 for the first."""
 
 
 @dataclass
@@ -38,6 +40,7 @@ class FakeS3:
     date: str = "Wed, 21 Oct 2015 07:28:00 GMT"
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    connections: int = 0
     script: Callable[[Request], object] = lambda request: None
 
     def serve(self, request: Request, query: dict[str, list[str]]) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -78,6 +81,8 @@ async def fake_s3(bucket: str = "bucket") -> AsyncIterator[FakeS3]:
     fake = FakeS3()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        fake.connections += 1
+        number = fake.connections
         connection = h11.Connection(h11.SERVER)
 
         async def event() -> object:
@@ -92,7 +97,8 @@ async def fake_s3(bucket: str = "bucket") -> AsyncIterator[FakeS3]:
                     body += part.data
                 target = urlsplit(head.target.decode())
                 key = unquote(target.path).removeprefix(f"/{bucket}").lstrip("/")
-                request = Request(head.method.decode(), key, {k.decode(): v.decode() for k, v in head.headers}, body)
+                request = Request(head.method.decode(), key, {k.decode(): v.decode() for k, v in head.headers}, body,
+                                  number)
                 fake.requests.append(request)
                 verdict = fake.script(request)
                 if verdict == "cut":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import AsyncIterator
 
@@ -88,6 +89,44 @@ async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str,
                 break
             except Transient:
                 pass
+    await store.close()
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
+async def test_a_server_gone_without_a_word_costs_one_time_out(fake: FakeS3, operation: str) -> None:
+    """Connections that were kept lead nowhere and nobody closes them: the second try is made on a new one."""
+    store = S3Store("bucket", "pre/fix", put_timeout_ns=500_000_000, get_timeout_ns=500_000_000)
+    await store.put("there", [b"data"])
+    await asyncio.gather(*[store.get("there") for _ in range(8)])
+    kept = fake.connections
+    assert kept > 4
+    fake.script = lambda request: "hang" if request.connection <= kept else None
+    calls = {"put": lambda: store.put("k", [b"x"]), "get": lambda: store.get("there"), "list": lambda: store.list(""),
+             "delete": lambda: store.delete("k")}
+    with pytest.raises(Transient, match="no answer within"):
+        await calls[operation]()
+    await calls[operation]()
+    await store.close()
+
+
+async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gives them does not answer: the call ends in Transient, and they are asked for again by the next one."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", fake.endpoint + "/bucket/credentials")
+    monkeypatch.setattr("broker.storage.objectstore.s3._CLIENT_TIMEOUT_S", 0.3)
+    fake.objects["credentials"] = json.dumps({"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "verysecret", "Token": "t",
+                                              "Expiration": "2100-01-01T00:00:00Z"}).encode()
+    fake.script = lambda request: "hang"
+    store = S3Store("bucket")
+    with pytest.raises(Transient, match="no credentials within"):
+        await store.put("k", [b"x"])
+    fake.script = lambda request: None
+    monkeypatch.setattr("broker.storage.objectstore.s3._CLIENT_TIMEOUT_S", 30.0)
+    await store.put("k", [b"x"])
+    assert fake.objects["k"] == b"x"
     await store.close()
 
 
