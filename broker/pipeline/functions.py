@@ -1,0 +1,123 @@
+"""Functions on subjects and header blocks, for SQL and for the DataFrame API.
+
+    subject_matches(subject, pattern)    whether a NATS pattern ("orders.*.created", "alarm.>") matches
+    subject_token(subject, n)            the n-th token, the first is 1, the last -1; NULL where there are fewer
+    header(headers, name)                the first value of a header, by its exact name; NULL where there is none
+    headers_list(headers)                all of them, in order: ARRAY<STRUCT<name: STRING, value: STRING>>
+    headers_map(headers)                 all of them by name: MAP<STRING, ARRAY<STRING>>
+
+``headers`` is the column ``headers`` as the source gives it by default: the block as it was published.
+
+They are SQL functions of the session (``CREATE TEMPORARY FUNCTION``): Spark puts their bodies into the plan, so that
+nothing runs in Python, whatever the arguments are. The functions below make columns of them, and register them with
+the active session by themselves; for SQL call ``register_functions`` first.
+
+They decide as ``protocol.subject.matches`` and ``protocol.headers`` do, which is as nats-server does. Text that is not
+UTF-8 is compared and given back with U+FFFD for what is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+__all__ = ["header", "headers_list", "headers_map", "register_functions", "subject_matches", "subject_token"]
+
+# Regular expressions are made of patterns by replacements alone: Spark works them out once where the pattern is a literal
+# (it never does so with lambdas). In this order: what is special is quoted, so that each dot has a backslash before it;
+# then the last token, > or *; then each * before. By an odd rule of nats-server's a last * does not match a last ">". A
+# pattern with an empty token matches nothing but itself.
+_QUOTED = r"regexp_replace(pattern, r'([\\^$|?+()\[\]{}*.])', r'\\$1')"
+_LAST_REST = rf"regexp_replace({_QUOTED}, r'(\A|[.])>\z', r'$1[^.]+(?:[.][^.]+)*')"
+_LAST_STAR = rf"regexp_replace({_LAST_REST}, r'(\A|[.])\\\*\z', r'$1(?!>\\z)[^.]+')"
+_REGEX = rf"r'\A' || regexp_replace({_LAST_STAR}, r'(?<=\A|[.])\\\*(?=\\[.])', '[^.]+') || r'\z'"
+_EMPTY_TOKEN = r"pattern RLIKE r'\A\z|\A[.]|[.]\z|[.][.]'"
+
+# Where a header begins is found in bytes: text that is not UTF-8 has no certain number of characters.
+_TEXT = "CAST(headers AS STRING)"
+_LINE = "chr(13) || chr(10)"
+_MARK = f"{_LINE} || name || ':'"
+_BEFORE = f"octet_length(substring_index({_TEXT}, {_MARK}, 1))"
+_LIST = (f"transform(filter(split({_TEXT}, {_LINE}, -1), (line, i) -> i > 0 AND instr(line, ':') > 1), line -> "
+         f"named_struct('name', substring_index(line, ':', 1), 'value', trim(substring(line, instr(line, ':') + 1))))")
+
+_FUNCTIONS = (
+    ("subject_matches(subject STRING, pattern STRING)", "BOOLEAN",
+     f"subject = pattern OR (NOT {_EMPTY_TOKEN} AND subject RLIKE ({_REGEX}))"),
+    ("subject_token(subject STRING, n INT)", "STRING",
+     "try_element_at(split(subject, '[.]', -1), n)"),
+    ("header(headers BINARY, name STRING)", "STRING",
+     f"CASE WHEN {_BEFORE} < octet_length(headers) THEN ltrim(substring_index(CAST(substring(headers, "
+     f"{_BEFORE} + octet_length({_MARK}) + 1) AS STRING), {_LINE}, 1)) END"),
+    ("headers_list(headers BINARY)", "ARRAY<STRUCT<name: STRING, value: STRING>>", _LIST),
+    # Spark allows no SQL function inside a lambda, so the list's text stands here again.
+    ("headers_map(headers BINARY)", "MAP<STRING, ARRAY<STRING>>",
+     f"aggregate({_LIST}, CAST(map() AS MAP<STRING, ARRAY<STRING>>), (found, one) -> map_concat("
+     f"map_filter(found, (name, _) -> name != one.name), map(one.name, "
+     f"concat(coalesce(try_element_at(found, one.name), CAST(array() AS ARRAY<STRING>)), array(one.value)))))"),
+)
+"""Signature, type, body."""
+
+_registered: WeakSet[Any] = WeakSet()
+
+
+def register_functions(spark: SparkSession) -> None:
+    """Make the functions known to this session's SQL. Others of the same names are replaced."""
+    for signature, returns, body in _FUNCTIONS:
+        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {signature} RETURNS {returns} RETURN {body}")
+    _registered.add(spark)
+
+
+def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
+    """Whether ``pattern`` (its text, or a column) matches the subjects of a column (or its name)."""
+    return _call("subject_matches", _column(subject), _literal(pattern))
+
+
+def subject_token(subject: Column | str, n: Column | int) -> Column:
+    """The n-th token of a column's subjects, from 1 on, or from -1 on backwards; NULL where there are fewer.
+
+    Raises: ValueError for 0.
+    """
+    if isinstance(n, int) and n == 0:
+        raise ValueError("tokens are counted from 1, from the end backwards from -1")
+    return _call("subject_token", _column(subject), _literal(n))
+
+
+def header(headers: Column | str, name: Column | str) -> Column:
+    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL: none."""
+    return _call("header", _column(headers), _literal(name))
+
+
+def headers_list(headers: Column | str) -> Column:
+    """All headers of a column of header blocks, in order, as structs of name and value; NULL where there is no block."""
+    return _call("headers_list", _column(headers))
+
+
+def headers_map(headers: Column | str) -> Column:
+    """All headers of a column of header blocks: the values by name; NULL where there is no block."""
+    return _call("headers_map", _column(headers))
+
+
+def _call(name: str, *columns: Column) -> Column:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.functions import call_function
+
+    spark = SparkSession.active()
+    if spark not in _registered:
+        register_functions(spark)
+    return call_function(name, *columns)
+
+
+def _column(value: Column | str) -> Column:
+    from pyspark.sql.functions import col
+
+    return col(value) if isinstance(value, str) else value
+
+
+def _literal(value: Column | str | int) -> Column:
+    from pyspark.sql.functions import lit
+
+    return lit(value)
