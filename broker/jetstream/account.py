@@ -19,9 +19,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.jetstream.advisories import AccountEvents
 from broker.jetstream.api import Api
 from broker.jetstream.consumer import Consumer, starting_state
 from broker.jetstream.consumer_config import ConsumerConfig
@@ -34,6 +34,7 @@ from broker.jetstream.consumer_rules import (
     same_consumer,
 )
 from broker.jetstream.errors import STREAM_NOT_FOUND, ApiError
+from broker.jetstream.ids import account_hash, unique_id
 from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.stream import Stream
 from broker.jetstream.stream_config import StreamConfig
@@ -59,11 +60,9 @@ if TYPE_CHECKING:
     from broker.storage.log import BlockOwner
     from broker.storage.writer import OpenBlock
 
-__all__ = ["Account", "JetStreamSettings", "StreamLog", "account_hash"]
+__all__ = ["Account", "JetStreamSettings", "StreamLog"]
 
 _log = logging.getLogger(__name__)
-
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class StreamLog(Protocol):
@@ -121,6 +120,7 @@ class Account:
         self.version = js.settings.version
         self.domain = js.settings.domain
         self.clock = js.clock
+        self.events = AccountEvents(bus, js.clock, js.rng, self.domain, self.server_name)
 
     @property
     def available(self) -> bool:
@@ -256,6 +256,7 @@ class Account:
         self._record(stream, RecordKind.STREAM_CREATE, {
             "account": self.name, "name": stream.name, "config": config.to_json(), "created_ns": stream.created_ns})
         self._join(stream)
+        self.events.stream("create", stream.name, stream.log)
         return stream
 
     async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
@@ -275,15 +276,20 @@ class Account:
         self._record(stream, RecordKind.STREAM_UPDATE, {"config": config.to_json()})
         limits_applied = stream.update(config)
         self._listen(stream)
+        self.events.stream("modify", stream.name, stream.log)
         await limits_applied
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with its consumers; waiting pull requests are told."""
-        for consumer in list(stream.consumers.values()):
+        consumers = list(stream.consumers.values())
+        for consumer in consumers:
             self._leave(consumer)
             consumer.delete()
         stream.consumers.clear()
         self._record(stream, RecordKind.STREAM_DELETE, {})
+        for consumer in consumers:
+            self.events.consumer("delete", stream.name, consumer.name, stream.log)
+        self.events.stream("delete", stream.name, stream.log)
         for subscription in self._subscriptions.pop(stream).values():
             self.bus.unsubscribe(subscription)
         del self.streams[stream.name]
@@ -374,7 +380,7 @@ class Account:
         check_consumer_supported(config)
         _settle_threshold(config)
         while not name or name in stream.consumers:
-            name = "".join(self._js.rng.choices(_DIGITS, k=8))
+            name = unique_id(self._js.rng, 8)
         return await self._make_consumer(stream, name, config)
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
@@ -392,6 +398,7 @@ class Account:
             raise
         self._attend(consumer)
         self._consumer_record(consumer, RecordKind.CONSUMER_CREATE, created)
+        self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
@@ -449,11 +456,7 @@ class Account:
         self._leave(consumer)
         self._consumer_record(consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
         consumer.delete()
-
-
-def account_hash(name: str) -> str:
-    """How the longer form of ack subjects names an account. Source: nats-server, server/events.go getHash."""
-    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])
+        self.events.consumer("delete", stream.name, consumer.name, stream.log)
 
 
 def _settle_threshold(config: ConsumerConfig) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker.jetstream.ack import Answer, parse_answer, parse_delay, parse_subject
+from broker.jetstream.advisories import ConsumerEvents
 from broker.jetstream.bus import Msg
-from broker.jetstream.consumer_events import ConsumerEvents
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.delivery import AckState
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream import consumer_api, message_api, stream_api, wire
-from broker.jetstream.api_request import Request, Route, Silent
+from broker.jetstream.api_request import Request, Route, Silent, Tracked
 from broker.jetstream.direct_get import DirectGets
 from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.limits import level_refused
@@ -117,18 +117,18 @@ class Api:
                 if not self._directs.take(rest[len(_DIRECT):], op) and source is not None:
                     source.no_responders(subject, op[1])
             else:
-                self._take(rest, op)
+                self._take(rest, op, source)
 
     # --- JSON requests ------------------------------------------------------------------------------------------------
 
-    def _take(self, rest: bytes, op: Msg) -> None:
+    def _take(self, rest: bytes, op: Msg, source: Source | None) -> None:
         tokens = rest.decode("utf-8", "replace").split(".")
         route = _route(tokens)
         if route is None:
             return
         _, reply, hlen, body = op
         account = self.account
-        request = Request(account, tokens, reply, body[hlen:])
+        request = Request(account, tokens, reply, body[hlen:], source=source)
         if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: a store that is gone must not have them pile up for as long as it is.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
@@ -168,8 +168,9 @@ class Api:
         assert route is not None
         try:
             members = await route.handler(request)
-            self._answer(request, {"type": TYPE_PREFIX + route.type, **members})
-            self.account.api_total += route.counted
+            tracked = route.tracked is Tracked.ALL
+            self._answer(request, {"type": TYPE_PREFIX + route.type, **members}, audited=tracked)
+            self.account.api_total += tracked
         except ApiError as error:
             self._refuse(request, route, error)
         except Silent:
@@ -184,19 +185,28 @@ class Api:
 
     def _refuse(self, request: Request, route: Route, error: ApiError) -> None:
         account = self.account
-        account.api_total += 1
-        account.api_errors += 1
+        tracked = route.tracked is not Tracked.NONE
+        account.api_total += tracked
+        account.api_errors += tracked
         answer = {"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros}
-        if error.err_code != NOT_AVAILABLE:
-            self._answer(request, answer)
-        elif request.reply:
-            # It shows nothing of the state, and the log may be what is not available.
-            account.bus.publish(request.reply, b"", 0, wire.dump(answer))
+        # What is not available shows nothing of the state, and may be the log.
+        self._answer(request, answer, audited=tracked, at_once=error.err_code == NOT_AVAILABLE)
 
-    def _answer(self, request: Request, answer: dict[str, Any]) -> None:
+    def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:
+        account = self.account
+        audited = audited and account.events.audited()
+        if not request.reply and not audited:
+            return
+        send = _send_now if at_once else (request.log or account.log).wait
+        data = wire.dump(answer)
         if request.reply:
-            log = request.log or self.account.log
-            log.wait(self.account.bus.publish, request.reply, b"", 0, wire.dump(answer))
+            send(account.bus.publish, request.reply, b"", 0, data)
+        if audited:
+            send(account.events.audit, request.source, "$JS.API." + ".".join(request.tokens), request.payload, data)
+
+
+def _send_now(fn: Callable[..., object], *args: Any) -> None:
+    fn(*args)
 
 
 def _route(tokens: list[str]) -> Route | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.jetstream import wire
@@ -16,10 +17,11 @@ from broker.jetstream.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.account import Account, StreamLog
+    from broker.jetstream.bus import Source
     from broker.jetstream.consumer import Consumer
     from broker.jetstream.stream import Stream
 
-__all__ = ["Handler", "Request", "Route", "Silent"]
+__all__ = ["Handler", "Request", "Route", "Silent", "Tracked"]
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ class Request:
     log: StreamLog | None = None
     """The answer goes out once everything sequenced in this log so far is persisted; None: in the account's."""
     route: Route | None = None
+    source: Source | None = None
+    """Who asked."""
 
     def body(self, of: type[T], go_name: str) -> T:
         """The payload as an ``of``; an empty one gives all defaults.
@@ -88,6 +92,14 @@ class Request:
         return consumer
 
 
+class Tracked(Enum):
+    """Which answers nats-server sends by what also counts them in its statistics and tells the audit of them."""
+
+    ALL = auto()
+    ERRORS = auto()
+    NONE = auto()
+
+
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
@@ -96,10 +108,10 @@ class Route:
     """What serves one form of subject.
 
     Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows beside
-        an error; not ``counted``: nats-server leaves the success of such a request out of its statistics.
+        an error; ``tracked`` says which of its answers are counted and audited.
     """
 
     type: str
     handler: Handler
     zeros: Mapping[str, Any] = field(default_factory=dict)
-    counted: bool = True
+    tracked: Tracked = Tracked.ALL

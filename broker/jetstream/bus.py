@@ -7,7 +7,7 @@ event loop: a handler takes a whole run of messages and returns, it never awaits
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "Source", "Subscription"]
 
@@ -20,6 +20,9 @@ class Source(Protocol):
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
         """Answer as the server answers a request that nobody heard (503), by the rules of no_responders."""
+
+    def identity(self) -> dict[str, Any]:
+        """Who this is, as advisories tell it: members of nats-server's ClientInfo, those that say nothing left out."""
 
     def hold(self) -> None:
         """Stop reading from this client until ``release``: back-pressure. Holds nest; never on leafs or routes."""

@@ -28,14 +28,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.clock import Clock
 from broker.jetstream import status, wire
+from broker.jetstream.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.answers import Answers, sample_percent
 from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
 from broker.jetstream.consumer_config import ConsumerConfig
-from broker.jetstream.consumer_events import DELETED_REASON, ConsumerEvents, unique_id
 from broker.jetstream.cursor import Cursor, Loading
 from broker.jetstream.delivery import AckState
 from broker.jetstream.errors import ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.ids import unique_id
 from broker.jetstream.intake import Intake, send_statuses
 from broker.jetstream.pull import Waiting
 from broker.jetstream.pump import Pump, PushTarget, Verdict
@@ -123,7 +124,7 @@ class Consumer:
         tail = f"{stream.name}.{self.name}"
         self._ack_prefix = f"$JS.ACK.{tail}".encode()
         self._flow_prefix = f"$JS.FC.{tail}."
-        self._events = ConsumerEvents(bus, clock, rng, stream.name, self.name)
+        self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.name, self.name)
         self._closed = True
         self._ended = False
         self._acks = AckState((), 0, 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream import wire
-from broker.jetstream.api_request import Request, Route, Silent
+from broker.jetstream.api_request import Request, Route, Silent, Tracked
 from broker.jetstream.consumer_config import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.consumer_rules import is_group_name
 from broker.jetstream.errors import ApiError, invalid_json
@@ -201,7 +201,7 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("CONSUMER", "DELETE", "*", "*"): Route("consumer_delete_response", delete),
     ("CONSUMER", "PAUSE", "*", "*"): Route("consumer_pause_response", pause,
                                            {"paused": False, "pause_until": wire.ZERO_TIME}),
-    ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}),
+    ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}, Tracked.NONE),
     ("CONSUMER", "UNPIN", "*", "*"): Route("consumer_unpin_response", unpin),
 }
 """Subject after $JS.API, ``*`` for any token and ``>`` for the rest, to what serves it."""

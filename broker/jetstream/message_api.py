@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream import wire
-from broker.jetstream.api_request import Request, Route
+from broker.jetstream.api_request import Request, Route, Tracked
 from broker.jetstream.errors import BAD_REQUEST, ApiError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _gone(stream: Stream, seq: int) -> ApiError:
 
 
 ROUTES: dict[tuple[str, ...], Route] = {
-    ("STREAM", "MSG", "GET", "*"): Route("stream_msg_get_response", get, counted=False),
+    ("STREAM", "MSG", "GET", "*"): Route("stream_msg_get_response", get, tracked=Tracked.ERRORS),
     ("STREAM", "MSG", "DELETE", "*"): Route("stream_msg_delete_response", delete),
 }
 """Subject after $JS.API, ``*`` for any token, to what serves it."""

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from broker.jetstream import status
+from broker.jetstream.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.bus import Bus, Deliveries
-from broker.jetstream.consumer_events import DELETED_REASON, ConsumerEvents
 from broker.jetstream.cursor import Cursor, Loading, Taken
 from broker.jetstream.delivery import AckState
 from broker.jetstream.pull import Waiting

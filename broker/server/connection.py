@@ -223,6 +223,9 @@ class Client(asyncio.Protocol):
         """A publish to what clients may not publish to."""
         self._error(f'Permissions Violation for Publish to "{_text(subject)}"')
 
+    def identity(self) -> dict[str, Any]:
+        return self._server.identity(self)
+
     def hold(self) -> None:
         """Stop reading until ``release``; holds nest."""
         self._holds += 1

@@ -197,6 +197,17 @@ class Server:
         fields["client_ip"] = client.ip
         return fields
 
+    def identity(self, client: Client) -> dict[str, Any]:
+        """``client`` as JetStream's advisories show it. Source: nats-server, server/events.go ClientInfo."""
+        options = client.options
+        fields = {
+            "start": rfc3339(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
+            "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
+            "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
+            "rtt": client.rtt_ns, "server": self.server_name, "kind": "Client", "client_type": "nats",
+        }
+        return {name: value for name, value in fields.items() if value}
+
     def _set_info(self) -> None:
         options = self.options
         fields: dict[str, Any] = {

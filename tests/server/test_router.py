@@ -53,6 +53,9 @@ class FakePeer:
     def refuse_publish(self, subject: bytes) -> None:
         self.refused.append(subject)
 
+    def identity(self) -> dict[str, Any]:
+        return {}
+
     def hold(self) -> None: ...
 
     def release(self) -> None: ...

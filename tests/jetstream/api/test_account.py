@@ -10,7 +10,7 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.jetstream.account import account_hash
+from broker.jetstream.ids import account_hash
 from broker.jetstream.limits import AccountLimits, ServerLimits
 from broker.jetstream.manager import JetStreamSettings
 from tests.jetstream.api.inside import Inside

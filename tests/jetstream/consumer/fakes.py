@@ -245,6 +245,7 @@ class FakeStream:
         self.clock = clock
         self.name = "S"
         self.account = "$G"
+        self.domain = ""
         self.config = StreamConfig(name="S", subjects=[">"])
         self.log = FakeLog()
         self.chunk_messages = chunk_messages

@@ -6,6 +6,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
+    tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
     sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
@@ -54,7 +55,8 @@ _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
-_NOT_COMPARED = {"id", "timestamp", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
+_NUID = re.compile(r"[0-9A-Za-z]{22}")
+_NOT_COMPARED = {"id", "rtt", "server", "api", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
                  "_nats.ver", "pause_remaining", "raft_group"}
 
 
@@ -92,7 +94,8 @@ class Player:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
-        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
+        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1,
+                   "name": "player", "lang": "bytes", "version": "1.0"}
         self._sids: dict[int, Box] = {}
         self._boxes: dict[str, Box] = {}
         self._next_sid = 1
@@ -223,6 +226,10 @@ class Player:
     async def do_api(self, rest: str) -> Any:
         subject, _, body = rest.partition(" ")
         return await self._api(subject, body)
+
+    async def do_tell(self, rest: str) -> None:
+        subject, _, body = rest.partition(" ")
+        self._publish("$JS.API." + subject, _json(body))
 
     async def do_pub(self, headers: str, rest: str) -> Any:
         subject, _, body = rest.partition(" ")
@@ -358,8 +365,12 @@ def value(payload: bytes) -> Any:
 
 def normal(given: Any, key: str = "") -> Any:
     """``given`` with everything made equal that two servers cannot agree on."""
+    if key == "id" and isinstance(given, str):
+        return "NUID" if _NUID.fullmatch(given) else given
     if key in _NOT_COMPARED:
         return key
+    if key == "response" and isinstance(given, str):
+        return normal(json.loads(given))
     if isinstance(given, dict):
         return {name: normal(inner, name) for name, inner in given.items()}
     if isinstance(given, list):

@@ -14,12 +14,14 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.consumer import publishing, scenarios
+from tests.jetstream.consumer import advisories, publishing, scenarios
 from tests.jetstream.consumer.player import Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SCENARIOS = scenarios.SCENARIOS | {f"publishing: {name}": one for name, one in publishing.SCENARIOS.items()}
+SCENARIOS = scenarios.SCENARIOS | {f"{kind}: {name}": one
+                                   for kind, found in (("publishing", publishing), ("advisories", advisories))
+                                   for name, one in found.SCENARIOS.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

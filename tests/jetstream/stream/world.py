@@ -70,6 +70,9 @@ class Source:
     def no_responders(self, subject: bytes, reply: bytes) -> None:
         raise AssertionError("a stream heard it")
 
+    def identity(self) -> dict[str, Any]:
+        return {}
+
     def hold(self) -> None:
         self.holds += 1
         self.held += 1

@@ -1,0 +1,20 @@
+"""Made-up names: of events, consumers and flow control requests, in the alphabet of NUIDs."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+
+__all__ = ["account_hash", "unique_id"]
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def unique_id(rng: random.Random, length: int = 22) -> str:
+    """Base-62 characters, as NUIDs are."""
+    return "".join(rng.choices(_DIGITS, k=length))
+
+
+def account_hash(name: str) -> str:
+    """How the longer form of ack subjects names an account. Source: nats-server, server/events.go getHash."""
+    return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])
