@@ -46,7 +46,7 @@ from .header import NUMBER_MAX, Position
 from .record import Record, decode_records, encode_records
 
 __all__ = ["CORE_BYTES_MIN", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef",
-           "Outcome", "Removed", "SubjectSummary", "decode_core", "encode_core"]
+           "Outcome", "Removed", "SubjectSummary", "decode_core", "encode_core", "unpack_summary"]
 
 BLOCK_VERSION: Final = 1
 SUMMARY_SUBJECTS_MAX: Final = 16
@@ -183,13 +183,17 @@ class BlockRef:
         try:
             place, epoch, number, *numbers, subjects = packed
             if subjects is not None:
-                subjects = _summary(subjects)
+                subjects = unpack_summary(subjects)
             if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
                 raise ValueError("a number is missing or is none")
             values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects]
             return cls(*values)
         except (TypeError, ValueError) as error:
             raise Corrupt("block reference", "fields", 0, str(error)) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Half the bytes of a pickled object with slots, and whatever the class, a plain reference comes out.
+        return BlockRef.unpack, (self.pack(),)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockRef):
@@ -256,7 +260,7 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         if end + records_bytes + summary_bytes != sections_bytes:
             raise Misfit("the sections do not add up")
         summary = unpack_value(sections[end + records_bytes:]) if flags & _SUMMARY else None
-        subjects = None if summary is None else _summary(summary)
+        subjects = None if summary is None else unpack_summary(summary)
     except (Misfit, Undecodable, Unpackable, TypeError, ValueError) as error:
         raise Corrupt(name, "block core", at, str(error)) from None
     records = decode_records(sections[end:end + records_bytes], stream_id=stream_id, name=name, offset=at,
@@ -299,8 +303,8 @@ def _decode_removed(data: bytes, rows: int) -> tuple[list[Removed], int]:
     return list(map(Removed, firsts, lasts, msgs, sizes)), at
 
 
-def _summary(rows: Any) -> SubjectSummary:
-    """A subject summary as tuples. Raises: TypeError or ValueError when it is not one."""
+def unpack_summary(rows: Any) -> SubjectSummary:
+    """A subject summary as tuples, from the lists that msgpack gives. Raises: TypeError or ValueError when it is none."""
     summary = []
     for subject, count, first_seq, last_seq in rows:
         if not isinstance(subject, bytes) or not (type(count) is type(first_seq) is type(last_seq) is int):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import msgpack
 import zstandard
 
-__all__ = ["SECTION_BYTES_MAX", "Codec", "Undecodable", "Unpackable", "checksum", "compress", "compress_all",
+__all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress", "compress_all",
            "decompress", "pack_value", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
@@ -29,6 +29,9 @@ _SMALL: Final = 128
 
 _GIL_RELEASE: Final = 5 * 1024
 """zlib.crc32 releases the GIL above 5 KiB."""
+
+
+Stored = TypeVar("Stored", bytes, memoryview)
 
 
 class Codec(IntEnum):
@@ -81,8 +84,11 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes]:
     return out
 
 
-def decompress(stored: bytes, raw_bytes: int) -> bytes:
-    """Undo ``compress``. Raises: Undecodable unless exactly ``raw_bytes`` come out."""
+def decompress(stored: Stored, raw_bytes: int) -> bytes | Stored:
+    """Undo ``compress``; what is not compressed is returned as it is.
+
+    Raises: Undecodable unless exactly ``raw_bytes`` come out.
+    """
     if len(stored) == raw_bytes:
         return stored
     try:

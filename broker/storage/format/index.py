@@ -38,7 +38,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from .block import BlockRef
-from .codec import SECTION_BYTES_MAX, Undecodable, compress, decompress
+from .codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
 from .columns import ARRAYS, COLUMN, Column, Misfit, Values
 from .errors import Corrupt, VersionUnknown
 from .frame import Chunk, Frame
@@ -303,7 +303,7 @@ def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes
     return table
 
 
-def frame_body(head: Head, frame_no: int, stored: bytes, name: str | None = None) -> bytes:
+def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> bytes | Stored:
     """The messages' bodies of one frame, side by side: ``frame.raw_bytes`` long, but not held against their lengths.
 
     Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long; of a frame

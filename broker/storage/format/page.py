@@ -33,7 +33,7 @@ A page is read alone, by its PageRef; a round that leaves it unchanged names it 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -133,10 +133,11 @@ def _encode_page(page: Page, object_position: Position) -> bytes:
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
-def decode_page(data: bytes, ref: PageRef) -> Page:
+def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpack_value) -> Page:
     """Decode the page that ``ref`` points to.
 
-    Args: data is the object from ``ref.offset``, ``ref.size`` long.
+    Args: data is the object from ``ref.offset``, ``ref.size`` long; unpack makes a value of the body's msgpack, and
+        raises Unpackable.
     Raises: Corrupt for damaged bytes or those of another page; VersionUnknown.
     """
     name, offset = object_name(ObjectKind.PAGES, ref.position), ref.offset
@@ -156,7 +157,7 @@ def decode_page(data: bytes, ref: PageRef) -> Page:
     try:
         if (stored_bytes != body_bytes) != bool(flags & _COMPRESSED) or body_bytes > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        body = unpack_value(decompress(stored, body_bytes))
+        body = unpack(decompress(stored, body_bytes))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body)

@@ -1,0 +1,78 @@
+"""Columns of an index as numpy arrays: what the format's decoder makes of them for readers of whole columns.
+
+Mostly views of the index's own bytes; the names of subjects are one Arrow array. The checks are the decoder's
+(``storage.format.index``), the same for everybody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.storage.format.columns import Misfit
+
+__all__ = ["NUMPY", "Numbers"]
+
+Numbers = npt.NDArray[Any]
+
+_TYPES: Final = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+
+
+class Numpy:
+    """Values (``storage.format.columns``) as unsigned numpy arrays of any width; times are of int64."""
+
+    def read(self, data: bytes, at: int, base: int, width: int, count: int) -> tuple[Numbers | None, int]:
+        if width == 0:
+            return None, at
+        if width not in _TYPES:
+            raise Misfit(f"a column is {width} bytes wide")
+        end = at + width * count
+        if end > len(data):
+            raise Misfit("a column is longer than its section")
+        cells: Numbers = np.frombuffer(data, _TYPES[width], count, at)
+        if not cells.flags.aligned:
+            cells = cells.copy()
+        if base:
+            if base + int(cells.max()) >= 1 << 64:
+                raise Misfit("a value is out of bounds")
+            cells = cells + np.uint64(base)
+        return cells, end
+
+    def filled(self, value: int, count: int) -> Numbers:
+        return np.full(count, value, np.uint64)
+
+    def times(self, values: Numbers) -> Numbers:
+        return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
+
+    def highest(self, values: Numbers) -> int:
+        return int(values.max())
+
+    def total(self, values: Numbers) -> int:
+        if int(values.max()) * len(values) < 1 << 64:
+            return int(values.sum(dtype=np.uint64))
+        return sum(values.tolist())
+
+    def rising(self, values: Numbers) -> bool:
+        return bool((values[1:] > values[:-1]).all())
+
+    def within(self, lows: Numbers, highs: Numbers) -> bool:
+        return bool((lows <= highs).all())
+
+    def names(self, data: bytes, at: int, lens: Numbers) -> pa.BinaryArray:
+        if self.total(lens) != len(data) - at:
+            raise Misfit("the subjects' names do not add up")
+        offsets = np.empty(len(lens) + 1, np.int32)
+        offsets[0] = at
+        np.cumsum(lens, out=offsets[1:], dtype=np.int32)
+        offsets[1:] += at
+        names = pa.BinaryArray.from_buffers(pa.binary(), len(lens), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        if len(names) > 1 and not pc.all(pc.less(names[:-1], names[1:])).as_py():
+            raise Misfit("the subjects are not in order")
+        return names
+
+
+NUMPY: Final = Numpy()
