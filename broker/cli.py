@@ -37,6 +37,10 @@ def run(arguments: Sequence[str]) -> int:
         from broker.inspect.cli import main as inspect
 
         return inspect(list(arguments[1:]))
+    if arguments[:1] == ["pipeline"]:
+        from broker.pipeline.cli import main as pipeline
+
+        return pipeline(list(arguments[1:]))
     try:
         line = read_flags(arguments)
         if line.words and not line.help and not line.version:

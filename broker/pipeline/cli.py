@@ -1,0 +1,122 @@
+"""``jetblock pipeline``: the file for Spark's workers, and what a query would read.
+
+Exit status: 0 it is done; 2 it could not be done (no store, no such stream, wrong credentials, wrong arguments), and why
+is said on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.inspect.tables import count, outline, printable, size
+from broker.pipeline.errors import PipelineError
+
+__all__ = ["main", "parse_arguments"]
+
+_EPILOG = """\
+STORE_URL is what the broker's --store takes; for s3:// the AWS_* environment says the rest. STREAM is a name, several
+with commas, or a pattern with *.
+"""
+_SELECTING = (
+    ("--account", "ACCOUNT", "of the stream; $G unless said"),
+    ("--subjects", "PATTERNS", "NATS subjects, with commas: orders.*.created,alarm.>"),
+    ("--startSeq", "SEQ", "from this sequence on"),
+    ("--endSeq", "SEQ", "up to this sequence, itself too"),
+    ("--startTime", "TIME", "from this time on: 2026-11-21T14:00:00Z, or Unix ns"),
+    ("--endTime", "TIME", "before this time"),
+    ("--asOf", "MOMENT", "as of EPOCH-NUMBER of the log, seq:N, or a time"),
+    ("--targetPartitionBytes", "SIZE", "of the store for each task: 64m"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        options = parse_arguments(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except PipelineError as error:
+        return _cannot(str(error))
+    except ModuleNotFoundError as error:
+        return _cannot(f"no module {error.name!r}: pip install 'jetblock[spark]'")
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line; ``run`` is the function of its command. Raises: SystemExit(2) after a message."""
+    parser = argparse.ArgumentParser(prog="jetblock pipeline", description="Streams for Spark.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    archive = commands.add_parser(
+        "zip", help="write the file for spark-submit --py-files",
+        description="Write the modules that Spark's workers need to a zip file. They also need msgpack, zstandard, "
+                    "numpy, pyarrow and obstore.")
+    archive.add_argument("out", metavar="OUT.zip", type=Path)
+    archive.set_defaults(run=_zip)
+    plan = commands.add_parser(
+        "plan", help="say how many blocks and bytes a query will read", epilog=_EPILOG,
+        description="Say how many blocks and bytes a query will read. Nothing but the store's catalogue is read for it.")
+    plan.add_argument("store", metavar="STORE_URL")
+    plan.add_argument("stream", metavar="STREAM")
+    for flag, metavar, text in _SELECTING:
+        plan.add_argument(flag, metavar=metavar, help=text)
+    plan.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    plan.set_defaults(run=_plan)
+    return parser.parse_args(list(arguments))
+
+
+def _zip(options: argparse.Namespace) -> int:
+    from broker.pipeline.bundle import write_zip
+
+    out: Path = options.out
+    if out.suffix != ".zip":
+        return _cannot(f"{out}: Spark takes this file only if its name ends in .zip")
+    new = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            modules = write_zip(file)
+        new.replace(out)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        return _cannot(f"{out}: {error.strerror}")
+    print(f"{out}: {modules} modules, {size(out.stat().st_size)}")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from broker.pipeline.forecast import forecast
+
+    given = {flag[2:]: value for flag, _, _ in _SELECTING if (value := getattr(options, flag[2:])) is not None}
+    said = forecast({"store": options.store, "stream": options.stream, **given})
+    if options.json:
+        json.dump(said, sys.stdout, indent=1)
+        print()
+        return 0
+    shown: dict[str, Any] = {
+        "streams": ", ".join(f"{one['account']}/{one['stream']}" for one in said["streams"]),
+        "blocks": f"{count(said['blocks'])} of {count(said['blocks_of'])}",
+        "messages": f"at most {count(said['messages'])}",
+        "indexes": size(said["index_bytes"]),
+        "frames": f"{size(said['frames_bytes'])}, where headers or data are asked for",
+        "partitions": count(said["partitions"]),
+    }
+    print("\n".join(outline(shown)))
+    return 0
+
+
+def _cannot(why: str) -> int:
+    print(f"jetblock pipeline: {printable(why)}", file=sys.stderr)
+    return 2

@@ -1,0 +1,82 @@
+"""A batch query without Spark: its options become partitions, partitions become rows, and a forecast says how much.
+
+What is planned is of one moment. Tasks get all they need with their partition and look at no newer state, save for
+objects that have gone away since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from broker.pipeline.blobs import open_blobs
+from broker.pipeline.errors import BadOption
+from broker.pipeline.moment import StreamMoment, read_moment
+from broker.pipeline.options import Options
+from broker.pipeline.plan import Piece, estimate, pack, pieces
+from broker.pipeline.read import read_pieces
+from broker.pipeline.selection import Selection
+
+__all__ = ["Part", "forecast", "partitions", "position", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task reads."""
+
+    pieces: tuple[Piece, ...]
+
+
+def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
+    """The parts of a query over the messages, in order of stream and sequence; none where nothing can match.
+
+    Raises: PipelineError.
+    """
+    found = [piece for moment in _moments(options) for piece in pieces(moment, selection)]
+    return [Part(tuple(packed)) for packed in pack(found, options.targetpartitionbytes, payload=_payload(schema))]
+
+
+def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, in order. Raises: PipelineError."""
+    return read_pieces(open_blobs(options.store), part.pieces, selection, schema, prefetch=options.prefetch)
+
+
+def forecast(given: Mapping[str, str]) -> dict[str, Any]:
+    """What a query with these options will read, as values that JSON has; sizes in bytes.
+
+    ``index_bytes`` are read for any column; ``frames_bytes`` for ``headers`` and ``data`` alone, and at most so many:
+    where subjects or times are chosen, frames without a message that is wanted are left out. ``messages`` is a bound, too.
+    Raises: PipelineError.
+    """
+    options = Options.parse(given)
+    selection = options.selection()
+    moments = _moments(options)
+    total = estimate(moments, selection)
+    parts = pack([piece for moment in moments for piece in pieces(moment, selection)], options.targetpartitionbytes)
+    return {
+        "streams": [{"account": moment.account, "stream": moment.name, "shard": moment.shard,
+                     "position": str(moment.position), "first_seq": moment.first_seq, "last_seq": moment.end_seq}
+                    for moment in moments],
+        "blocks": total.blocks, "blocks_of": total.blocks_of, "messages": total.messages,
+        "index_bytes": total.index_bytes, "frames_bytes": total.frames_bytes, "partitions": len(parts)}
+
+
+def position(given: Mapping[str, str]) -> str:
+    """The position of the log now, as ``asOf`` takes it. Raises: PipelineError."""
+    moments = _moments(Options.parse(given))
+    found = {(moment.shard, str(moment.position)) for moment in moments}
+    if len(found) > 1:
+        raise BadOption("stream: the streams are of several shards, whose logs have positions of their own: read them one "
+                        "by one, or set asOf to a time")
+    return found.pop()[1]
+
+
+def _moments(options: Options) -> Sequence[StreamMoment]:
+    return read_moment(open_blobs(options.store), account=options.account, stream=options.stream, as_of=options.asof)
+
+
+def _payload(schema: pa.Schema) -> bool:
+    return not {"headers", "data"}.isdisjoint(schema.names)

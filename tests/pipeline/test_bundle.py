@@ -1,0 +1,128 @@
+"""The zip for Spark's workers: complete, the same bytes each time, and nothing of the server in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from broker.pipeline import bundle
+from broker.pipeline.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FORBIDDEN = ("broker.server", "broker.jetstream", "broker.app", "broker.process", "broker.config", "broker.cluster",
+             "broker.monitor", "broker.inspect", "aiobotocore", "botocore", "uvloop", "h11", "pydantic_settings")
+"""What the pipeline must never import: a worker has none of it."""
+
+WITHOUT_SPARK = ("aws", "blobs", "decode", "errors", "moment", "options", "plan", "query", "read", "schema", "selection",
+                 "views")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "jetblock.zip"
+    with path.open("wb") as out:
+        bundle.write_zip(out)
+    return path
+
+
+def python(code: str, path: Path, tmp_path: Path) -> str:
+    """Run code where ``broker`` is to be had from ``path`` alone."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    # Without site, lest an editable install bring the checkout in; its packages are put behind.
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(path)!r}]; "
+                           f"sys.path += {packages!r}\n{code}"],
+                          capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_imports_from_the_zip_alone(archive: Path, tmp_path: Path) -> None:
+    """Each module in the zip imports, with all that no worker has blocked; what a plan and a task take comes along."""
+    names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+             for name in zipfile.ZipFile(archive).namelist()]
+    names = [name for name in names if not name.endswith("objectstore.s3")]  # is never imported, only named
+    out = python(f"""
+import importlib, importlib.abc
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == one or name.startswith(one + ".") for one in {FORBIDDEN!r}):
+            raise AssertionError("imports " + name)
+sys.meta_path.insert(0, Blocked())
+for name in {names!r}:
+    module = importlib.import_module(name)
+    assert module.__file__.startswith({str(archive)!r}), module.__file__
+print(len({names!r}))
+""", archive, tmp_path)
+    assert int(out) > 30
+    assert {f"broker.pipeline.{name}" for name in WITHOUT_SPARK} <= set(names)
+    assert "pyspark_jetblock" in names
+    assert not [name for name in names if name.startswith(FORBIDDEN)]
+
+
+def test_pyspark_is_imported_by_nothing_that_runs_without_spark(archive: Path, tmp_path: Path) -> None:
+    out = python(f"""
+import importlib
+for name in {WITHOUT_SPARK!r}:
+    importlib.import_module("broker.pipeline." + name)
+print([name for name in sys.modules if name.split(".")[0] in ("pyspark", "pandas")])
+""", archive, tmp_path)
+    assert out.strip() == "[]"
+
+
+def test_what_every_spark_session_imports_is_light(archive: Path, tmp_path: Path) -> None:
+    """Spark imports pyspark_jetblock in each session, also for people who never read a stream."""
+    out = python("""
+import pyspark.sql.datasource
+before = set(sys.modules)
+import pyspark_jetblock
+assert pyspark_jetblock.DefaultSource.name() == "jetblock"
+print([name for name in set(sys.modules) - before if name.split(".")[0] not in ("broker", "pyspark_jetblock")
+       and name.split(".")[0] not in sys.stdlib_module_names])
+""", archive, tmp_path)
+    assert out.strip() == "[]"
+
+
+def test_same_sources_same_bytes(archive: Path) -> None:
+    """The bytes do not depend on when, where or with which file times the zip is made."""
+    again = io.BytesIO()
+    for path in bundle.modules().values():
+        os.utime(path)
+        break
+    bundle.write_zip(again)
+    assert again.getvalue() == archive.read_bytes()
+    assert all(entry.date_time[0] == 1980 for entry in zipfile.ZipFile(archive).infolist())
+
+
+def test_spark_finds_the_source_in_the_zip(archive: Path, tmp_path: Path) -> None:
+    """By looking through the folders and zips of sys.path, as Spark's look-up does."""
+    out = python("""
+import pkgutil
+print([one.name for one in pkgutil.iter_modules() if one.name.startswith("pyspark_j")])
+""", archive, tmp_path)
+    assert out.strip() == "['pyspark_jetblock']"
+
+
+def test_zip_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.zip"
+    assert main(["zip", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: ")
+    assert zipfile.ZipFile(out).testzip() is None
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(("name", "why"), [("out.whl", "only if its name ends in .zip"),
+                                           ("no/such/out.zip", "No such file or directory")])
+def test_zip_command_that_cannot(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zip", str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert why in said.err
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
