@@ -1,46 +1,322 @@
-"""Which messages a query wants: by subject, sequence and time."""
+"""Which messages a query wants: by subject, sequence and time; as its options say, and as Spark's filters narrow it.
+
+A selection is a conjunction: each bound and each test must hold. It is made on the driver, prunes blocks there, and goes
+with each task, which applies it exactly. A filter of Spark's is *handled* when the selection keeps just those messages
+that Spark would; then Spark does not look at it again. Where that is not certain the selection takes from it what is,
+keeps too much, and says so.
+
+    seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled where they are an interval
+    ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T + 1) * 1000``
+    subject, stream, account     =  <=>  IN, LIKE 'a%' '%a' '%a%', and their negations
+    IS NULL, IS NOT NULL         of columns that are never NULL
+
+A subject that is no UTF-8 reads as text with U+FFFD in it, so of values that have that character nothing is concluded.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 from broker.protocol.subject import matches
+from broker.storage.format.block import SubjectSummary
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "TextTests", "time_ns"]
+
+NS_MAX: Final = (1 << 63) - 1
+SEQ_MAX: Final = (1 << 63) - 1
+_NEVER_NULL: Final = frozenset(("seq", "subject", "ts", "ts_ns", "stream", "account", "block", "pos", "data"))
+_T = TypeVar("_T", bound="TextTests")
 
 
 @dataclass(frozen=True)
-class Selection:
-    """All bounds are inclusive; None is no bound. ``subjects`` are NATS patterns of which one must match; the tests
-    that Spark pushed down must hold all."""
+class TextTests:
+    """Tests of one text, as bytes of UTF-8, that must all hold."""
 
-    subjects: tuple[bytes, ...] | None = None
     equal: frozenset[bytes] | None = None
+    """One of these; None: any."""
     prefixes: tuple[bytes, ...] = ()
     suffixes: tuple[bytes, ...] = ()
     contains: tuple[bytes, ...] = ()
+    excluded: tuple[TextTests, ...] = ()
+    """Each of these must fail."""
+
+    def allows(self, text: bytes) -> bool:
+        """Whether all tests hold."""
+        return ((self.equal is None or text in self.equal)
+                and (not self.prefixes or all(map(text.startswith, self.prefixes)))
+                and (not self.suffixes or all(map(text.endswith, self.suffixes)))
+                and (not self.contains or all(part in text for part in self.contains))
+                and (not self.excluded or not any(test.allows(text) for test in self.excluded)))
+
+    @property
+    def always(self) -> bool:
+        """Whether there is no test at all."""
+        return (self.equal is None and not self.prefixes and not self.suffixes and not self.contains
+                and not self.excluded)
+
+
+@dataclass(frozen=True)
+class Selection(TextTests):
+    """The tests inherited are the subject's. All bounds are inclusive; None is no bound. Times are Unix UTC in ns."""
+
+    subjects: tuple[bytes, ...] | None = None
+    """NATS patterns, of which one must match; None: any subject."""
     first_seq: int = 1
     last_seq: int | None = None
     first_ns: int | None = None
     last_ns: int | None = None
+    stream: TextTests = field(default_factory=TextTests)
+    account: TextTests = field(default_factory=TextTests)
+    view: str = "messages"
+    """Whose columns filters speak of."""
 
     def matches_subject(self, subject: bytes) -> bool:
         """Whether a message on ``subject`` may be wanted."""
-        return ((self.equal is None or subject in self.equal)
-                and all(subject.startswith(p) for p in self.prefixes)
-                and all(subject.endswith(s) for s in self.suffixes)
-                and all(c in subject for c in self.contains)
-                and (self.subjects is None or any(matches(p, subject) for p in self.subjects)))
+        return self.allows(subject) and (self.subjects is None or _matches_one(self.subjects, subject))
 
     def needs_subject(self) -> bool:
         """Whether any test looks at the subject."""
-        return not (self.subjects is None and self.equal is None and not self.prefixes and not self.suffixes
-                    and not self.contains)
+        return self.subjects is not None or not self.always
 
     def needs_time(self) -> bool:
         """Whether any test looks at the time."""
         return self.first_ns is not None or self.last_ns is not None
 
+    @property
+    def nothing(self) -> bool:
+        """Whether it is plain that nothing can match."""
+        return ((self.last_seq is not None and self.last_seq < self.first_seq)
+                or (self.first_ns is not None and self.last_ns is not None and self.last_ns < self.first_ns)
+                or (self.equal is not None and not self.equal) or self.subjects == ())
+
+    def matches_stream(self, account: str, name: str) -> bool:
+        """Whether the stream's messages may be wanted."""
+        return (self.stream.allows(name.encode("utf-8", "surrogatepass"))
+                and self.account.allows(account.encode("utf-8", "surrogatepass")))
+
+    def matches_times(self, first_ns: int, last_ns: int) -> bool:
+        """Whether a message from ``first_ns`` to ``last_ns`` may be wanted."""
+        return ((self.first_ns is None or last_ns >= self.first_ns)
+                and (self.last_ns is None or first_ns <= self.last_ns))
+
+    def rows_of(self, summary: SubjectSummary) -> SubjectSummary:
+        """The rows of a block's subject summary whose messages may be wanted: of other subjects none is in the block,
+        so with no row left nothing in it is wanted."""
+        return tuple(row for row in summary if self.matches_subject(row[0]))
+
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
-        """This selection and one filter that Spark pushes down; whether Spark need not apply it again."""
-        return replace(self), False
+        """This selection and one filter that Spark pushes down (pyspark.sql.datasource, known by its class's name).
+
+        Returns: a selection that keeps all messages that this one and the filter keep; and whether it keeps no others,
+            so that Spark need not apply the filter again. Of views other than ``messages`` it is never so.
+        """
+        found = self._narrowed(filter)
+        if found is None:
+            return self, False
+        if self.view == "messages":
+            return found
+        attribute = getattr(getattr(filter, "child", filter), "attribute", ())
+        return (found[0], False) if self.view == "subjects" and attribute in (("subject",), ("stream",)) else (self, False)
+
+    def _narrowed(self, filter: object) -> tuple[Selection, bool] | None:
+        """None: nothing can be concluded."""
+        name, negated = type(filter).__name__, False
+        if name == "Not":
+            filter, negated = getattr(filter, "child", None), True
+            name = type(filter).__name__
+        attribute = getattr(filter, "attribute", None)
+        if not isinstance(attribute, tuple) or len(attribute) != 1:
+            return None
+        column, value = attribute[0], getattr(filter, "value", None)
+        if name in ("IsNull", "IsNotNull"):
+            if column not in _NEVER_NULL:
+                return None
+            return (self if (name == "IsNull") == negated else replace(self, last_seq=0), True)
+        if name == "EqualNullSafe":
+            if value is None and column in _NEVER_NULL:
+                return (self if negated else replace(self, last_seq=0), True)
+            name = "EqualTo"
+        if column in ("seq", "ts", "ts_ns"):
+            return self._bounded(column, name, value, negated)
+        if column == "subject":
+            return _tested(self, name, value, negated)
+        if column in ("stream", "account"):
+            found = _tested(getattr(self, column), name, value, negated)
+            return None if found is None else (replace(self, **{column: found[0]}), found[1])
+        return None
+
+    def _bounded(self, column: str, name: str, value: object, negated: bool) -> tuple[Selection, bool] | None:
+        found = _interval(name, value, negated, _micros if column == "ts" else _whole)
+        if found is None:
+            return None
+        low, high, handled = found
+        if column == "seq":
+            if low is not None and low > SEQ_MAX:
+                return replace(self, last_seq=0), handled
+            return replace(self, first_seq=self.first_seq if low is None else max(self.first_seq, low),
+                           last_seq=self.last_seq if high is None else _least(self.last_seq, max(high, 0))), handled
+        if column == "ts":
+            low = None if low is None else low * 1000
+            high = None if high is None else high * 1000 + 999
+        if (low is not None and low > NS_MAX) or (high is not None and high < 0):
+            return replace(self, last_seq=0), handled
+        first_ns = self.first_ns if low is None else max(low, 0, self.first_ns or 0)
+        last_ns = self.last_ns if high is None else _least(self.last_ns, min(high, NS_MAX))
+        return replace(self, first_ns=first_ns, last_ns=last_ns), handled
+
+
+def _least(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _micros(value: object) -> int | None:
+    """A time that Spark compares with, in its microseconds. One without a zone means nothing for certain."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    return (value - _EPOCH) // timedelta(microseconds=1)
+
+
+def _interval(name: str, value: object, negated: bool, number: Callable[[object], int | None]
+              ) -> tuple[int | None, int | None, bool] | None:
+    """low, high (None: no bound) of the numbers for which a comparison holds, and whether it holds for all between."""
+    if name == "In":
+        numbers = _members(value, number)
+        if numbers is None or negated:
+            return None
+        if not numbers:
+            return 1, 0, True
+        low, high = min(numbers), max(numbers)
+        return low, high, high - low + 1 == len(numbers)
+    one = number(value)
+    if one is None:
+        return None
+    if negated:
+        name = _NEGATED.get(name, "")
+    if name == "EqualTo":
+        return one, one, True
+    if name == "GreaterThan":
+        return one + 1, None, True
+    if name == "GreaterThanOrEqual":
+        return one, None, True
+    if name == "LessThan":
+        return None, one - 1, True
+    if name == "LessThanOrEqual":
+        return None, one, True
+    return None
+
+
+_NEGATED: Final = {"GreaterThan": "LessThanOrEqual", "GreaterThanOrEqual": "LessThan", "LessThan": "GreaterThanOrEqual",
+                   "LessThanOrEqual": "GreaterThan"}
+
+
+def _members(value: object, convert: Callable[[object], Any]) -> set[Any] | None:
+    """The members of an IN list but for NULL, which equals nothing; None when one of them cannot be told."""
+    if not isinstance(value, tuple | list | set | frozenset):
+        return None
+    members = {convert(one) for one in value if one is not None}
+    return None if None in members else members
+
+
+def _tested(tests: _T, name: str, value: object, negated: bool) -> tuple[_T, bool] | None:
+    """``tests`` with one more."""
+    more: TextTests | None = None
+    if name == "In":
+        members = _members(value, _text)
+        if members is None or (negated and None in value):  # type: ignore[operator]  # NOT IN (…, NULL) is never true
+            return None
+        more = TextTests(equal=frozenset(members))
+    elif (text := _text(value)) is None:
+        return None
+    elif name == "EqualTo":
+        more = TextTests(equal=frozenset((text,)))
+    elif isinstance(value, str):
+        if name == "StringStartsWith":
+            more = TextTests(prefixes=(text,))
+        elif name == "StringEndsWith":
+            more = TextTests(suffixes=(text,))
+        elif name == "StringContains":
+            more = TextTests(contains=(text,))
+    if more is None:
+        return None
+    if negated:
+        return replace(tests, excluded=(*tests.excluded, more)), True
+    equal = tests.equal if more.equal is None else more.equal if tests.equal is None else tests.equal & more.equal
+    return replace(tests, equal=equal, prefixes=tests.prefixes + more.prefixes, suffixes=tests.suffixes + more.suffixes,
+                   contains=tests.contains + more.contains), True
+
+
+def _text(value: object) -> bytes | None:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if not isinstance(value, str) or "\ufffd" in value:
+        return None
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _matches_one(patterns: tuple[bytes, ...], subject: bytes) -> bool:
+    if b"*" in subject or b">" in subject:  # a literal that looks like a pattern: nats-server has rules for it
+        return any(matches(pattern, subject) for pattern in patterns)
+    return _compiled(patterns).fullmatch(subject) is not None
+
+
+@lru_cache(maxsize=64)
+def _compiled(patterns: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    """One expression for all patterns: a third of the time of ``matches`` for each."""
+    return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL)
+
+
+def _expression(pattern: bytes) -> bytes:
+    tokens = pattern.split(b".")
+    if b"" in tokens:
+        return re.escape(pattern)
+    parts = [_TOKEN if token == b"*" else re.escape(token) for token in tokens]
+    if tokens[-1] == b">":
+        parts[-1] = _TOKEN + rb"(?:\." + _TOKEN + rb")*"
+    return rb"\.".join(parts)
+
+
+_TOKEN: Final = rb"[^.]+"
+
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)? ?(Z|[+-]\d\d(?::?\d\d)?)?", re.IGNORECASE)
+
+
+def time_ns(text: str) -> int:
+    """A time as ISO 8601 (UTC where it names no zone; up to nine decimals) or as a whole number of nanoseconds, in ns.
+
+    Raises: ValueError, saying what it is not.
+    """
+    word = text.strip()
+    if word.isascii() and word.isdigit():
+        ns = int(word)
+        if ns > NS_MAX:
+            raise ValueError(f"{text!r} is no number of nanoseconds since 1970: it is larger than {NS_MAX}")
+        return ns
+    match = _TIME.fullmatch(word)
+    if match is None:
+        raise ValueError(f"{text!r} is no time: write 2026-11-21T14:00:00Z, or nanoseconds since 1970")
+    day, minute, second, fraction, zone = match.groups()
+    zone = "+00:00" if zone in (None, "Z", "z") else zone
+    try:
+        moment = datetime.fromisoformat(f"{day}T{minute or '00:00'}:{second or '00'}{zone}")
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no time: {error}") from None
+    ns = (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+    if not 0 <= ns <= NS_MAX:
+        raise ValueError(f"{text!r} is out of range: streams hold times from 1970 to 2262")
+    return ns

@@ -14,7 +14,7 @@ lowest.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import byteorder
 from typing import Any
 
@@ -199,16 +199,20 @@ class LetGo:
 
 
 class ShardState:
-    """All of a shard, as of ``position``.
+    """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
     ``segments`` counts, for each segment that is not let go, the blocks that live in it: 0 means that nothing names it.
-    While a replay runs the counts are not kept; ``settle`` makes them.
+    While a replay runs the counts are not kept; ``settle`` makes them. In a reader's state they never are.
     """
 
     __slots__ = ("_deleted", "_unmade", "letgo", "names", "opening", "position", "replaying", "segments", "streams",
-                 "unnamed")
+                 "unnamed", "unwanted", "wanted")
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
+        self.wanted = wanted
+        """wanted(account, name): whether a stream is kept; None: all are."""
+        self.unwanted: dict[int, tuple[str, str]] = {}
+        """Account and name of the streams that are not, by incarnation; some may be deleted by now."""
         self.streams: dict[int, StreamState] = {}
         self.names: dict[tuple[str, str], int] = {}
         """(account, name) → stream_id"""
@@ -243,6 +247,8 @@ class ShardState:
         if core.stream_id == 0:
             self._apply_shard_records(core.records)
             return
+        if core.stream_id in self.unwanted:
+            return
         stream = self.streams.get(core.stream_id)
         if stream is None and (stream := self._made(core)) is None:
             return
@@ -273,9 +279,11 @@ class ShardState:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,
                           f"it speaks of stream {stream_id:016x}, which neither checkpoint nor log created or deleted")
+        self.names = {(s.account, s.name): s.stream_id for s in self.streams.values()}
+        if self.wanted is not None:
+            return
         self.replaying = False
         self._deleted.clear()
-        self.names = {(s.account, s.name): s.stream_id for s in self.streams.values()}
         segments = dict.fromkeys(self.segments, 0)
         for stream in self.streams.values():
             if stream.offline is not None:
@@ -310,6 +318,9 @@ class ShardState:
             stream.extra = {k: v for k, v in body.items() if k not in _STREAM_KEYS}
         except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
             self.take_offline(core.stream_id, f"its create record in segment {self.position} is damaged: {error!r}")
+            return None
+        if self.wanted is not None and not self.wanted(stream.account, stream.name):
+            self.unwanted[core.stream_id] = (stream.account, stream.name)
             return None
         self.streams[core.stream_id] = stream
         self.names[stream.account, stream.name] = stream.stream_id

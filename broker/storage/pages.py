@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.storage.applied import ConsumerState, LetGo, ShardState, StreamState, pack_runs, position_key, unpack_runs
+from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef
@@ -107,7 +108,8 @@ def _placer(copy: StreamCopy, part: TablePage | ConsumerState, row: list[Any], a
 
 
 def load_directory(state: ShardState, page: Page) -> list[PageRef]:
-    """Add a directory page's streams to ``state``; returns those of their pages that ``load_part`` needs, in order.
+    """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
+    needs, in order.
 
     Raises: Corrupt.
     """
@@ -116,6 +118,9 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
         for entry in page.body:
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers) = entry
+            if state.wanted is not None and not state.wanted(account, name):
+                state.unwanted[stream_id] = (account, name)
+                continue
             stream = StreamState(stream_id, account, name, config, created_ns)
             stream.first_seq, stream.last_seq, stream.msgs, stream.bytes = first_seq, last_seq, msgs, size
             stream.first_time_ns, stream.last_time_ns, stream.ceiling = first_time_ns, last_time_ns, ceiling
@@ -142,9 +147,11 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
     return needed
 
 
-def load_part(state: ShardState, page: Page, ref: PageRef) -> None:
+def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack
+              ) -> None:
     """Add a BLOCKS or CONSUMERS page to its stream; block tables in the order that ``load_directory`` gave.
 
+    Args: unpack_ref makes a reference of what the page has of it.
     Raises: Corrupt.
     """
     stream = state.streams.get(page.key)
@@ -154,7 +161,7 @@ def load_part(state: ShardState, page: Page, ref: PageRef) -> None:
         if page.kind == PageKind.BLOCKS:
             part = TablePage()
             part.room, entries = page.body
-            part.entries = [BlockEntry.unpack(packed) for packed in entries]
+            part.entries = [BlockEntry.unpack(packed, unpack_ref) for packed in entries]
             part.place = ref
             stream.blocks.load(part)
         elif page.kind == PageKind.CONSUMERS:
@@ -173,9 +180,10 @@ def shard_extra(state: ShardState) -> dict[str, Any]:
             "letgo": [[list(letgo.position), letgo.body()] for letgo in state.letgo.values()]}
 
 
-def shard_of(extra: dict[str, Any], position: Position, name: str) -> ShardState:
+def shard_of(extra: dict[str, Any], position: Position, name: str,
+             wanted: Callable[[str, str], bool] | None = None) -> ShardState:
     """A state with no streams yet, about to replay what follows ``position``. Raises: Corrupt."""
-    state = ShardState()
+    state = ShardState(wanted)
     state.replaying = True
     state.position = position
     try:

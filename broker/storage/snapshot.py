@@ -24,16 +24,17 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.opening import Opening
-from broker.storage.format.page import Page, PageKind, PageRef, decode_page
+from broker.storage.format.page import PageKind, PageRef, decode_page
 from broker.storage.format.record import RecordKind
 from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.lean import LeanRef, unpack_table_page
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore, Transient
 from broker.storage.pages import load_directory, load_part, shard_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.settle import Backoff
 
-__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "drive", "read_snapshot", "replay", "replay_from", "run",
-           "run_blocking"]
+__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
+           "run_answering", "run_blocking"]
 
 HEAD_BYTES = 64 * 1024
 BATCH = 32
@@ -84,9 +85,11 @@ class Snapshot(NamedTuple):
     problems: list[str]
 
 
-def replay(paths: ShardPaths) -> Steps[Snapshot]:
+def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
+    Args: wanted(account, name) says which streams a reader wants: of no other are pages and blocks read, and
+        ``state.segments`` has no counts. None: all are wanted.
     Raises: Corrupt, naming the object, when the log cannot be read on; VersionUnknown when a newer broker wrote it;
         CutOff when it changed faster than it could be read, RESTARTS_MAX times.
     """
@@ -96,7 +99,7 @@ def replay(paths: ShardPaths) -> Steps[Snapshot]:
         snapshot: Snapshot | None = None
         for position in [*reversed(roots), None]:
             try:
-                snapshot = yield from _from_root(paths, position, roots, problems)
+                snapshot = yield from _from_root(paths, position, roots, problems, wanted)
                 break
             except CutOff as gone:
                 problems.append(str(gone))
@@ -131,6 +134,29 @@ def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]
         raise Corrupt(paths.checkpoint(position), "checkpoint", 0, str(error)) from None
 
 
+def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
+    """Bring a settled ``state`` from where it stands to the log's end as it stands now: for who follows a log.
+
+    Where nothing is new that is two listings and four gets. Raises: CutOff when part of what follows was swept
+    (``replay`` then begins anew); Corrupt, VersionUnknown: as ``replay``. After any of them the state is not to be used.
+    """
+    awaited = state.position
+    for _ in range(RESTARTS_MAX):
+        yield from _Chain(paths, state).read()
+        end = state.position
+        if end < awaited:
+            raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")
+        # As in ``replay``: where a checkpoint lies beyond, the end was a swept number, or the log has gone on since.
+        beyond = yield from list_positions(paths.checkpoints, paths.checkpoint(end) if end.epoch else "")
+        if not beyond:
+            break
+        awaited = beyond[-1]
+    else:
+        raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
+    if state.wanted is not None:
+        state.settle()
+
+
 class _Unusable(Exception):
     """A root, or a page of it, is damaged or gone."""
 
@@ -141,15 +167,15 @@ def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
 
-def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str]
-               ) -> Steps[Snapshot]:
+def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
+               wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
-        state = ShardState()
+        state = ShardState(wanted)
         state.replaying = True
     else:
-        root, state, members = yield from _load_root(paths, position)
+        root, state, members = yield from _load_root(paths, position, wanted)
     chain = _Chain(paths, state)
     yield from chain.read()
     if position is not None:
@@ -162,23 +188,33 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
     return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.epochs, chain.head_bytes, problems)
 
 
-def _load_root(paths: ShardPaths, position: Position) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None
+               ) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
     key = paths.checkpoint(position)
     [data] = yield Gets([(key, 0, None)])
     if data is None:
         raise _Unusable(f"{key} is gone")
     try:
         root = Root.decode(data, position)
-        state = shard_of(root.extra, root.replay_from, key)
+        state = shard_of(root.extra, root.replay_from, key, wanted)
         needed: list[PageRef] = []
         members: dict[int, frozenset[int]] = {}
-        for page, _ in (yield from _read_pages(paths, root.pages)):
+
+        def take_directory(data: bytes, ref: PageRef) -> None:
+            page = decode_page(data, ref)
             if page.kind != PageKind.DIRECTORY:
                 raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
-            needed += load_directory(state, page)
+            needed.extend(load_directory(state, page))
             members[page.key] = frozenset(entry[0] for entry in page.body)
-        for page, ref in (yield from _read_pages(paths, needed)):
-            load_part(state, page, ref)
+
+        def take_part(data: bytes, ref: PageRef) -> None:
+            if wanted is not None and ref.kind == PageKind.BLOCKS:
+                load_part(state, decode_page(data, ref, unpack_table_page), ref, LeanRef.unpack)
+            else:
+                load_part(state, decode_page(data, ref), ref)
+
+        yield from _read_pages(paths, root.pages, take_directory)
+        yield from _read_pages(paths, needed, take_part)
     except VersionUnknown:
         raise
     except FormatError as error:
@@ -186,16 +222,15 @@ def _load_root(paths: ShardPaths, position: Position) -> Steps[tuple[Root, Shard
     return root, state, members
 
 
-def _read_pages(paths: ShardPaths, refs: Sequence[PageRef]) -> Steps[list[tuple[Page, PageRef]]]:
-    pages: list[tuple[Page, PageRef]] = []
+def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, PageRef], None]) -> Steps[None]:
+    """Hand each page's bytes to ``take``, in order: decoded they are many times as large, so one at a time."""
     for at in range(0, len(refs), BATCH):
         batch = refs[at:at + BATCH]
         found = yield Gets([(paths.pages(ref.position), ref.offset, ref.offset + ref.size) for ref in batch])
         for ref, data in zip(batch, found, strict=True):
             if data is None:
                 raise _Unusable(f"{paths.pages(ref.position)}, which it names, is gone")
-            pages.append((decode_page(data, ref), ref))
-    return pages
+            take(data, ref)
 
 
 class _Chain:
@@ -297,7 +332,7 @@ class _Chain:
         self.head_bytes += head.size
         for i, row in enumerate(head.rows):
             stream = state.streams.get(row.stream_id)
-            if stream is not None and position <= stream.position:
+            if (stream is not None and position <= stream.position) or row.stream_id in state.unwanted:
                 continue
             try:
                 core = head.core(i)
@@ -357,6 +392,12 @@ async def _retried(call: Callable[[], Any], rng: random.Random) -> Any:
 def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],
                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
     """Drive ``steps`` with blocking calls: get(key, start, end) gives None for no object, list_(prefix, after) all."""
+    return run_answering(steps, lambda ranges: [get(*range_) for range_ in ranges], list_)
+
+
+def run_answering(steps: Steps[T], get_many: Callable[[list[tuple[str, int, int | None]]], Sequence[bytes | None]],
+                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
+    """As ``run_blocking``, with a call that answers all of a request's ranges, in their order."""
     answer: Answer = None
     while True:
         try:
@@ -367,7 +408,7 @@ def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | 
         if isinstance(request, Listing):
             answer = list_(request.prefix, request.after)
         else:
-            answer = [get(*range_) for range_ in request.ranges]
+            answer = get_many(request.ranges)
 
 
 async def read_snapshot(store: ObjectStore, shard: int = 0) -> Snapshot:

@@ -11,7 +11,7 @@ page that was copied a little later than its stream may therefore be replayed ov
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.storage.dead import DeadSet
@@ -70,9 +70,9 @@ class BlockEntry:
         return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]
 
     @classmethod
-    def unpack(cls, packed: Any) -> BlockEntry:
+    def unpack(cls, packed: Any, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack) -> BlockEntry:
         """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
-        entry = cls(BlockRef.unpack(packed[0]))
+        entry = cls(unpack_ref(packed[0]))
         if len(packed) > 1:
             _, dead, entry.dead_count, entry.dead_bytes = packed
             entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)

@@ -111,10 +111,10 @@ class FileStore(ObjectStore):
             data = _read_cached(path, start, end)
         except OSError as e:
             raise self._error(e, key, _NOT_THERE) from e
-        return data if data is not None else await self._in_thread(self._get, key, path, start, end)
+        return data if data is not None else await self._in_thread(self.get_sync, key, start, end)
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
-        return await self._in_thread(self._list, prefix, after, limit)
+        return await self._in_thread(self.list_sync, prefix, after, limit)
 
     async def delete(self, key: str) -> None:
         await self._in_thread(self._delete, key)
@@ -210,7 +210,9 @@ class FileStore(ObjectStore):
         finally:
             os.unlink(temp)
 
-    def _get(self, key: str, path: str, start: int, end: int | None) -> bytes:
+    def get_sync(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """``get`` for a thread that may wait; same errors."""
+        path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -226,7 +228,8 @@ class FileStore(ObjectStore):
         except OSError as e:
             raise self._error(e, key, _NOT_THERE) from e
 
-    def _list(self, prefix: str, after: str, limit: int | None) -> Listing:
+    def list_sync(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        """``list`` for a thread that may wait; same errors."""
         found: Listing = []
         folder = prefix.rpartition("/")[0]
         if not can_begin_key(prefix):

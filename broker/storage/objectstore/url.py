@@ -8,33 +8,36 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 
-__all__ = ["open_store"]
+__all__ = ["StoreUrl", "open_store", "parse_store_url"]
 
 _BUCKET = re.compile(r"[a-z0-9A-Z][a-z0-9A-Z._-]{1,62}\Z")
 _FORMS = "file://DIR, s3://BUCKET/PREFIX or memory://"
 
 
-def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None,
-               region: str | None = None, put_timeout_ns: int = 5_000_000_000,
-               get_timeout_ns: int = 30_000_000_000, connections_max: int = 32) -> ObjectStore:
-    """The bare store behind ``url``; nothing is asked of an S3 endpoint before the first call.
+class StoreUrl(NamedTuple):
+    """scheme: ``file``, ``s3`` or ``memory``. where: the directory, or the bucket. prefix: of the keys, "" or without a
+    slash at either end."""
 
-    Args: ``read_only`` creates nothing, for inspection; the others are S3's. ``endpoint`` and ``region`` beat
-        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
-    Raises: ValueError for a URL of no known form; StoreRefused for a directory that cannot be used.
-    """
+    scheme: str
+    where: str
+    prefix: str = ""
+
+
+def parse_store_url(url: str) -> StoreUrl:
+    """Take a store's URL apart. Raises: ValueError, saying what is wrong and how to write it; without a secret."""
     scheme, colon, rest = url.partition("://")
     if not colon:
         raise ValueError(f"{_hide(url)!r} is no URL of a store: write {_FORMS}")
     if scheme == "file":
         if not rest or "\0" in rest:
             raise ValueError("file:// needs a directory: write file:///var/lib/jetblock or file://DIR")
-        return FileStore(rest, read_only=read_only)
+        return StoreUrl(scheme, rest)
     if scheme == "s3":
         if "@" in rest:
             raise ValueError(f"{_hide(url)!r}: no credentials in the URL, they would show in logs; "
@@ -47,16 +50,33 @@ def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None
         prefix = prefix.strip("/")
         if any(s in ("", ".", "..") or not s.isprintable() for s in prefix.split("/")) and prefix:
             raise ValueError(f"{url!r}: the prefix may not have empty segments, '.' or '..'")
-        # Costs some 200 ms and 35 MB, which a directory store need not pay.
-        from broker.storage.objectstore.s3 import S3Store
-
-        return S3Store(bucket, prefix, endpoint=endpoint, region=region, put_timeout_ns=put_timeout_ns,
-                       get_timeout_ns=get_timeout_ns, connections_max=connections_max)
+        return StoreUrl(scheme, bucket, prefix)
     if scheme == "memory":
         if rest:
             raise ValueError(f"{url!r}: memory:// takes nothing more")
-        return MemoryStore()
+        return StoreUrl(scheme, "")
     raise ValueError(f"{_hide(url)!r}: no store of the kind {scheme!r}: write {_FORMS}")
+
+
+def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None,
+               region: str | None = None, put_timeout_ns: int = 5_000_000_000,
+               get_timeout_ns: int = 30_000_000_000, connections_max: int = 32) -> ObjectStore:
+    """The bare store behind ``url``; nothing is asked of an S3 endpoint before the first call.
+
+    Args: ``read_only`` creates nothing, for inspection; the others are S3's. ``endpoint`` and ``region`` beat
+        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
+    Raises: ValueError for a URL of no known form; StoreRefused for a directory that cannot be used.
+    """
+    scheme, where, prefix = parse_store_url(url)
+    if scheme == "file":
+        return FileStore(where, read_only=read_only)
+    if scheme == "memory":
+        return MemoryStore()
+    # Costs some 200 ms and 35 MB, which a directory store need not pay.
+    from broker.storage.objectstore.s3 import S3Store
+
+    return S3Store(where, prefix, endpoint=endpoint, region=region, put_timeout_ns=put_timeout_ns,
+                   get_timeout_ns=get_timeout_ns, connections_max=connections_max)
 
 
 def _hide(url: str) -> str:
