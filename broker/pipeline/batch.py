@@ -63,11 +63,11 @@ class BatchReader(DataSourceReader):
         return left
 
     @plainly
-    def partitions(self) -> list[InputPartition]:  # type: ignore[override]
+    def partitions(self) -> list[InputPartition]:
         """Reads the store's catalogue once: all partitions are of one moment."""
         return [_Part(part) for part in query.partitions(self._options, self._selection, self._schema)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Part):  # Spark's stand-in for an empty list
             return iter(())
         settle()

@@ -18,6 +18,8 @@ __all__ = ["modules", "write_zip"]
 
 _PACKAGE = "broker"
 _ROOT = Path(broker.__file__).parent.parent
+_AT_HOME = ("bundle", "cli")
+"""What is for a shell beside an installed jetblock."""
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest that a zip file can say; the same for all, so that equal sources make equal bytes."""
 
@@ -46,17 +48,18 @@ def modules() -> dict[str, Path]:
     only what this machine happens to take.
     """
     found: dict[str, Path] = {}
-    waiting = [f"{_PACKAGE}.pipeline.{path.stem}" for path in (_ROOT / _PACKAGE / "pipeline").glob("*.py")]
+    waiting = [f"{_PACKAGE}.pipeline.{path.stem}".removesuffix(".__init__") for path in (_ROOT / _PACKAGE / "pipeline").glob("*.py")
+               if path.stem not in _AT_HOME]
     while waiting:
         name = waiting.pop()
         path = _path(name)
         if path is None or name in found:
             continue
         found[name] = path
-        waiting += _imported(ast.parse(path.read_bytes()))
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        waiting += _imported(ast.parse(path.read_bytes()), package)
         if "." in name:
             waiting.append(name.rpartition(".")[0])
-    found.pop(f"{_PACKAGE}.pipeline.__init__", None)  # the package itself is there under its own name
     return found
 
 
@@ -71,14 +74,17 @@ def _autoload() -> Path:
     return next(path for place in places if (path := place / "pyspark_jetblock" / "__init__.py").is_file())
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    """What may be modules of ours in the import statements of a syntax tree, those for type checkers left out."""
+def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """What may be modules of ours in the import statements of a module of ``package``; those for type checkers left out."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == _PACKAGE)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == _PACKAGE:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from _imported(node)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            source = ".".join(filter(None, (above, node.module)))
+            if source.split(".")[0] == _PACKAGE:
+                yield source
+                yield from (f"{source}.{alias.name}" for alias in node.names)
+        yield from _imported(node, package)

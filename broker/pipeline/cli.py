@@ -97,7 +97,7 @@ def _zip(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from broker.pipeline.forecast import forecast
+    from broker.pipeline.query import forecast
 
     given = {flag[2:]: value for flag, _, _ in _SELECTING if (value := getattr(options, flag[2:])) is not None}
     said = forecast({"store": options.store, "stream": options.stream, **given})

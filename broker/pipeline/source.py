@@ -5,8 +5,10 @@ This module is imported in every Spark session where jetblock is installed, so a
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from broker.pipeline.edge import plainly
@@ -44,13 +46,9 @@ class JetblockSource(DataSource):
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        try:
-            import pyspark.sql.streaming.datasource  # noqa: F401
-        except ModuleNotFoundError:
-            import pyspark
-
+        if find_spec("pyspark.sql.streaming.datasource") is None:
             raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
-                                f"spark.read works here") from None
+                                f"spark.read works here")
         from broker.pipeline.options import Options
         from broker.pipeline.stream import StreamReader
 
