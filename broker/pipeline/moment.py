@@ -34,8 +34,8 @@ from broker.storage.paths import ShardPaths, StreamPaths, object_key
 from broker.storage.snapshot import CutOff, Snapshot, Steps, replay, run_answering
 from broker.storage.table import BlockEntry
 
-__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "matcher", "moment_of", "names", "read_moment", "replayed", "seq_at_time",
-           "shards_of", "stepped", "wanted_by"]
+__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "matcher", "moment_of", "names", "newest", "read_moment",
+           "replayed", "seq_at_time", "shards_of", "stepped", "wanted_by"]
 
 _POSITION: Final = re.compile(r"([0-9a-fA-F]{8})-([0-9a-fA-F]{12})")
 _TRIES: Final = 3
@@ -234,7 +234,10 @@ def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:
         try:
             data = blobs.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
         except NotFound:
-            [moment] = _again(blobs, moment)
+            newer = newest(blobs, moment.shard, moment.account, moment.name, moment.stream_id)
+            if newer is None:
+                raise NoStream(f"{blobs.url}: stream {moment.full_name} was deleted while it was read") from None
+            moment = newer
             continue
         try:
             head = decode_index(data, ref, key)
@@ -245,13 +248,11 @@ def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:
                f"from a backup; `jetblock inspect verify` shows what else is missing")
 
 
-def _again(blobs: Blobs, moment: StreamMoment) -> list[StreamMoment]:
-    """The same stream, newer."""
-    state = replayed(blobs, moment.shard, lambda account, name: (account, name) == (moment.account, moment.name)).state
-    newer = state.streams.get(moment.stream_id)
-    if newer is None:
-        raise NoStream(f"{blobs.url}: stream {moment.full_name} was deleted while it was read")
-    return [moment_of(newer, moment.shard, state.position)]
+def newest(blobs: Blobs, shard: int, account: str, name: str, stream_id: int) -> StreamMoment | None:
+    """That stream, by name and incarnation, as it is now; None: it was deleted. Raises: as ``replayed``."""
+    state = replayed(blobs, shard, lambda of, one: (of, one) == (account, name)).state
+    stream = state.streams.get(stream_id)
+    return None if stream is None else moment_of(stream, shard, state.position)
 
 
 def _end(blobs: Blobs, moment: StreamMoment, bound: AsOf) -> int:
