@@ -6,6 +6,7 @@ objects that have gone away since.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from broker.pipeline.plan import Piece, estimate, pack, pieces
 from broker.pipeline.read import read_pieces
 from broker.pipeline.selection import Selection
 
-__all__ = ["Part", "forecast", "partitions", "position", "read"]
+__all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,18 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
     Raises: PipelineError.
     """
     found = [piece for moment in _moments(options) for piece in pieces(moment, selection)]
-    return [Part(tuple(packed)) for packed in pack(found, options.targetpartitionbytes, payload=_payload(schema))]
+    return packed(found, options, schema)
+
+
+def packed(found: Sequence[Piece], options: Options, schema: pa.Schema) -> list[Part]:
+    """Pieces as the parts that tasks read."""
+    return _packed(found, options, _payload(schema))
+
+
+def _packed(found: Sequence[Piece], options: Options, payload: bool) -> list[Part]:
+    # A plan is made on the driver, which has the cores of a session on one machine, and fewer than a cluster.
+    packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
+    return [Part(tuple(some)) for some in packs]
 
 
 def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
@@ -49,19 +61,21 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
 
     ``index_bytes`` are read for any column; ``frames_bytes`` for ``headers`` and ``data`` alone, and at most so many:
     where subjects or times are chosen, frames without a message that is wanted are left out. ``messages`` is a bound, too.
+    ``unsure_blocks`` are counted whole, having too many subjects for their catalogue to say which.
     Raises: PipelineError.
     """
     options = Options.parse(given)
     selection = options.selection()
     moments = _moments(options)
     total = estimate(moments, selection)
-    parts = pack([piece for moment in moments for piece in pieces(moment, selection)], options.targetpartitionbytes)
+    parts = _packed([piece for moment in moments for piece in pieces(moment, selection)], options, True)
     return {
         "streams": [{"account": moment.account, "stream": moment.name, "shard": moment.shard,
                      "position": str(moment.position), "first_seq": moment.first_seq, "last_seq": moment.end_seq}
                     for moment in moments],
         "blocks": total.blocks, "blocks_of": total.blocks_of, "messages": total.messages,
-        "index_bytes": total.index_bytes, "frames_bytes": total.frames_bytes, "partitions": len(parts)}
+        "index_bytes": total.index_bytes, "frames_bytes": total.frames_bytes, "unsure_blocks": total.unsure,
+        "partitions": len(parts)}
 
 
 def position(given: Mapping[str, str]) -> str:

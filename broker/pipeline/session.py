@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from broker.pipeline.edge import plainly
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -97,16 +99,30 @@ def _ask(spark: SparkSession, what: str, given: dict[str, str]) -> str:
 # What follows runs in a task.
 
 
+@plainly
 def _position(given: str) -> str:
     from broker.pipeline.query import position
 
     return position(json.loads(given))
 
 
+@plainly
+def _latest(given: str) -> str:
+    from broker.pipeline.blobs import open_blobs
+    from broker.pipeline.offsets import Offsets
+    from broker.pipeline.options import Options
+    from broker.pipeline.progress import Progress
+
+    options = Options.parse(json.loads(given), streaming=True)
+    now = Progress(open_blobs(options.store), options).initial()
+    return json.dumps(Offsets.of(now.streams).to_json())
+
+
+@plainly
 def _forecast(given: str) -> str:
     from broker.pipeline.query import forecast
 
     return json.dumps(forecast(json.loads(given)))
 
 
-_ANSWERS: dict[str, Callable[[str], str]] = {"position": _position, "forecast": _forecast}
+_ANSWERS: dict[str, Callable[[str], str]] = {"position": _position, "latest": _latest, "forecast": _forecast}
