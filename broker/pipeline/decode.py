@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.pipeline.selection import Selection
 from broker.pipeline.subjects import SubjectTest
@@ -185,6 +186,21 @@ class Block:
             self._strings = readable(self._index.subjects)
         return self._strings
 
+    def occurrences(self, rows: Rows) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """The subjects of ``rows``: ids, rising, how many rows each has, and the first and the last ordinal of them."""
+        ordinals = _listed(rows)
+        if self._index.subject_ids is None:
+            ids = np.zeros(len(ordinals), np.int64)
+        else:
+            ids = _taken(self._index.subject_ids, rows).astype(np.int64)
+        count = len(self._index.subjects)
+        counts = np.bincount(ids, minlength=count)
+        firsts, lasts = np.zeros((2, count), np.int64)
+        firsts[ids[::-1]] = ordinals[::-1]  # of several values for one place the last one stays
+        lasts[ids] = ordinals
+        there = np.flatnonzero(counts)
+        return there, counts[there], firsts[there], lasts[there]
+
     def pos(self, rows: Rows) -> pa.Array:
         """Ordinals, int32."""
         if isinstance(rows, range):
@@ -346,16 +362,13 @@ def readable(names: pa.BinaryArray) -> pa.StringArray:
 
 def parse_headers(blocks: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     """Header blocks as lists of (name, value), null where there is none; bytes that are no UTF-8 become U+FFFD."""
+    there = blocks.is_valid()
+    items = [protocol_headers.items(block) for block in blocks.filter(there).to_pylist()]
     offsets = np.zeros(len(blocks) + 1, np.int32)
-    names: list[str] = []
-    values: list[str] = []
-    for i, block in enumerate(blocks.to_pylist(), 1):
-        if block is not None:
-            for name, value in protocol_headers.items(block):
-                names.append(name.decode("utf-8", "replace"))
-                values.append(value.decode("utf-8", "replace"))
-        offsets[i] = len(names)
+    offsets[1:][there.to_numpy(zero_copy_only=False)] = list(map(len, items))
+    np.cumsum(offsets, out=offsets)
+    names, values = ([pair[side].decode("utf-8", "replace") for pairs in items for pair in pairs] for side in (0, 1))
     pairs = pa.StructArray.from_arrays([pa.array(names, pa.string()), pa.array(values, pa.string())],
                                        fields=list(kind.value_type))
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=kind,
-                                    mask=None if blocks.null_count == 0 else blocks.is_null())
+                                    mask=None if blocks.null_count == 0 else pc.invert(there))

@@ -65,5 +65,5 @@ def of_format(error: FormatError, where: str, key: str | None = None) -> Pipelin
     what = f"{where}: {error}" if key is None or error.name == key else f"{where}: {key}: {error}"
     if isinstance(error, VersionUnknown):
         return Newer(f"{what}: a newer version of jetblock wrote it; upgrade jetblock on the driver and all executors")
-    return Damaged(f"{what}: no rows are given of what cannot be read; `jetblock inspect verify` shows what else is "
+    return Damaged(f"{what}: no rows are given of what cannot be read; `jetblock inspect --verify` shows what else is "
                    f"damaged; restore the object from a backup, or read around it by startSeq, endSeq")

@@ -245,7 +245,7 @@ def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:
             raise of_format(error, f"{blobs.url}: stream {moment.full_name}", key) from None
         return max(head.seq_of(head.ordinal_at(at_ns)), moment.first_seq)
     raise Gone(f"{blobs.url}: {key} is not there, and the newest state of stream {moment.full_name} names it: restore it "
-               f"from a backup; `jetblock inspect verify` shows what else is missing")
+               f"from a backup; `jetblock inspect --verify` shows what else is missing")
 
 
 def newest(blobs: Blobs, shard: int, account: str, name: str, stream_id: int) -> StreamMoment | None:

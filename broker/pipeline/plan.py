@@ -88,7 +88,7 @@ def _pieces(moment: StreamMoment, selection: Selection) -> Iterator[tuple[Piece,
         return
     if moment.offline is not None:
         raise Damaged(f"stream {moment.full_name} is off line, and no rows are given of it: {moment.offline}; `jetblock "
-                      f"inspect verify` says more; a newer broker's record needs a newer jetblock here, too")
+                      f"inspect --verify` says more; a newer broker's record needs a newer jetblock here, too")
     first_seq = max(moment.first_seq, selection.first_seq)
     last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
     shard = ShardPaths(moment.shard)

@@ -1,9 +1,12 @@
-"""Pieces of blocks to rows: fetched ahead in threads, decoded there, handed on in order.
+"""Pieces of blocks to rows: fetched ahead in threads, handed on in order.
 
-    pieces ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches in order
+    pieces ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
                  │  1  indexes; with them the frames, where all are wanted
                  │  2  the frames that hold a wanted row, neighbours by one get
                  └─ 3  of a large block one group of frames after another
+
+Frames are decoded by whoever takes the batches, one batch at a time: in threads that took half as much CPU time again,
+since memory that one thread frees for another is not used again soon, and a Spark task has one core anyway.
 
 Memory is bounded: loads under way or waiting cost at most ``_AHEAD_BYTES`` (one load is always let through), a load at
 most two groups of ``_GROUP_BYTES``, or one message that is larger. Whoever stops early closes the generator; no thread is
@@ -28,7 +31,7 @@ import pyarrow as pa
 from broker.pipeline.blobs import Blobs, Range
 from broker.pipeline.decode import Block, Bodies, Rows, parse_headers
 from broker.pipeline.errors import Gone, PipelineError, of_format
-from broker.pipeline.moment import StreamMoment, read_moment
+from broker.pipeline.moment import StreamMoment, newest
 from broker.pipeline.plan import Piece
 from broker.pipeline.plan import pieces as pieces_of
 from broker.pipeline.schema import PAIRS
@@ -63,8 +66,8 @@ class Maker(Protocol):
 
     bodies: bool
 
-    def from_ref(self, piece: Piece) -> pa.RecordBatch | None:
-        """The rows of ``piece`` where its reference says it all; None: the block must be read."""
+    def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
+        """What makes the rows of ``piece``, where its reference says it all; None: the block must be read."""
 
     def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         """Rows from ``rows`` of ``block``, at least one; ``bodies`` has theirs, where they are needed."""
@@ -99,13 +102,13 @@ class _Messages:
                        or selection.needs_time())
         self._selection = selection
 
-    def from_ref(self, piece: Piece) -> pa.RecordBatch | None:
+    def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
         ref = piece.ref
         if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
             return None
         block = Block(ref, None, piece.key)
         rows = block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, None)
-        return self.from_block(piece, block, rows, None)
+        return partial(self.from_block, piece, block, rows, None)
 
     def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
@@ -137,8 +140,10 @@ class _Messages:
         return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), kind), len(rows))
 
 
-_Loaded = tuple[list["pa.RecordBatch | Piece"], Callable[[], "_Loaded"] | None]
-"""Batches, and pieces whose object was not there, in order; and what loads the rest, where there is some."""
+_Part = Piece | Callable[[], pa.RecordBatch]
+"""A piece, whose object was not there; or what makes a batch of bytes that are."""
+_Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
+"""Parts in order; and what loads the rest, where there is some."""
 
 
 class _Reading:
@@ -181,7 +186,7 @@ class _Reading:
                     if isinstance(one, Piece):
                         yield from self._again(one)
                     else:
-                        yield one
+                        yield one()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -194,7 +199,7 @@ class _Reading:
                 if isinstance(one, Piece):
                     yield from self._again(one, moves)
                 else:
-                    yield one
+                    yield one()
 
     def _loads(self, pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], int]]:
         """Pieces that are loaded together, and what that costs in memory."""
@@ -224,14 +229,13 @@ class _Reading:
 
     def _load(self, pieces: Sequence[Piece]) -> _Loaded:
         """The rows of some pieces; of a single large one the first of them. Raises: PipelineError."""
-        made: list[list[pa.RecordBatch | Piece]] = [[] for _ in pieces]
+        made: list[list[_Part]] = [[] for _ in pieces]
         read: list[int] = []
         for i, piece in enumerate(pieces):
-            batch = self._maker.from_ref(piece)
-            if batch is None:
+            if (from_ref := self._maker.from_ref(piece)) is None:
                 read.append(i)
             else:
-                made[i].append(batch)
+                made[i].append(from_ref)
         wholes = [self._whole(pieces[i]) for i in read]
         ranges = [(pieces[i].key, pieces[i].ref.index_offset, pieces[i].ref.index_offset + pieces[i].ref.index_bytes)
                   for i in read]
@@ -249,14 +253,14 @@ class _Reading:
             if not len(rows):
                 continue
             if not self._maker.bodies:
-                made[i].append(self._maker.from_block(piece, block, rows, None))
+                made[i].append(partial(self._maker.from_block, piece, block, rows, None))
                 continue
             groups = _groups(block, rows)
             if frames is None:
                 later.append((i, block, groups))
                 continue
             for numbers, of_group in groups:
-                made[i].append(self._batch(piece, block, of_group, numbers, _cut(block, numbers, frames)))
+                made[i].append(partial(self._batch, piece, block, of_group, numbers, _cut(block, numbers, frames)))
         if len(pieces) == 1 and later and len(later[0][2]) > 1:
             _, block, groups = later[0]
             return self._load_group(pieces[0], block, groups, 0)
@@ -273,18 +277,18 @@ class _Reading:
     def _load_group(self, piece: Piece, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and what loads the next."""
         numbers, rows = groups[at]
-        batch = self._of_frames(piece, block, rows, numbers, _fetch(self._blobs, _ranges(piece.key, block, numbers)))
-        if isinstance(batch, Piece) or at + 1 == len(groups):
-            return [batch], None
-        return [batch], partial(self._load_group, piece, block, groups, at + 1)
+        part = self._of_frames(piece, block, rows, numbers, _fetch(self._blobs, _ranges(piece.key, block, numbers)))
+        if isinstance(part, Piece) or at + 1 == len(groups):
+            return [part], None
+        return [part], partial(self._load_group, piece, block, groups, at + 1)
 
     def _of_frames(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
-                   stored: Sequence[memoryview | None]) -> pa.RecordBatch | Piece:
-        """A batch; or the rest of the piece, where its object was not there."""
+                   stored: Sequence[memoryview | None]) -> _Part:
+        """What makes the batch of some frames; the rest of the piece, where its object was not there."""
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
             return piece._replace(first_seq=block.seq_of(int(rows[0])))
-        return self._batch(piece, block, rows, numbers, there)
+        return partial(self._batch, piece, block, rows, numbers, there)
 
     def _batch(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
                stored: Sequence[memoryview]) -> pa.RecordBatch:
@@ -331,8 +335,7 @@ class _Reading:
         known = lost.stream_id in self._newer
         while True:
             if not known:
-                streams = read_moment(self._blobs, account=lost.account, stream=lost.stream, none_ok=True)
-                self._newer[lost.stream_id] = next((one for one in streams if one.stream_id == lost.stream_id), None)
+                self._newer[lost.stream_id] = newest(self._blobs, lost.shard, lost.account, lost.stream, lost.stream_id)
             moment = self._newer[lost.stream_id]
             found = list(pieces_of(moment, selection)) if moment is not None else []
             # What was seen before the object went may name it; what is read after that may not.
