@@ -85,11 +85,9 @@ class StreamBacklog:
             live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry) if b >= first and a <= last)
         else:
             live = sum(1 for _ in self._live(entry, first, last))
-        if self._selection is None or ref.subjects is None:
+        if self._selection is None or (summary := ref.subjects) is None:
             return live, live
-        matching = (n for subject, n, a, b in ref.subjects
-                    if b >= first and a <= last and self._selection.matches_subject(subject))
-        return live, min(live, sum(matching))
+        return live, min(live, sum(n for _, n, a, b in self._selection.rows_of(summary) if b >= first and a <= last))
 
     def _after(self, entry: BlockEntry, first: int, count: int) -> int:
         """The sequence after the first ``count`` live messages from ``first`` on."""

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from broker.pipeline.errors import BadOption, Newer, PipelineError
-from broker.pipeline.selection import time_ns
+from broker.pipeline.selection import SEQ_MAX, time_ns
 
 __all__ = ["Backlog", "Offsets", "Place", "Start", "share"]
 
 VERSION = 1
 _ID = re.compile(r"[0-9a-f]{16}")
 _SEQ = re.compile(r"[0-9]{1,20}")
-_SEQ_MAX = (1 << 63) - 1
 
 
 class Place(NamedTuple):
@@ -103,7 +102,7 @@ def _places(value: object, part: str) -> dict[str, Place]:
         stream_id, next_seq = place["id"], place["next"]
         if not isinstance(stream_id, str) or not _ID.fullmatch(stream_id):
             raise PipelineError(f'"id" of {name} in an offset must be 16 hexadecimal digits, not {_short(stream_id)}')
-        if type(next_seq) is not int or not 0 < next_seq <= _SEQ_MAX:
+        if type(next_seq) is not int or not 0 < next_seq <= SEQ_MAX:
             raise PipelineError(f'"next" of {name} in an offset must be a sequence from 1 on, not {_short(next_seq)}')
         places[name] = Place(int(stream_id, 16), next_seq)
     return places
@@ -133,24 +132,28 @@ class Start:
     def parse(cls, text: str) -> Start:
         """Raises: BadOption naming the value and what is allowed."""
         word = text.strip()
+        kind, colon, rest = word.partition(":")
         if word.lower() == "earliest":
             return cls(earliest=True)
         if word.lower() == "latest":
             return cls()
-        if _SEQ.fullmatch(word):
-            if not 0 < int(word) <= _SEQ_MAX:
-                raise BadOption(f"startingOffsets={text}: sequences begin at 1")
-            return cls(seq=int(word))
-        if word.startswith("{"):
-            try:
-                return cls(offsets=Offsets.parse(json.loads(word)))
-            except (ValueError, PipelineError) as error:
-                raise BadOption(f"startingOffsets={_short(text)}: {error}") from None
         try:
-            return cls(time_ns=time_ns(word))
-        except ValueError as error:
-            raise BadOption(f"startingOffsets={_short(text)}: allowed are earliest, latest, a sequence number, a time as "
-                            f"2026-11-21T14:00:00Z, or an offset's JSON ({error})") from None
+            if word.startswith("{"):
+                return cls(offsets=Offsets.parse(json.loads(word)))
+            if colon and kind.lower() == "seq":
+                return cls(seq=_seq(rest))
+            if colon and kind.lower() == "time":
+                return cls(time_ns=time_ns(rest))
+            return cls(seq=_seq(word)) if word.isdigit() else cls(time_ns=time_ns(word))
+        except (ValueError, PipelineError) as error:
+            raise BadOption(f"option startingOffsets={_short(text)}: {error}; write earliest, latest, seq:N, a time "
+                            f"(2026-11-21T14:00:00Z), or an offset's JSON") from None
+
+
+def _seq(text: str) -> int:
+    if not _SEQ.fullmatch(text) or not 0 < int(text) <= SEQ_MAX:
+        raise ValueError(f"{text!r} is no sequence: they are whole numbers from 1 on")
+    return int(text)
 
 
 class Backlog(Protocol):
@@ -193,5 +196,5 @@ def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
         anything = anything or used_rows > 0
     if not anything:
         for backlog in waiting:
-            if backlog.take(1, _SEQ_MAX)[0]:
+            if backlog.take(1, SEQ_MAX)[0]:
                 return

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -20,24 +20,45 @@ from broker.pipeline.options import Options
 from broker.pipeline.plan import Piece, estimate, pack, pieces
 from broker.pipeline.read import read_pieces
 from broker.pipeline.selection import Selection
+from broker.pipeline.views import catalogue_rows, read_subjects
+from broker.storage.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
+
+_OF_PIECES: Final = {"messages": read_pieces, "subjects": read_subjects}
+"""The views that tasks read from blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reads."""
+    """What one task reads, or what it hands on: of the store's catalogue the driver has made rows already."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] = ()
+    rows: pa.RecordBatch | None = None
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query over the messages, in order of stream and sequence; none where nothing can match.
+    """The parts of a query, in order of stream and sequence; none where nothing can match.
 
     Raises: PipelineError.
     """
-    found = [piece for moment in _moments(options) for piece in pieces(moment, selection)]
-    return packed(found, options, schema)
+    moments = _moments(options)
+    if options.view in _OF_PIECES:
+        return packed([piece for moment in moments for piece in pieces(moment, selection)], options, schema)
+    if options.view == "blocks":
+        moments = [replace(moment, blocks=list(_chosen(moment, selection))) for moment in moments]
+    return [Part(rows=batch) for batch in catalogue_rows(options.view, moments, schema)]
+
+
+def _chosen(moment: StreamMoment, selection: Selection) -> Iterator[BlockEntry]:
+    """The blocks that may hold a message that options choose; subjects are none of them."""
+    first_seq = max(moment.first_seq, selection.first_seq)
+    last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
+    for entry in moment.blocks:
+        ref = entry.ref
+        if (ref.first_seq <= last_seq and ref.last_seq >= first_seq
+                and selection.matches_times(ref.first_time_ns, ref.last_time_ns)):
+            yield entry
 
 
 def packed(found: Sequence[Piece], options: Options, schema: pa.Schema) -> list[Part]:
@@ -53,7 +74,10 @@ def _packed(found: Sequence[Piece], options: Options, payload: bool) -> list[Par
 
 def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of one part, in order. Raises: PipelineError."""
-    return read_pieces(open_blobs(options.store), part.pieces, selection, schema, prefetch=options.prefetch)
+    if part.rows is not None:
+        return iter((part.rows,))
+    rows_of = _OF_PIECES[options.view]
+    return rows_of(open_blobs(options.store), part.pieces, selection, schema, prefetch=options.prefetch)
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
