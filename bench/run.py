@@ -17,10 +17,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.servers import Minio, Server, jetblock, nats_server
 
@@ -187,8 +188,38 @@ class Bench:
             self.table.add(f"restart with {messages:,} messages, after a clean stop", "<= 0.3", clean, None, "s")
             self.table.add(f"restart with {messages:,} messages, after kill -9", "<= 1.5", killed, None, "s")
 
+    def spark(self) -> None:
+        messages = self.n(4_000_000)
+        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours, nats_server() as theirs:
+            for server, count in ((ours, messages), (theirs, min(messages, 500_000))):
+                load("setup", server)
+                load("events", server, messages=count, size=200)
+            ours.stop()  # Spark needs no broker
+            words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory, "--nats", str(theirs.port),
+                     "--repeat", str(self.args.repeat), "--per-trigger", str(messages // 4)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent)
+            if done.returncode:
+                raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-20:]))
+            got = json.loads(done.stdout.splitlines()[-1])
+        for query, ours_took in got["forms"]["jetblock"].items():
+            for codec in ("zstd", "snappy"):
+                theirs_took = got["forms"][f"parquet {codec}"].get(query)
+                if theirs_took is not None:
+                    assert ours_took["answer"] == theirs_took["answer"], f"{query}: {ours_took} {theirs_took}"
+                    self.table.add(f"Spark, {query}: blocks / Parquet {codec}", self.SPARK_MARKS.get(query, ""),
+                                   messages / ours_took["wall"], messages / theirs_took["wall"], "row/s",
+                                   cpu=ours_took["cpu"], theirs_cpu=theirs_took["cpu"])
+            if query not in got["forms"]["parquet zstd"]:
+                self.table.add(f"Spark, {query}", self.SPARK_MARKS.get(query, ""), messages / ours_took["wall"], None, "row/s",
+                               cpu=ours_took["cpu"])
+        self.table.add("Spark, micro-batches to noop", ">= 1,000,000", got["stream"]["rate"], None, "row/s", **got["stream"])
+        self.table.add("Spark, full scan: blocks / nats-server by a pull consumer", ">= 5",
+                       messages / got["forms"]["jetblock"]["full scan to noop"]["wall"], got["server"]["rate"], "row/s")
+
+    SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
+                             "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag",
-             "restart")
+             "restart", "spark")
 
 
 def main() -> int:

@@ -104,3 +104,9 @@ def test_settings_page_is_up_to_date() -> None:
     """docs/CONFIGURATION.md is what its generator makes."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "configuration.py"))
     assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/configuration.py"
+
+
+def test_spark_page_is_up_to_date() -> None:
+    """The tables of docs/SPARK.md are what their generator makes."""
+    made = runpy.run_path(str(ROOT / "docs" / "generators" / "spark_options.py"))
+    assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/spark_options.py"
