@@ -49,7 +49,7 @@ def read(spark: SparkSession, *, schema: StructType | str | None = None, **optio
     Args: options by their names (``store=…, stream=…, subjects=[…], startTime=datetime(…)``); schema names columns.
     """
     given = _texts(options)
-    if "asof" not in given:
+    if "asof" not in given and given.get("view", "messages") not in ("streams", "consumers"):
         given["asof"] = _ask(spark, "position", given)
     reader = spark.read.format("jetblock").options(**given)
     return (reader if schema is None else reader.schema(schema)).load()

@@ -31,10 +31,12 @@ class JetblockSource(DataSource):
     @plainly
     def schema(self) -> str:
         """The columns of the view, unless ``.schema(…)`` names others."""
-        from broker.pipeline.options import Options
+        from broker.pipeline.options import OPTIONS, Options
         from broker.pipeline.schema import ddl
 
-        options = Options.parse(self.options)
+        # Spark does not say what kind of query it is for; an option of the other kind is found when the reader is made.
+        known = (OPTIONS.get(name.lower()) for name in self.options)
+        options = Options.parse(self.options, streaming=any(one and one.kind == "stream" for one in known))
         return ddl(options.view, headers=options.headers)
 
     @plainly
