@@ -18,7 +18,7 @@ from broker.pipeline.errors import BadOption
 from broker.pipeline.moment import StreamMoment, read_moment
 from broker.pipeline.options import Options
 from broker.pipeline.plan import Piece, estimate, pack, pieces
-from broker.pipeline.read import read_pieces
+from broker.pipeline.reading import read_pieces
 from broker.pipeline.selection import Selection
 from broker.pipeline.views import catalogue_rows, read_subjects
 from broker.storage.table import BlockEntry

@@ -18,7 +18,7 @@ from broker.pipeline.blobs import Blobs
 from broker.pipeline.decode import Block, Bodies, Rows, readable
 from broker.pipeline.moment import StreamMoment, key_of
 from broker.pipeline.plan import Piece
-from broker.pipeline.read import read_blocks
+from broker.pipeline.reading import read_blocks
 from broker.pipeline.selection import Selection
 from broker.storage.applied import ConsumerState
 from broker.storage.table import BlockEntry
