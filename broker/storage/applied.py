@@ -329,7 +329,7 @@ class ShardState:
     def _apply_to_stream(self, stream: StreamState, core: BlockCore, ref: BlockRef | None) -> None:
         blocks = stream.blocks
         counting = not self.replaying
-        if core.count and ref is not None and blocks.append(ref) and counting and ref.place == BlockPlace.LOG:
+        if core.count and ref is not None and blocks.append(ref.pack()) and counting and ref.place == BlockPlace.LOG:
             key = position_key(ref.position)
             self.segments[key] += 1
             self.unnamed.discard(key)

@@ -53,7 +53,7 @@ class StreamCopy:
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
-            row: list[Any] = [page.room, [e.pack() for e in page.entries] if inline else None, None]
+            row: list[Any] = [page.room, page.pack() if inline else None, None]
             table.append(row)
             if inline:
                 page.place = None
@@ -89,7 +89,7 @@ class StreamCopy:
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, [e.pack() for e in page.entries]]),
+            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()]),
                    _placer(self, page, row, 2))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):

@@ -6,6 +6,9 @@ leaves.
 
 Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
 page that was copied a little later than its stream may therefore be replayed over.
+
+A block of which nothing is dead is kept as its packed reference alone, a tuple of numbers and names: there may be
+millions, and the garbage collector forgets those. A ``BlockEntry`` is made of it for whoever looks.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from broker.storage.dead import DeadSet
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockRef, PackedRef
 
 __all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "TablePage"]
 
@@ -80,15 +83,23 @@ class BlockEntry:
         return entry
 
 
+Kept = PackedRef | BlockEntry
+"""How a page keeps a block: a reference of which nothing is dead, or an entry."""
+
+
 class TablePage:
     """Up to 1024 neighbouring entries. ``place`` says where a checkpoint keeps them; None: changed since."""
 
     __slots__ = ("entries", "place", "room")
 
     def __init__(self) -> None:
-        self.entries: list[BlockEntry] = []
+        self.entries: list[Kept] = []
         self.room = PAGE_ENTRIES
         self.place: Any = None
+
+    def pack(self) -> list[Any]:
+        """Each entry for a checkpoint's page, as ``BlockEntry.pack`` gives it."""
+        return [(kept,) if type(kept) is tuple else kept.pack() for kept in self.entries]  # type: ignore[union-attr]
 
 
 class BlockTable:
@@ -106,21 +117,21 @@ class BlockTable:
 
     def __iter__(self) -> Iterator[BlockEntry]:
         for page in self.pages:
-            yield from page.entries
+            yield from map(_entry, page.entries)
 
     @property
     def last_seq(self) -> int:
         """The last sequence of the last block; 0 when there is none."""
-        return self.pages[-1].entries[-1].ref.last_seq if self.pages else 0
+        return _last(self.pages[-1].entries[-1]) if self.pages else 0
 
-    def append(self, ref: BlockRef) -> bool:
+    def append(self, ref: PackedRef) -> bool:
         """Add a block; False when the table has it, or anything later, already (a replay over a newer page)."""
-        if ref.first_seq <= self.last_seq:
+        if ref[FIRST_SEQ] <= self.last_seq:
             return False
         if not self.pages or not self.pages[-1].room:
             self.pages.append(TablePage())
         page = self.pages[-1]
-        page.entries.append(BlockEntry(ref))
+        page.entries.append(ref)
         page.room -= 1
         page.place = None
         self._count += 1
@@ -132,29 +143,31 @@ class BlockTable:
         if p < 0:
             return None
         entries = self.pages[p].entries
-        i = bisect_right(entries, seq, key=_entry_first) - 1
-        return entries[i] if i >= 0 and entries[i].ref.last_seq >= seq else None
+        i = bisect_right(entries, seq, key=_first) - 1
+        return _entry(entries[i]) if i >= 0 and _last(entries[i]) >= seq else None
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> list[BlockRef]:
         """Mark a removed range dead; returns the blocks that left."""
         left: list[BlockRef] = []
         p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
         emptied = False
-        while p < len(self.pages) and self.pages[p].entries[0].ref.first_seq <= last:
+        while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
             page = self.pages[p]
             entries = page.entries
-            i = max(0, bisect_right(entries, first, key=_entry_first) - 1)
-            gone = []
-            while i < len(entries) and entries[i].ref.first_seq <= last:
-                entry = entries[i]
-                if entry.ref.last_seq >= first and entry.remove(first, last, msgs, size):
-                    page.place = None
-                    if entry.dead_count >= entry.ref.count:
-                        gone.append(i)
-                        left.append(entry.ref)
+            i = max(0, bisect_right(entries, first, key=_first) - 1)
+            gone: set[int] = set()
+            while i < len(entries) and _first(entries[i]) <= last:
+                if _last(entries[i]) >= first:
+                    entry = _entry(entries[i])
+                    if entry.remove(first, last, msgs, size):
+                        page.place = None
+                        entries[i] = entry
+                        if entry.dead_count >= entry.ref.count:
+                            gone.add(i)
+                            left.append(entry.ref)
                 i += 1
             if gone:
-                page.entries = [e for e in entries if e.dead_count < e.ref.count]
+                page.entries = [kept for i, kept in enumerate(entries) if i not in gone]
                 emptied = emptied or not page.entries
             p += 1
         self._dropped(len(left), emptied)
@@ -166,11 +179,11 @@ class BlockTable:
         emptied = False
         for page in self.pages:
             entries = page.entries
-            if entries[0].ref.last_seq >= first_seq:
+            if _last(entries[0]) >= first_seq:
                 break
             keep = 0
-            while keep < len(entries) and entries[keep].ref.last_seq < first_seq:
-                left.append(entries[keep].ref)
+            while keep < len(entries) and _last(entries[keep]) < first_seq:
+                left.append(_entry(entries[keep]).ref)
                 keep += 1
             del entries[:keep]
             page.place = None
@@ -181,7 +194,7 @@ class BlockTable:
     def load(self, page: TablePage) -> None:
         """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
         if page.entries:
-            if page.entries[0].ref.first_seq <= self.last_seq:
+            if _first(page.entries[0]) <= self.last_seq:
                 raise ValueError("the pages of a block table overlap")
             self.pages.append(page)
             self._count += len(page.entries)
@@ -192,9 +205,17 @@ class BlockTable:
             self.pages = [page for page in self.pages if page.entries]
 
 
+def _entry(kept: Kept) -> BlockEntry:
+    return kept if isinstance(kept, BlockEntry) else BlockEntry(BlockRef.of(kept))
+
+
+def _first(kept: Kept) -> int:
+    return kept.ref.first_seq if isinstance(kept, BlockEntry) else kept[FIRST_SEQ]
+
+
+def _last(kept: Kept) -> int:
+    return kept.ref.last_seq if isinstance(kept, BlockEntry) else kept[LAST_SEQ]
+
+
 def _page_first(page: TablePage) -> int:
-    return page.entries[0].ref.first_seq
-
-
-def _entry_first(entry: BlockEntry) -> int:
-    return entry.ref.first_seq
+    return _first(page.entries[0])

@@ -222,7 +222,7 @@ def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
     rng = random.Random(5)
     table = BlockTable()
     for i in range(3 * PAGE_ENTRIES):
-        assert table.append(ref(i * 5 + 1, i * 5 + 5))
+        assert table.append(ref(i * 5 + 1, i * 5 + 5).pack())
     last_seq = 15 * PAGE_ENTRIES
     live = set(range(1, last_seq + 1))
     for _ in range(400):
@@ -246,7 +246,7 @@ def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
 def test_a_block_with_gaps() -> None:
     """Sequences that were never there count for nothing: dead by name one by one, or as a whole."""
     table = BlockTable()
-    table.append(ref(10, 1_000_000, count=3))
+    table.append(ref(10, 1_000_000, count=3).pack())
     table.remove(10, 10, 1, 40)
     table.remove(500, 500, 1, 40)
     [entry] = table

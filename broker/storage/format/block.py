@@ -45,8 +45,9 @@ from .errors import Corrupt, VersionUnknown
 from .header import NUMBER_MAX, Position
 from .record import Record, decode_records, encode_records
 
-__all__ = ["CORE_BYTES_MIN", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef",
-           "Outcome", "Removed", "SubjectSummary", "decode_core", "encode_core", "unpack_summary"]
+__all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore",
+           "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed", "SubjectSummary", "decode_core", "encode_core",
+           "unpack_summary"]
 
 BLOCK_VERSION: Final = 1
 SUMMARY_SUBJECTS_MAX: Final = 16
@@ -136,6 +137,15 @@ class BlockPlace(IntEnum):
     """streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>"""
 
 
+PackedRef = tuple[Any, ...]
+"""A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects, all plain, so that neither
+the garbage collector nor msgpack need more than a look."""
+
+FIRST_SEQ: Final = 11
+LAST_SEQ: Final = 12
+"""Their places in a PackedRef."""
+
+
 class BlockRef:
     """Where one block with messages lies, and what must be known of it without reading it. Immutable.
 
@@ -170,12 +180,18 @@ class BlockRef:
         self.last_time_ns = last_time_ns
         self.subjects = subjects
 
-    def pack(self) -> list[Any]:
-        """A compact list for msgpack; ``unpack`` takes it back."""
-        return [int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
+    def pack(self) -> PackedRef:
+        """For msgpack, or to be kept; ``unpack`` and ``of`` take it back."""
+        return (int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
                 self.core_offset, self.core_bytes, self.index_offset, self.index_bytes, self.frames_offset,
                 self.frames_bytes, self.first_seq, self.last_seq, self.count, self.bytes, self.first_time_ns,
-                self.last_time_ns, self.subjects]
+                self.last_time_ns, self.subjects)
+
+    @classmethod
+    def of(cls, packed: PackedRef) -> BlockRef:
+        """Undo ``pack``, for what never left this process."""
+        place, epoch, number, *rest = packed
+        return cls(BlockPlace(place), Position(epoch, number), *rest)
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
