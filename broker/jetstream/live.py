@@ -72,7 +72,7 @@ class LiveBlock:
         self.dead: DeadSet | None = None
         self.open: OpenBlock[Any] | None = None
         self.ref: BlockRef | None = None
-        self.chunks: list[Chunk] | None = None
+        self.chunks: Sequence[Chunk] | None = None
         self.starts: Sequence[int] | None = None
         self.head: Head | None = None
         self.subjects: SubjectSummary | None = None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import byteorder
 from typing import Any
 
-from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome
+from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
@@ -263,6 +263,17 @@ class ShardState:
         except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
             self.take_offline(core.stream_id, f"a record in segment {self.position} is damaged: {error!r}")
 
+    def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
+        """``apply_block`` for one that has messages and says nothing else, as the log's owner writes them by the hundred."""
+        stream = self.streams.get(packed[STREAM_ID])
+        if stream is None or stream.offline is not None or self.position <= stream.position:
+            return
+        if stream.blocks.append(packed):
+            key = position_key(self.position)
+            self.segments[key] += 1
+            self.unnamed.discard(key)
+        self._take_outcome(stream, outcome, packed[LAST_TIME_NS])
+
     def take_offline(self, stream_id: int, reason: str) -> None:
         """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
         stream = self.streams.get(stream_id)
@@ -367,16 +378,18 @@ class ShardState:
             elif kind == RecordKind.CEILING:
                 body = record.body
                 stream.ceiling = int(body["seq"])
-        outcome = core.outcome
+        self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
+        if deleted:
+            self._drop(stream)
+
+    def _take_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
+        trims = outcome[0] != stream.first_seq or self.replaying
         stream.first_seq, stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns = outcome
-        if core.count:
-            stream.last_time_ns = core.last_time_ns
-        if (left := blocks.trim(outcome.first_seq)) and counting:
+        stream.last_time_ns = last_time_ns
+        if trims and (left := stream.blocks.trim(outcome[0])) and not self.replaying:
             self._left(left)
         stream.position = self.position
         stream.dirty = True
-        if deleted:
-            self._drop(stream)
 
     def _apply_shard_records(self, records: Sequence[Record]) -> None:
         for record in records:

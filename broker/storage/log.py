@@ -38,7 +38,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.settle import Backoff, Fenced, describe, holder_of
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, seal_block
+from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 
 __all__ = ["BlockOwner", "Log", "LogSettings", "ShardOwner"]
 
@@ -136,7 +136,9 @@ class Segment:
     @property
     def head_bytes(self) -> int:
         """About what a recovery reads of it."""
-        return 104 + sum(216 + 32 * len(b.core.removed) + sum(r.size for r in b.core.records) for b in self.sealed)
+        said = [b.core for b in self.sealed if b.opened is None]
+        return 104 + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
+                                                  for core in said)
 
 
 class Log:
@@ -520,6 +522,10 @@ class Log:
         """The loop's part, in turns of a few thousand messages."""
         run = 0
         for block in segment.blocks:
+            if is_small(block):
+                segment.sealed.append(SealedBlock.small(block, segment.position))
+                run += 8
+                continue
             segment.sealed.append(seal_block(block, segment.position))
             run += 20 + block.count
             if run >= 8_000:
@@ -611,7 +617,11 @@ class Log:
         state.apply_segment(segment.position)
         sealed = segment.sealed
         for block in sealed:
-            state.apply_block(block.core, block.ref)
+            if block.opened is not None:
+                assert block.packed is not None
+                state.apply_small(block.packed, block.opened.outcome)
+            else:
+                state.apply_block(block.core, block.ref)
         self._cut_bytes -= segment.raw_bytes
         for block in sealed:
             block.owner.persisted(block)

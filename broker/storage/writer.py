@@ -13,10 +13,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate, repeat
-from operator import itemgetter, mul
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any, Final, Generic
 
 from .format.block import (
     SUMMARY_BYTES_MAX,
@@ -24,8 +24,7 @@ from .format.block import (
     BlockCore,
     BlockPlace,
     BlockRef,
-    Outcome,
-    Removed,
+    PackedRef,
     SubjectSummary,
     encode_core,
 )
@@ -34,157 +33,104 @@ from .format.columns import compact
 from .format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
 from .format.header import ObjectKind, Position
 from .format.index import Head, encode_index
-from .format.record import Record
-from .format.segment import encode_segment_front
+from .format.segment import RowValues, encode_segment_front
+from .format.small import NAME_BYTES_MAX, SmallEncoder
+from .open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, user_bytes
 
-__all__ = ["BODY_BYTES_MAX", "OpenBlock", "SealedBlock", "encode_segment", "seal_block", "user_bytes"]
-
-BODY_BYTES_MAX: Final = 128 << 20
-"""No message is larger: max_payload is at most 64 MiB, and headers count in it."""
-
-_ROW_BYTES: Final = 30
-"""What a message counts for beside its subject and body: in nats-server's files 22 bytes of row and 8 of checksum."""
+__all__ = ["BODY_BYTES_MAX", "OpenBlock", "SealedBlock", "encode_segment", "is_small",
+           "seal_block", "user_bytes"]
 
 _BUFFER_BYTES: Final = 64 * 1024
 """Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
 
 _ONE_START: Final = (0,)
+_NO_FRAMES: Final[list[bytes]] = []
 
-Owner = TypeVar("Owner")
-
-
-def user_bytes(subject: bytes, hlen: int, body: bytes) -> int:
-    """What one message counts for in its stream's ``bytes``. Source: fileStoreMsgSizeRaw in server/filestore.go."""
-    return _ROW_BYTES + len(subject) + len(body) + (4 if hlen else 0)
-
-
-class OpenBlock(Generic[Owner]):
-    """What one stream has to say in the segment that is being gathered.
-
-    ``raw_bytes`` is its size so far (bodies, records, removed ranges), which decides when a segment is full;
-    ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
-    """
-
-    __slots__ = ("_hlens", "_runs", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes",
-                 "records", "removed", "stream_id", "subjects")
-
-    def __init__(self, stream_id: int, owner: Owner) -> None:
-        self.stream_id = stream_id
-        self.owner = owner
-        self.outcome = Outcome()
-        self.count = 0
-        self.raw_bytes = 0
-        self.first_seq = 0
-        self.last_seq = 0
-        self.subjects: list[bytes] = []
-        self.bodies: list[bytes] = []
-        self.records: list[Record] = []
-        self.removed: list[Removed] = []
-        self._hlens: list[int] | None = None
-        self._runs: list[tuple[int, int, int]] = []  # first_seq, messages, time_ns
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to persist; an outcome alone is nothing."""
-        return not (self.count or self.records or self.removed)
-
-    @property
-    def hlens(self) -> Sequence[int] | None:
-        """Header bytes of each message; None while none has headers."""
-        return self._hlens
-
-    def run_of(self, ordinal: int) -> tuple[int, int, int]:
-        """The run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
-        runs, start = self._runs, 0
-        if self.last_seq - self.first_seq + 1 == self.count:
-            first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
-            return first_seq - self.first_seq, first_seq, time_ns
-        for first_seq, count, time_ns in runs:
-            if ordinal < start + count:
-                return start, first_seq, time_ns
-            start += count
-        raise IndexError(ordinal)
-
-    def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
-                   bodies: Sequence[bytes], time_ns: int) -> None:
-        """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, not negative).
-
-        ``first_seq`` lies beyond every sequence before it, with or without a gap. hlens None: none has headers.
-        """
-        count = len(bodies)
-        if not count:
-            return
-        assert first_seq > self.last_seq, (first_seq, self.last_seq)
-        assert len(subjects) == count
-        assert time_ns >= 0
-        if hlens is not None:
-            if self._hlens is None:
-                self._hlens = [0] * self.count
-            self._hlens += hlens
-        elif self._hlens is not None:
-            self._hlens += repeat(0, count)
-        if not self.count:
-            self.first_seq = first_seq
-        self.subjects += subjects
-        self.bodies += bodies
-        self._runs.append((first_seq, count, time_ns))
-        self.raw_bytes += sum(map(len, bodies))
-        self.count += count
-        self.last_seq = first_seq + count - 1
-
-    def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
-        """``append_run`` for one message without headers."""
-        assert seq > self.last_seq, (seq, self.last_seq)
-        assert time_ns >= 0
-        if self._hlens is not None:
-            self._hlens.append(0)
-        if not self.count:
-            self.first_seq = seq
-        self.subjects.append(subject)
-        self.bodies.append(body)
-        self._runs.append((seq, 1, time_ns))
-        self.raw_bytes += len(body)
-        self.count += 1
-        self.last_seq = seq
-
-    def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
-        """Add a record that applies after the messages appended so far. ``body`` is packed now."""
-        record = Record.of(kind, self.last_seq, body, must_understand)
-        self.records.append(record)
-        self.raw_bytes += record.size
-
-    def remove(self, first_seq: int, last_seq: int, msgs: int, size: int) -> None:
-        """Say that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, are no more.
-
-        They may stand in this block or in an earlier one of the stream.
-        """
-        assert 1 <= first_seq <= last_seq
-        self.removed.append(Removed(first_seq, last_seq, msgs, size))
-        self.raw_bytes += 8
+_SMALL_BYTES_MAX: Final = 16 * 1024
+"""Bodies of a small block: of a larger one, what is made of its messages costs more than what is made of it."""
 
 
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
-    ``chunks`` has one Chunk for each frame, for the cache. ``ref`` is None until ``encode_segment`` has placed the
-    block, and for a block without messages. ``head`` is None for such a block.
+    ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. Of a small
+    block all three are made when somebody asks for them: when a thousand streams share a segment, most are never asked.
     """
 
-    __slots__ = ("chunks", "core", "frames", "head", "owner", "ref")
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "opened", "owner", "packed", "position")
 
-    def __init__(self, owner: Owner, core: BlockCore, head: Head | None, chunks: list[Chunk],
-                 frames: list[bytes]) -> None:
+    def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
+                 frames: list[bytes], position: Position) -> None:
         self.owner = owner
-        self.core = core
-        self.head = head
-        self.chunks = chunks
+        self.position = position
         self.frames = frames
         """The raw frames; given up when they are encoded."""
-        self.ref: BlockRef | None = None
+        self.packed: PackedRef | None = None
+        """Where it lies: None until ``encode_segment`` has placed the block, and for a block without messages."""
+        self.opened: OpenBlock[Owner] | None = None
+        """What a small block is made of."""
+        self.codec = Codec.ZSTD
+        self.crc = 0
+        """Of the frame of a small block, as stored."""
+        self._core = core
+        self._head = head
+        self._chunks = chunks
+        self._ref: BlockRef | None = None
+
+    @classmethod
+    def small(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
+        """Of a block that ``small_block`` encodes from the lists in which it was gathered."""
+        sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
+        sealed.opened = block
+        return sealed
 
     @property
     def stream_id(self) -> int:
-        return self.core.stream_id
+        return self.opened.stream_id if self.opened is not None else self.core.stream_id
+
+    @property
+    def core(self) -> BlockCore:
+        if self._core is None:
+            self._unfold()
+            assert self._core is not None
+        return self._core
+
+    @property
+    def head(self) -> Head | None:
+        if self._core is None:
+            self._unfold()
+        return self._head
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        if self._core is None:
+            self._unfold()
+        return self._chunks
+
+    @property
+    def ref(self) -> BlockRef | None:
+        """``packed`` as an object."""
+        if self._ref is None and self.packed is not None:
+            self._ref = BlockRef.of(self.packed)
+        return self._ref
+
+    def _unfold(self) -> None:
+        assert self.opened is not None
+        whole = seal_block(self.opened, self.position, stored=False)
+        self._core, self._head, self._chunks = whole._core, whole._head, whole._chunks
+        whole.core.codec = self.codec
+        if self.packed is not None and self._head is not None:
+            [frame] = self._head.frames
+            ref = BlockRef.of(self.packed)
+            self._head.place_frames((frame._replace(stored_bytes=ref.frames_bytes, crc=self.crc),), ref.frames_offset)
+
+
+def is_small(block: OpenBlock[Any]) -> bool:
+    """Whether ``block`` may be sealed as a small one: a few plain messages under one subject, and nothing else."""
+    subjects = block.subjects
+    return (block.raw_bytes <= _SMALL_BYTES_MAX and not block.records and not block.removed and block.hlens is None
+            and 0 < block.count == block.last_seq - block.first_seq + 1 and len(subjects[0]) <= NAME_BYTES_MAX
+            and subjects.count(subjects[0]) == block.count)
 
 
 def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 0,
@@ -198,30 +144,30 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
                      outcome=block.outcome, removed=block.removed, records=block.records, object_id=object_id)
     if not count:
-        return SealedBlock(block.owner, core, None, [], [])
+        return SealedBlock(block.owner, core, None, [], [], position)
     lens = list(map(len, block.bodies))
     head, names = _head(block, lens, position, object_id)
     raw_bytes = core.raw_bytes = sum(lens)
-    core.bytes = raw_bytes + _ROW_BYTES * count + (
+    core.bytes = raw_bytes + ROW_BYTES * count + (
         count * len(head.subjects[0]) if head.subject_ids is None
         else sum(map(mul, map(len, head.subjects), head.subject_counts)))
     if head.hlens is not None:
         core.bytes += 4 * (count - block._hlens.count(0))  # type: ignore[union-attr]  # hlens came from there
     elif head.hlen:
         core.bytes += 4 * count
-    core.first_time_ns, core.last_time_ns = block._runs[0][2], block._runs[-1][2]
+    core.first_time_ns, core.last_time_ns = block.runs[0][2], block.runs[-1][2]
     core.subjects = _summary(head)
     if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
         chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
     else:
         chunks, frames = _frames(block, lens, head, names, stored)
-    return SealedBlock(block.owner, core, head, chunks, frames)
+    return SealedBlock(block.owner, core, head, chunks, frames, position)
 
 
 def _head(block: OpenBlock[Any], lens: list[int], position: Position,
           object_id: int) -> tuple[Head, Sequence[bytes]]:
     """The index of ``block`` with no frames yet, and each message's subject, the same object where they are equal."""
-    count, subjects, runs = block.count, block.subjects, block._runs
+    count, subjects, runs = block.count, block.subjects, block.runs
     ids: array[int] | None = None
     if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
         # Tuples: the collector forgets those that hold no container, and of such blocks there may be very many.
@@ -341,41 +287,84 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
     Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets each block's ``ref``.
     Returns: the object's bytes as buffers, in order.
     """
+    for block in blocks:
+        if block.opened is not None:
+            block.frames = [b"".join(block.opened.bodies)]
     compressed = iter(_compressed(blocks, codec))
+    small = SmallEncoder(position, object_id, codec)
     cores: list[bytes] = []
     indexes: list[bytes] = []
     stored_frames: list[bytes] = []
-    parts: list[tuple[int, int, int]] = []
+    rows: list[RowValues] = []
+    facts: list[tuple[Any, ...]] = []
     for block in blocks:
-        head, core = block.head, block.core
-        core.codec = codec
-        index = b""
-        frames_bytes = 0
-        if head is not None:
-            table: list[Frame] = []
-            for frame in head.frames:
-                stored = next(compressed)
-                start, messages, _, _, raw_bytes, _ = frame
-                table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
-                frames_bytes += len(stored)
-                stored_frames.append(stored)
-            head.frames = tuple(table)
-            index = encode_index(head)
-            block.frames = []
-        encoded = encode_core(core)
-        cores.append(encoded)
+        if block.opened is not None:
+            core, index, row, fact = _encode_small(block, block.opened, small, next(compressed), stored_frames)
+            block.codec = codec
+        else:
+            core, index, row, fact = _encode(block, codec, compressed, stored_frames)
+        cores.append(core)
         indexes.append(index)
-        parts.append((len(encoded), len(index), frames_bytes))
-    front, places = encode_segment_front(kind, position, object_id, nonce, [block.core for block in blocks], parts)
-    for block, (core_at, index_at, frames_at), (core_bytes, index_bytes, frames_bytes) in zip(
-            blocks, places, parts, strict=True):
-        if block.head is not None:
-            core = block.core
-            block.ref = BlockRef(place, position, object_id, core.stream_id, core_at, core_bytes, index_at, index_bytes,
-                                 frames_at, frames_bytes, core.first_seq, core.last_seq, core.count, core.bytes,
-                                 core.first_time_ns, core.last_time_ns, core.subjects)
-            block.head.frames_offset = frames_at
+        rows.append(row)
+        facts.append(fact)
+    front, places = encode_segment_front(kind, position, object_id, nonce, rows)
+    before = (int(place), *position, object_id)
+    for block, row, fact, (core_at, index_at, frames_at) in zip(blocks, rows, facts, places, strict=False):
+        if row[3]:
+            block.packed = (*before, row[0], core_at, row[4], index_at, row[5], frames_at, row[6], *fact)
+            if block.opened is None:
+                assert block.head is not None
+                block.head.frames_offset = frames_at
     return _joined([front, *cores, *indexes, *stored_frames])
+
+
+def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallEncoder, stored: bytes,
+                  frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
+    """Core, index, row in the directory and the last values of the reference of a small block."""
+    count, runs, subject, first_seq, last_seq = (opened.count, opened.runs, opened.subjects[0], opened.first_seq,
+                                                 opened.last_seq)
+    lens = list(map(len, opened.bodies))
+    raw_bytes = sum(lens)
+    size = raw_bytes + (ROW_BYTES + len(subject)) * count
+    if len(runs) == count:
+        stamps = [run[2] for run in runs]
+    else:
+        stamps = []
+        for _, messages, time_ns in runs:
+            stamps += (time_ns,) * messages
+    core, index, block.crc, summary = small.encode(opened.stream_id, first_seq, subject, stamps, lens, raw_bytes, size,
+                                                   opened.outcome, stored)
+    frames.append(stored)
+    block.frames = _NO_FRAMES
+    return (core, index,
+            (opened.stream_id, first_seq, last_seq, count, len(core), len(index), len(stored), raw_bytes),
+            (first_seq, last_seq, count, size, stamps[0], stamps[-1], summary))
+
+
+def _encode(block: SealedBlock[Any], codec: Codec, compressed: Iterator[bytes],
+            frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
+    """As ``_encode_small``, of any other block; takes its frames, compressed, from ``compressed``."""
+    head, core = block.head, block.core
+    core.codec = codec
+    index = b""
+    frames_bytes = 0
+    if head is not None:
+        table: list[Frame] = []
+        for frame in head.frames:
+            stored = next(compressed)
+            start, messages, _, _, raw_bytes, _ = frame
+            table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
+            frames_bytes += len(stored)
+            frames.append(stored)
+        head.frames = tuple(table)
+        index = encode_index(head)
+        block.frames = _NO_FRAMES
+    encoded = encode_core(core)
+    return (encoded, index,
+            (core.stream_id, core.first_seq, core.last_seq, core.count, len(encoded), len(index), frames_bytes,
+             core.raw_bytes),
+            (core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns,
+             core.subjects))
 
 
 def _compressed(blocks: Sequence[SealedBlock[Any]], codec: Codec) -> list[bytes]:

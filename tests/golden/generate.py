@@ -80,7 +80,7 @@ def _frames() -> OpenBlock[None]:
 
 def _with_record(record: Record) -> bytes:
     block = _one_message()
-    block.records.append(record)
+    block.records = [*block.records, record]
     return encode(block)
 
 

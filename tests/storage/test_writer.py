@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from broker.storage.format.block import Outcome
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
+from broker.storage.format.index import Head
 from broker.storage.format.record import RecordKind
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, seal_block, user_bytes
+from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block, user_bytes
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
 
 T0 = 1_700_000_000_000_000_000
@@ -137,3 +139,54 @@ def test_a_sealed_block_knows_where_it_lies_once_encoded(codec: Codec) -> None:
     assert sum(frame.stored_bytes for frame in head.frames) == ref.frames_bytes
     assert ref.frames_offset + ref.frames_bytes == len(data)
     assert sealed.core.codec is codec
+
+
+def _values(head: Head) -> list[object]:
+    return [list(value) if isinstance(value, tuple) else value for value in (getattr(head, name) for name in Head.__slots__)]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_small_blocks_are_the_same_bytes(codec: Codec) -> None:
+    """Shows that blocks encoded from their lists are what the general encoders give, and fold out as those would read."""
+    rng = random.Random(5)
+    small: list[SealedBlock[int]] = []
+    general: list[SealedBlock[int]] = []
+    for number in range(1, 200):
+        block: OpenBlock[int] = OpenBlock(number, number)
+        seq, time_ns = rng.choice((1, 1000, 1 << 40)), T0
+        for _ in range(rng.randint(1, 12)):
+            bodies = [rng.randbytes(rng.choice((0, 64, 64, 300))).hex().encode()] * rng.choice((1, 1, 3))
+            if len(bodies) == 1:
+                block.append_one(seq, b"s.%d" % number, bodies[0], time_ns)
+            else:
+                block.append_run(seq, [b"s.%d" % number] * len(bodies), None, bodies, time_ns)
+            seq += len(bodies)
+            time_ns += rng.choice((0, 0, 200, 70_000, 20_000_000, 5_000_000_000))
+        block.outcome = Outcome(1, seq - 1, seq - 1, 100 * seq, T0)
+        assert is_small(block)
+        small.append(SealedBlock.small(block, AT))
+        general.append(seal_block(block, AT))
+    assert b"".join(encode_segment(AT, NONCE, small, codec)) == b"".join(encode_segment(AT, NONCE, general, codec))
+    for one, other in zip(small, general, strict=True):
+        assert one.ref == other.ref
+        assert one.core == other.core
+        assert one.head is not None
+        assert other.head is not None
+        assert _values(one.head) == _values(other.head)
+        assert list(map(chunk_rows, one.chunks)) == list(map(chunk_rows, other.chunks))
+
+
+def test_what_is_no_small_block() -> None:
+    """Shows that whatever the short way has no field for takes the long one."""
+    def block(subjects: list[bytes], **more: list[int] | None) -> OpenBlock[None]:
+        made: OpenBlock[None] = OpenBlock(7, None)
+        made.append_run(1, subjects, more.get("hlens"), [b"x" * 40] * len(subjects), T0)
+        return made
+
+    assert is_small(block([b"a", b"a"]))
+    others = [OpenBlock(7, None), block([b"a", b"b"]), block([b"a"], hlens=[12]), block([b"a" * 65]), block([b"a"] * 500)]
+    record, removal, gap = block([b"a"]), block([b"a"]), block([b"a"])
+    record.add_record(RecordKind.CEILING, {"seq": 65_536})
+    removal.remove(1, 1, 1, 71)
+    gap.append_one(3, b"a", b"x", T0)
+    assert not any(map(is_small, [*others, record, removal, gap]))

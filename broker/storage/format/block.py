@@ -45,9 +45,9 @@ from .errors import Corrupt, VersionUnknown
 from .header import NUMBER_MAX, Position
 from .record import Record, decode_records, encode_records
 
-__all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "SUMMARY_BYTES_MAX", "SUMMARY_SUBJECTS_MAX", "BlockCore",
-           "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed", "SubjectSummary", "decode_core", "encode_core",
-           "unpack_summary"]
+__all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
+           "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
+           "SubjectSummary", "core_prefix", "decode_core", "encode_core", "unpack_summary"]
 
 BLOCK_VERSION: Final = 1
 SUMMARY_SUBJECTS_MAX: Final = 16
@@ -141,8 +141,10 @@ PackedRef = tuple[Any, ...]
 """A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects, all plain, so that neither
 the garbage collector nor msgpack need more than a look."""
 
+STREAM_ID: Final = 4
 FIRST_SEQ: Final = 11
 LAST_SEQ: Final = 12
+LAST_TIME_NS: Final = 16
 """Their places in a PackedRef."""
 
 
@@ -236,6 +238,11 @@ def encode_core(core: BlockCore) -> bytes:
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
         len(core.removed), len(records), len(summary), len(sections), len(stored), crc32(stored))
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
+
+
+def core_prefix(codec: Codec) -> bytes:
+    """The first 12 bytes of every core with a summary whose sections are not compressed."""
+    return struct.pack("<4sHBBB3s", _MAGIC, BLOCK_VERSION, _SUMMARY, codec, 0, b"")
 
 
 def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: int = 0, name: str | None = None,

@@ -222,6 +222,11 @@ def encode_index(head: Head) -> bytes:
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
+def index_prefix(compressed: bool) -> bytes:
+    """The first 8 bytes of every index."""
+    return struct.pack("<4sHBB", _MAGIC, INDEX_VERSION, _COMPRESSED if compressed else 0, 0)
+
+
 def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Values = ARRAYS) -> Head:
     """Decode the index that ``ref`` points to.
 

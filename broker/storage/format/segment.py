@@ -24,7 +24,8 @@ A segment may hold no block at all: a heartbeat. Cores, indexes and frames carry
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, starmap
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -32,7 +33,7 @@ from .block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
 from .errors import Corrupt
 from .header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
-__all__ = ["HEAD_BYTES_MIN", "DirectoryRow", "SegmentHead", "decode_head", "encode_segment_front"]
+__all__ = ["HEAD_BYTES_MIN", "DirectoryRow", "RowValues", "SegmentHead", "decode_head", "encode_segment_front"]
 
 _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
@@ -41,6 +42,9 @@ HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
 """A segment is never shorter; less cannot even say how much more is needed."""
 
 BLOCKS_MAX: Final = 1 << 20
+
+RowValues = tuple[int, int, int, int, int, int, int, int]
+"""A directory row as it is written."""
 
 
 class DirectoryRow(NamedTuple):
@@ -150,26 +154,19 @@ def _more(name: str, needed: int, size: int) -> int:
 
 
 def encode_segment_front(kind: ObjectKind, position: Position, object_id: int, nonce: bytes,
-                         blocks: Sequence[BlockCore],
-                         parts: Sequence[tuple[int, int, int]]) -> tuple[bytes, list[tuple[int, int, int]]]:
-    """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``blocks``.
+                         rows: Sequence[RowValues]) -> tuple[bytes, Iterable[tuple[int, int, int]]]:
+    """Header, fixed part and directory of an object; cores, indexes and frames follow in the order of ``rows``.
 
-    Args: parts has the bytes of each block's core, index and frames.
     Returns: the bytes, and where in the object each block's core, index and frames begin.
     """
-    cores, indexes, frames = (sum(column) for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
-    core_at = HEAD_BYTES_MIN + len(blocks) * _ROW.size
+    core_bytes, index_bytes, frames_bytes = ([row[at] for row in rows] for at in (4, 5, 6))
+    cores, indexes, frames = sum(core_bytes), sum(index_bytes), sum(frames_bytes)
+    core_at = HEAD_BYTES_MIN + len(rows) * _ROW.size
     index_at = core_at + cores
     frames_at = index_at + indexes
-    size = frames_at + frames
-    places: list[tuple[int, int, int]] = []
-    packed: list[bytes] = []
-    for core, (core_bytes, index_bytes, frames_bytes) in zip(blocks, parts, strict=True):
-        places.append((core_at, index_at, frames_at))
-        packed.append(_ROW.pack(core.stream_id, core.first_seq, core.last_seq, core.count, core_bytes, index_bytes,
-                                frames_bytes, core.raw_bytes))
-        core_at, index_at, frames_at = core_at + core_bytes, index_at + index_bytes, frames_at + frames_bytes
-    directory = b"".join(packed)
-    fixed = _FIXED.pack(len(blocks), 0, cores, indexes, frames, crc32(directory), 0)[:-4]
-    header = ObjectHeader(kind, position, nonce, size, object_id).pack()
+    directory = b"".join(starmap(_ROW.pack, rows))
+    fixed = _FIXED.pack(len(rows), 0, cores, indexes, frames, crc32(directory), 0)[:-4]
+    header = ObjectHeader(kind, position, nonce, frames_at + frames, object_id).pack()
+    places = zip(accumulate(core_bytes, initial=core_at), accumulate(index_bytes, initial=index_at),
+                 accumulate(frames_bytes, initial=frames_at), strict=True)
     return b"".join((header, fixed, crc32(fixed).to_bytes(4, "little"), directory)), places
