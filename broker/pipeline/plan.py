@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from broker.pipeline.errors import Damaged
-from broker.pipeline.moment import StreamMoment
+from broker.pipeline.moment import StreamMoment, uncollected
 from broker.pipeline.selection import Selection
 from broker.storage.dead import DeadSet
 from broker.storage.format.block import BlockRef
@@ -79,7 +79,8 @@ def pieces(moment: StreamMoment, selection: Selection) -> list[Piece]:
 
     Raises: Damaged for a stream that is off line, whose blocks nobody can tell.
     """
-    return [piece for piece, _ in _pieces(moment, selection)]
+    with uncollected():
+        return [piece for piece, _ in _pieces(moment, selection)]
 
 
 def _pieces(moment: StreamMoment, selection: Selection) -> Iterator[tuple[Piece, bool]]:

@@ -22,7 +22,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from broker.protocol.subject import matches
 from broker.storage.format.block import SubjectSummary
 
 __all__ = ["Selection", "TextTests", "time_ns"]
@@ -77,7 +76,14 @@ class Selection(TextTests):
 
     def matches_subject(self, subject: bytes) -> bool:
         """Whether a message on ``subject`` may be wanted."""
-        return self.allows(subject) and (self.subjects is None or _matches_one(self.subjects, subject))
+        return self.allows(subject) and (self.subjects is None or _compiled(self.subjects)(subject) is not None)
+
+    def subject_test(self) -> Callable[[bytes], object]:
+        """``matches_subject`` for very many subjects: what it gives is true or false."""
+        if self.subjects is None:
+            return self.allows
+        matches_one = _compiled(self.subjects)
+        return matches_one if self.always else lambda subject: self.allows(subject) and matches_one(subject)
 
     def needs_subject(self) -> bool:
         """Whether any test looks at the subject."""
@@ -107,7 +113,8 @@ class Selection(TextTests):
     def rows_of(self, summary: SubjectSummary) -> SubjectSummary:
         """The rows of a block's subject summary whose messages may be wanted: of other subjects none is in the block,
         so with no row left nothing in it is wanted."""
-        return tuple(row for row in summary if self.matches_subject(row[0]))
+        test = self.subject_test()
+        return tuple([row for row in summary if test(row[0])])
 
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
         """This selection and one filter that Spark pushes down (pyspark.sql.datasource, known by its class's name).
@@ -268,16 +275,11 @@ def _text(value: object) -> bytes | None:
         return None
 
 
-def _matches_one(patterns: tuple[bytes, ...], subject: bytes) -> bool:
-    if b"*" in subject or b">" in subject:  # a literal that looks like a pattern: nats-server has rules for it
-        return any(matches(pattern, subject) for pattern in patterns)
-    return _compiled(patterns).fullmatch(subject) is not None
-
-
 @lru_cache(maxsize=64)
-def _compiled(patterns: tuple[bytes, ...]) -> re.Pattern[bytes]:
-    """One expression for all patterns: a third of the time of ``matches`` for each."""
-    return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL)
+def _compiled(patterns: tuple[bytes, ...]) -> Callable[[bytes], object]:
+    """Whether one of the patterns matches a literal subject, as ``protocol.subject.matches`` has it, by one expression
+    for all: in a fifth of the time."""
+    return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL).fullmatch
 
 
 def _expression(pattern: bytes) -> bytes:
@@ -287,6 +289,8 @@ def _expression(pattern: bytes) -> bytes:
     parts = [_TOKEN if token == b"*" else re.escape(token) for token in tokens]
     if tokens[-1] == b">":
         parts[-1] = _TOKEN + rb"(?:\." + _TOKEN + rb")*"
+    elif tokens[-1] == b"*":
+        parts[-1] = rb"(?!>\Z)" + _TOKEN  # nats-server takes a subject's own last > for more than one token
     return rb"\.".join(parts)
 
 
