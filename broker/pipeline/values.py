@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.storage.format.columns import Misfit
+from broker.storage.format.columns import TOO_HIGH, Misfit
 
 __all__ = ["NUMPY", "Numbers"]
 
@@ -38,7 +38,7 @@ class Numpy:
             cells = cells.copy()
         if base:
             if base + int(cells.max()) >= 1 << 64:
-                raise Misfit("a value is out of bounds")
+                raise Misfit(TOO_HIGH)
             cells = cells + np.uint64(base)
         return cells, end
 

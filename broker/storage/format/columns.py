@@ -33,6 +33,9 @@ def compact(values: Sequence[int], high: int) -> array[int]:
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
 
+TOO_HIGH: Final = "a value is out of bounds"
+
+
 class Misfit(ValueError):
     """A column that its section does not hold, or whose values are out of bounds."""
 
@@ -76,7 +79,7 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     """Read the cells of one column that begin at ``at``.
 
     Returns: the values (None: every one is ``base``), and where the column ends.
-    Raises: Misfit when the width is not one, or the cells are not all there.
+    Raises: Misfit when the width is not one, the cells are not all there, or a value is 2^64 or more.
     """
     if width == 0:
         return None, at
@@ -90,7 +93,11 @@ def read_column(data: bytes, at: int, base: int, width: int, count: int) -> tupl
     cells.frombytes(data[at:end])
     if _SWAPPED:
         cells.byteswap()
-    return ([base + cell for cell in cells] if base else cells), end
+    if not base:
+        return cells, end
+    if base + (1 << 8 * width) > 1 << 64 and base + max(cells) >= 1 << 64:
+        raise Misfit(TOO_HIGH)
+    return [base + cell for cell in cells], end
 
 
 class Values(Protocol):
