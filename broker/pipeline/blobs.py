@@ -59,7 +59,7 @@ class Blobs(Protocol):
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """The objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
 
-        Raises: NoStore; Unreachable.
+        ``after`` is for prefixes whose keys all lie in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
         """
 
 
