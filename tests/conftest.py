@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
 from tests.real.s3 import minio, seaweed, tell_missing
+from tests.wait_for import wait_for
 
 __all__ = ["broker", "loop_exceptions", "minio", "nats_server", "seaweed"]
 
 _SPARK = "everything with Spark"
+
+if sys.version_info < (3, 12):
+    asyncio.wait_for = wait_for  # type: ignore[assignment]
 
 
 @pytest_asyncio.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.harness import NatsServerProcess, ServerFailed
@@ -24,3 +26,18 @@ async def test_failure_to_start_shows_the_lines() -> None:
     with pytest.raises(ServerFailed, match="no such file"):
         await process.start()
     await process.close()
+
+
+async def test_a_cancellation_is_not_lost_when_the_answer_comes_with_it() -> None:
+    """What a test cancels ends, whatever a client was just told: see ``tests.wait_for``."""
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(asyncio.wait_for(answer, 5))
+    await asyncio.sleep(0)
+    answer.set_result("here")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await asyncio.wait_for(asyncio.sleep(0, "there"), 5) == "there"
+    for seconds in (0, 0.01):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.get_running_loop().create_future(), seconds)
