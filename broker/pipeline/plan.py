@@ -21,7 +21,7 @@ from broker.pipeline.errors import Damaged
 from broker.pipeline.moment import StreamMoment, uncollected
 from broker.pipeline.selection import Selection
 from broker.storage.dead import DeadSet
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import BlockRef, SubjectSummary
 from broker.storage.format.errors import FormatError
 from broker.storage.paths import ShardPaths, StreamPaths, object_key
 
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     key: str
     """Of the object."""
     ref: BlockRef
-    """Without its subjects."""
+    """Without its subjects, unless they were asked for."""
     first_seq: int
     last_seq: int
     """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""
@@ -74,16 +74,17 @@ class Estimate(NamedTuple):
         return self.index_bytes + self.frames_bytes
 
 
-def pieces(moment: StreamMoment, selection: Selection) -> list[Piece]:
+def pieces(moment: StreamMoment, selection: Selection, *, summaries: bool = False) -> list[Piece]:
     """The blocks that may hold what is wanted, in order of sequence.
 
+    Args: summaries: each piece's ``ref`` keeps its subjects, for who may do with them instead of the index.
     Raises: Damaged for a stream that is off line, whose blocks nobody can tell.
     """
     with uncollected():
-        return [piece for piece, _ in _pieces(moment, selection)]
+        return [piece for piece, _ in _pieces(moment, selection, summaries)]
 
 
-def _pieces(moment: StreamMoment, selection: Selection) -> Iterator[tuple[Piece, bool]]:
+def _pieces(moment: StreamMoment, selection: Selection, summaries: bool = False) -> Iterator[tuple[Piece, bool]]:
     """Each with whether its subjects are known, or not asked for."""
     if selection.nothing or not selection.matches_stream(moment.account, moment.name):
         return
@@ -104,11 +105,13 @@ def _pieces(moment: StreamMoment, selection: Selection) -> Iterator[tuple[Piece,
         if by_time and not selection.matches_times(ref.first_time_ns, ref.last_time_ns):
             continue
         first, last, messages, sure = ref.first_seq, ref.last_seq, ref.count, True
-        if by_subject:
+        summary = None
+        if by_subject or summaries:
             try:
                 summary = ref.subjects
             except FormatError as error:
                 raise Damaged(f"stream {moment.full_name}: {error}") from None
+        if by_subject:
             sure = summary is not None
             if summary is not None:
                 rows = selection.rows_of(summary)
@@ -120,14 +123,14 @@ def _pieces(moment: StreamMoment, selection: Selection) -> Iterator[tuple[Piece,
         if first > last:
             continue
         yield Piece(moment.account, moment.name, moment.stream_id, moment.shard,
-                    object_key(shard, ref, own), _without_subjects(ref), first, last, entry.dead,
-                    min(messages, last - first + 1)), sure
+                    object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
+                    entry.dead, min(messages, last - first + 1)), sure
 
 
-def _without_subjects(ref: BlockRef) -> BlockRef:
+def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
     return BlockRef(ref.place, ref.position, ref.object_id, ref.stream_id, ref.core_offset, ref.core_bytes,
                     ref.index_offset, ref.index_bytes, ref.frames_offset, ref.frames_bytes, ref.first_seq, ref.last_seq,
-                    ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns, None)
+                    ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns, summary)
 
 
 def weight(piece: Piece, *, payload: bool = True) -> int:

@@ -44,7 +44,8 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
     """
     moments = _moments(options)
     if options.view in _OF_PIECES:
-        return packed([piece for moment in moments for piece in pieces(moment, selection)], options, schema)
+        return packed([piece for moment in moments
+                       for piece in pieces(moment, selection, summaries=options.view == "subjects")], options, schema)
     if options.view == "blocks":
         moments = [replace(moment, blocks=list(_chosen(moment, selection))) for moment in moments]
     return [Part(rows=batch) for batch in catalogue_rows(options.view, moments, schema)]

@@ -123,7 +123,7 @@ def requested(view: str, wanted: Any) -> pa.Schema:
         types = {spark_type(one): one for one in (column.type, column.other) if one is not None}
         if kind not in types:
             raise BadOption(f"schema: the column {column.name!r} of the view {view} is "
-                            f"{' or '.join(types).upper()}, not {kind.upper()}; cast it afterwards")
+                            f"{' or '.join(one.upper() for one in types)}, not {kind.upper()}; cast it afterwards")
         fields[column.name] = pa.field(name, types[kind])
     if not fields:
         raise BadOption(f"schema: no column is asked for; the view {view} has {', '.join(columns)}")

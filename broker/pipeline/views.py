@@ -48,11 +48,12 @@ class _Subjects:
         self._selection = selection
 
     def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
-        ref, summary = piece.ref, piece.ref.subjects
-        if (summary is None or piece.dead is not None or self._selection.needs_time()
-                or piece.first_seq > ref.first_seq or piece.last_seq < ref.last_seq):
+        summary = piece.ref.subjects
+        if summary is None or piece.dead is not None or self._selection.needs_time():
             return None
-        rows = [row for row in summary if self._selection.matches_subject(row[0])]
+        rows = self._selection.rows_of(summary)
+        if not all(piece.first_seq <= first and last <= piece.last_seq for _, _, first, last in rows):
+            return None
         names = pa.array([row[0] for row in rows], pa.binary())
         return partial(self._batch, piece, names, *([row[i] for row in rows] for i in (1, 2, 3)))
 
