@@ -36,7 +36,7 @@ from broker.storage.paths import ShardPaths, StreamPaths, object_key
 from broker.storage.snapshot import CutOff, Snapshot, Steps, replay, run_answering
 from broker.storage.table import BlockEntry
 
-__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "matcher", "moment_of", "names", "newest", "read_moment",
+__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "last_of", "matcher", "moment_of", "names", "newest", "read_moment",
            "replayed", "seq_at_time", "shards_of", "stepped", "uncollected", "wanted_by"]
 
 _POSITION: Final = re.compile(r"([0-9a-fA-F]{8})-([0-9a-fA-F]{12})")
@@ -151,7 +151,7 @@ def read_moment(blobs: Blobs, *, account: str = "$G", stream: str = "*", as_of: 
                 raise _no_stream(blobs, account, pattern, [(m.account, m.name) for m in found] + others)
     if bound is not None:
         for moment in found:
-            moment.end_seq = _end(blobs, moment, bound)
+            moment.end_seq = last_of(blobs, moment, bound)
     return found
 
 
@@ -272,8 +272,9 @@ def newest(blobs: Blobs, shard: int, account: str, name: str, stream_id: int) ->
     return None if stream is None else moment_of(stream, shard, state.position)
 
 
-def _end(blobs: Blobs, moment: StreamMoment, bound: AsOf) -> int:
-    """The last sequence of the stream that ``bound`` lets in."""
+def last_of(blobs: Blobs, moment: StreamMoment, bound: AsOf) -> int:
+    """The last sequence of the stream that ``bound`` lets in. Raises: BadOption where that is not known any more; as
+    ``seq_at_time``."""
     if bound.seq is not None:
         return min(bound.seq, moment.last_seq)
     if bound.time_ns is not None:

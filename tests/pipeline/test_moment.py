@@ -1,0 +1,476 @@
+"""The store's streams at one moment: which, as of when, with how little read, and while a broker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from broker.pipeline.blobs import FileBlobs
+from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, NoStream
+from broker.pipeline.moment import AsOf, StreamMoment, last_of, matcher, names, newest, read_moment, seq_at_time
+from broker.storage import pages
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.codec import Unpackable, pack_value, unpack_value
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.lean import LeanRef, unpack_table_page
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import FORMAT, parse
+from broker.storage.snapshot import read_snapshot
+from broker.storage.table import BlockEntry
+from tests.pipeline.stores import PATHS, T0, MemoryBlobs, Owner, of_a_broker, varied
+
+
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints keep every block table in pages of its own, as large streams' are."""
+    monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.usefixtures("paged")
+async def test_is_what_the_log_says(seed: int) -> None:
+    """Stores at random: each stream with all that a whole replay has of it, by whatever pattern it was asked for."""
+    store = MemoryStore()
+    owner = await varied(store, seed, steps=25, large=False)
+    await owner.round()
+    for stream in owner.streams.values():  # something of each after the checkpoint
+        stream.append([(b"x.%d" % seed, b"", b"")] * 3)
+        stream.remove(stream.last_seq - 1, stream.last_seq - 1)
+    await owner.log.persisted()
+    state = (await read_snapshot(store)).state
+    blobs = MemoryBlobs(store)
+    summaries = 0
+    for moment in read_moment(blobs, account="*"):
+        known = state.stream(moment.account, moment.name)
+        assert known is not None
+        assert (moment.stream_id, moment.config, moment.created_ns, moment.first_seq, moment.last_seq, moment.msgs,
+                moment.bytes, moment.first_time_ns, moment.last_time_ns, moment.end_seq, moment.offline, moment.shard) == (
+            known.stream_id, known.config, known.created_ns, known.first_seq, known.last_seq, known.msgs,
+            known.bytes, known.first_time_ns, known.last_time_ns, known.last_seq, None, 0)
+        assert moment.position == state.position
+        assert [entry.pack() for entry in moment.blocks] == [entry.pack() for entry in known.blocks]
+        assert len(moment.blocks) == len(known.blocks)
+        summaries += sum(isinstance(entry.ref, LeanRef) and entry.ref.subjects is not None for entry in moment.blocks)
+        assert {name: one.pack() for name, one in moment.consumers.items()} == {
+            name: one.pack() for name, one in known.consumers.items()}
+        assert moment.full_name == f"{moment.account}/{moment.name}"
+        [alone] = read_moment(blobs, account=moment.account, stream=moment.name)
+        assert [entry.pack() for entry in alone.blocks] == [entry.pack() for entry in known.blocks]
+        again = newest(blobs, 0, moment.account, moment.name, moment.stream_id)
+        assert again is not None
+        assert again.last_seq == moment.last_seq
+        assert newest(blobs, 0, moment.account, moment.name, moment.stream_id + 1) is None
+    assert len(state.streams) == 6
+    assert summaries > 0, "no table came from a page"
+    await owner.kill()
+
+
+@pytest.mark.usefixtures("paged")
+async def test_reads_the_pages_of_what_is_asked_for() -> None:
+    """One stream's costs its own pages, whatever others hold, and whether or not those can be read."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    small, large = await owner.make("small"), await owner.make("large")
+    for n in range(40):
+        large.append([(b"large.%d" % n, b"", b"x" * 50)] * 3)
+        await owner.log.persisted()
+    small.append([(b"small.x", b"", b"y")])
+    await owner.log.persisted()
+    await owner.round()
+    large.append([(b"large.z", b"", b"z")])
+    small.append([(b"small.z", b"", b"z")])
+    await owner.log.persisted()
+
+    def pages_read(stream: str) -> int:
+        blobs = MemoryBlobs(store)
+        [moment] = read_moment(blobs, stream=stream)
+        assert moment.msgs == len(owner.streams[stream].live)
+        return sum((end or 0) - start for key, start, end in blobs.asked if "/pages/" in key)
+
+    assert pages_read("large") > pages_read("small") + 500
+    snapshot = await read_snapshot(store)
+    assert snapshot.root is not None
+    for entry in snapshot.state.streams[large.stream_id].blocks.pages:
+        key = PATHS.pages(entry.place.position) if entry.place is not None else None
+        if key is not None:
+            at = entry.place.offset + entry.place.size - 1
+            data = store.objects[key]
+            store.objects[key] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+            break
+    [moment] = read_moment(MemoryBlobs(store), stream="small")
+    assert (moment.last_seq, moment.blocks and len(moment.blocks)) == (2, 2)
+    await owner.kill()
+
+
+@pytest.mark.usefixtures("paged")
+async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
+    """Made, deleted, and made anew under the same name in the log's tail: wanted ones and others."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    for name in ("a", "b", "c"):
+        stream = await owner.make(name)
+        stream.append([(b"x", b"", name.encode())])
+    await owner.log.persisted()
+    await owner.round()
+    for name in ("a", "b"):
+        owner.streams[name].delete()
+        await owner.log.persisted()
+        stream = await owner.make(name)
+        stream.append([(b"y", b"", b"new")] * 2)
+    owner.streams["c"].delete()
+    await owner.log.persisted()
+    await owner.make("d")
+    blobs = MemoryBlobs(store)
+    assert [(m.name, m.last_seq, m.stream_id) for m in read_moment(blobs, stream="a")] == [
+        ("a", 2, owner.streams["a"].stream_id)]
+    assert [(m.name, m.last_seq) for m in read_moment(blobs)] == [("a", 2), ("b", 2), ("d", 0)]
+    with pytest.raises(NoStream):
+        read_moment(blobs, stream="c")
+    await owner.kill()
+
+
+async def test_names_and_accounts() -> None:
+    """Lists, wildcards, a comma in a name; what is not there is told with what is."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    for name, account in [("ORDERS", "$G"), ("ORDERS-eu", "$G"), ("logs", "$G"), ("a,b", "$G"), ("x", "ACME"), ("x", "B")]:
+        await owner.make(name, account)
+    blobs = MemoryBlobs(store)
+
+    def found(stream: str, account: str = "$G", *, none_ok: bool = False) -> list[str]:
+        return [moment.full_name for moment in read_moment(blobs, stream=stream, account=account, none_ok=none_ok)]
+
+    assert found("ORDERS") == ["$G/ORDERS"]
+    assert found("ORDERS*") == ["$G/ORDERS", "$G/ORDERS-eu"]
+    assert found("logs, ORDERS-*,logs") == ["$G/ORDERS-eu", "$G/logs"]
+    assert found(r"a\,b") == ["$G/a,b"]
+    assert found("x", "*") == ["ACME/x", "B/x"]
+    assert found("x", "A*") == ["ACME/x"]
+    assert found("*", "none", none_ok=True) == []
+    with pytest.raises(NoStream, match=r"no stream 'orders' in account '\$G'; there is: 'ORDERS', 'ORDERS-eu', 'a,b', 'logs'$"):
+        found("ORDERS,orders")
+    with pytest.raises(NoStream, match=r"no stream 'x' in account '\$G'; of that name there is one of account ACME, B: set"):
+        found("x")
+    with pytest.raises(NoStream, match=r"no stream 'Z\*' in account 'none'; there is: none"):
+        found("Z*", "none")
+    assert names(r" a , b\,c ,,") == ["a", "b,c"]
+    assert [matcher("a*b.c")(name) for name in ("ab.c", "axxb.c", "abxc", "ab.cd")] == [True, True, False, False]
+    await owner.kill()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("paged")
+async def test_as_of(seed: int) -> None:
+    """What each form of asOf lets in, against what was there then; what has been removed since stays removed."""
+    rng = random.Random(seed)
+    store = MemoryStore()
+    owner = Owner(store, seed=seed)
+    await owner.start()
+    stream, other = await owner.make("s"), await owner.make("t")
+    then: list[tuple[Position, int]] = []
+    for n in range(30):
+        for _ in range(rng.randrange(3)):
+            stream.append([(b"s.x", b"", b"%d" % n)] * rng.randrange(1, 5), gap=rng.choice([0, 0, 3]),
+                          after_ns=rng.choice([0, 1, 1000, 10**9]))
+        other.append([(b"t", b"", b"x")])
+        await owner.log.persisted()
+        then.append((owner.log.state.position, stream.last_seq))
+        if rng.random() < 0.3 and stream.live:
+            stream.remove(seq := rng.choice(list(stream.live)), seq)
+        if rng.random() < 0.1:
+            stream.purge(min(stream.live, default=0))
+        if rng.random() < 0.15:
+            await owner.round()
+        if rng.random() < 0.1:
+            await owner.again()
+    await owner.log.persisted()
+    blobs = MemoryBlobs(store)
+
+    def live(as_of: str) -> list[int]:
+        moment = next(m for m in read_moment(blobs, as_of=as_of) if m.name == "s")
+        assert moment.last_seq == stream.last_seq
+        return [seq for seq in stream.live if seq <= moment.end_seq]
+
+    for position, last in then:
+        assert live(str(position)) == [seq for seq in stream.live if seq <= last], position
+    assert live(str(Position(9, 0))) == list(stream.live)
+    assert live(str(Position(1, 0))) == []
+    for seq in (0, 1, 5, stream.last_seq, stream.last_seq + 10):
+        assert live(f"seq:{seq}") == [one for one in stream.live if one <= seq]
+    for at in {row[4] + off for row in stream.live.values() for off in (-1, 0, 1)}:
+        assert live(str(at)) == [row[0] for row in stream.live.values() if row[4] <= at], at
+    assert live("1970-01-01T00:00:00Z") == []
+    assert live("2100-01-01") == list(stream.live)
+    await owner.kill()
+
+
+@pytest.mark.parametrize("text", ["", "x", "seq:", "seq:-1", "seq:x", "3-2a", "00000001-1", "yesterday", "seq:1.5"])
+def test_as_of_that_is_none(text: str) -> None:
+    with pytest.raises(BadOption, match=r"option asOf=.*write a position .*seq:N, or a time"):
+        AsOf.parse(text)
+
+
+async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
+    """Where a run's messages lay before is not kept: said, and never guessed."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    stream = await owner.make("s")
+    stream.append([(b"s", b"", b"x")] * 3)
+    await owner.log.persisted()
+    moment = read_moment(MemoryBlobs(store), stream="s")[0]
+    [entry] = moment.blocks
+    packed = entry.ref.pack()
+    run = BlockRef.unpack([int(BlockPlace.RUN), 1, 500, 7, *packed[4:]])
+    await owner.kill()
+
+    blobs = MemoryBlobs(store)
+    assert last_of(blobs, moment, AsOf(position=moment.position)) == 3
+    moment.blocks, moment.position = [BlockEntry(run)], Position(2, 0)
+    assert last_of(blobs, moment, AsOf(position=Position(1, 500))) == 3
+    with pytest.raises(BadOption, match=r"rewritten at 00000001-0000000001f4.*seq:N"):
+        last_of(blobs, moment, AsOf(position=Position(1, 4)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_sequences_by_time(seed: int) -> None:
+    """The first message of a time or later, by one get at most."""
+    store = MemoryStore()
+    owner = await varied(store, seed, steps=20, large=False)
+    blobs = MemoryBlobs(store)
+    tried = 0
+    for moment in read_moment(blobs, account="*"):
+        rows = owner.streams[moment.name].rows()
+        times = {row[4] + off for row in rows for off in (-1, 0, 1)}
+        for at in [*random.Random(seed).sample(sorted(times), min(len(times), 40)), 0, T0 * 2]:
+            blobs.asked.clear()
+            seq = seq_at_time(blobs, moment, at)
+            assert len(blobs.asked) <= 1
+            assert moment.first_seq <= seq <= moment.last_seq + 1
+            assert all(row[4] < at for row in rows if row[0] < seq), (at, seq)
+            assert all(row[4] >= at for row in rows if row[0] >= seq), (at, seq)
+            tried += 1
+    assert tried > 50
+    await owner.kill()
+
+
+async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
+    """The sequence is then looked up in a newer state; a stream that was deleted is said to be."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    stream = await owner.make("s")
+    stream.append([(b"s", b"", b"1")] * 3)
+    stream.append([(b"s", b"", b"1")] * 3)  # the same block, a millisecond later
+    await owner.log.persisted()
+    blobs = MemoryBlobs(store)
+    [moment] = read_moment(blobs, stream="s")
+    assert seq_at_time(blobs, moment, moment.last_time_ns) == 4
+    stream.purge(6)
+    stream.append([(b"s", b"", b"2")])
+    await owner.log.persisted()
+    await owner.round()
+    [entry] = moment.blocks
+    store.objects.pop(PATHS.log(entry.ref.position), None)  # as the sweeper does, once it was let go of
+    assert seq_at_time(blobs, moment, moment.last_time_ns) == 7
+    stream.delete()
+    await owner.log.persisted()
+    with pytest.raises(NoStream, match=r"stream \$G/s was deleted while it was read"):
+        seq_at_time(blobs, moment, moment.last_time_ns)
+    await owner.kill()
+
+
+async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -> None:
+    """Moments read in a thread all the while: each is of one position, at which two streams that are always written
+    together agree, and the next one is not before it."""
+    store = FileStore(tmp_path / "store")
+    owner = Owner(store, seed=3)
+    await owner.start()
+    one, two = await owner.make("one"), await owner.make("two")
+    blobs = FileBlobs(str(tmp_path / "store"))
+    moments: list[list[StreamMoment]] = []
+    done = False
+
+    def read() -> None:
+        while not done:
+            moments.append(read_moment(blobs))
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    rounds = 0
+    while len(moments) < 25 or rounds < 12:
+        assert not reading.done(), reading.result()
+        for stream in (one, two):
+            stream.append([(b"x", b"", b"data")] * 3)
+        if one.last_seq > 30:
+            one.purge(one.last_seq - 30)
+            two.purge(two.last_seq - 30)
+        await owner.log.persisted()
+        if one.last_seq % 5 == 0:
+            await owner.round()
+            rounds += 1
+        if one.last_seq % 33 == 0:
+            await owner.again(clean=bool(rounds % 2))
+        await asyncio.sleep(0)
+    done = True
+    await reading
+    last = Position(0, 0)
+    for a, b in moments:
+        assert a.position == b.position >= last
+        last = a.position
+        assert (a.first_seq, a.last_seq, a.msgs) == (b.first_seq, b.last_seq, b.msgs)
+        assert a.msgs == a.last_seq - a.first_seq + 1
+        assert [(e.ref.first_seq, e.ref.last_seq) for e in a.blocks] == [(e.ref.first_seq, e.ref.last_seq) for e in b.blocks]
+        assert sum(min(e.ref.last_seq, a.last_seq) - max(e.ref.first_seq, a.first_seq) + 1 for e in a.blocks) == a.msgs
+    assert len({a.position for a, _ in moments}) > 5
+    await owner.kill()
+    await store.close()
+
+
+async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
+    """Through the front door: limits, deletes and a purge are in the numbers."""
+    live = await of_a_broker(tmp_path / "store")
+    orders, logs = (read_moment(FileBlobs(str(tmp_path / "store")), stream=name)[0] for name in ("ORDERS", "LOGS"))
+    assert (orders.msgs, logs.msgs) == (len(live["ORDERS"]), len(live["LOGS"]))
+    assert (logs.first_seq, logs.last_seq) == (live["LOGS"][0][0], live["LOGS"][-1][0])
+    assert orders.config["subjects"] == ["orders.*.*"]
+    assert orders.consumers["worker"].floor_sseq > 0
+
+
+# ---- stores that cannot be read
+
+async def _three_segments() -> tuple[MemoryStore, Owner]:
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    stream = await owner.make("s")
+    for _ in range(2):
+        stream.append([(b"s", b"", b"x" * 40)] * 5)
+        await owner.log.persisted()
+    await owner.kill()
+    return store, owner
+
+
+async def test_damage_names_its_object() -> None:
+    """A bit flipped, or bytes missing, in a segment's heads or in a checkpoint without which nothing can be read."""
+    store, _ = await _three_segments()
+    key = max(key for key in store.objects if "/log/" in key)
+    data = store.objects[key]
+    for broken in (data[:70] + bytes([data[70] ^ 4]) + data[71:], data[:100], b""):
+        store.objects[key] = broken
+        with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}.*inspect"):
+            read_moment(MemoryBlobs(store), stream="s")
+
+
+async def test_a_newer_segment_or_store() -> None:
+    """Intact, and of a version that this reader does not know."""
+    from zlib import crc32
+
+    store, _ = await _three_segments()
+    key = max(key for key in store.objects if "/log/" in key)
+    data = bytearray(store.objects[key])
+    data[10:12] = (2).to_bytes(2, "little")
+    data[60:64] = crc32(data[:60]).to_bytes(4, "little")
+    store.objects[key] = bytes(data)
+    with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 2.*upgrade jetblock"):
+        read_moment(MemoryBlobs(store), stream="s")
+    del store.objects[FORMAT]
+    with pytest.raises(Damaged, match="v1/format is not there"):
+        read_moment(MemoryBlobs(store), stream="s")
+    with pytest.raises(NoStore):
+        read_moment(MemoryBlobs(MemoryStore()), stream="s")
+
+
+async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
+    """A newer broker's record in one stream: it says so, and others are read."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    bad, good = await owner.make("bad"), await owner.make("good")
+    bad.append([(b"x", b"", b"1")])
+    owner.log.block(bad).add_record(200, {"from": "the future"})
+    good.append([(b"x", b"", b"1")])
+    await owner.log.persisted()
+    moments = {moment.name: moment for moment in read_moment(MemoryBlobs(store))}
+    assert "record kind 200" in str(moments["bad"].offline)
+    assert moments["good"].offline is None
+    assert read_moment(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    await owner.kill()
+
+
+async def test_finds_all_shards() -> None:
+    """They are dense from 0; a position is its own shard's."""
+    store = MemoryStore()
+    for shard, name in enumerate(["a", "b", "c"]):
+        owner = Owner(store, shard=shard)
+        await owner.start()
+        stream = await owner.make(name)
+        stream.append([(b"x", b"", b"1")] * (shard + 1))
+        await owner.log.persisted()
+        await owner.kill()
+    assert [(m.name, m.shard, m.last_seq) for m in read_moment(MemoryBlobs(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
+    assert {key.shard for key in map(parse, store.objects) if key is not None} == {None, 0, 1, 2}
+
+
+async def test_a_store_on_which_no_broker_ran_yet() -> None:
+    store, _ = await _three_segments()
+    only = {FORMAT: store.objects[FORMAT]}
+    store.objects.clear()
+    store.objects.update(only)
+    assert read_moment(MemoryBlobs(store), none_ok=True) == []
+    with pytest.raises(NoStream, match="there is: none"):
+        read_moment(MemoryBlobs(store), stream="s")
+
+
+# ---- pages without their summaries unpacked
+
+def _bodies() -> Iterator[bytes]:
+    rng = random.Random(5)
+    for _ in range(50):
+        entries = []
+        for n in range(rng.randrange(5)):
+            rows = None if rng.random() < 0.3 else tuple(
+                (rng.randbytes(rng.randrange(1, 20)), i, i * 7, 2**40 + i) for i in range(rng.randrange(17)))
+            entry = BlockEntry(BlockRef(BlockPlace.LOG, Position(1, n), 0, 2**63 + n, 1, 2, 3, 4, 5, 6, n * 100 + 1,
+                                        n * 100 + 100, 100, 7, T0, T0, rows))
+            if rng.random() < 0.3:
+                entry.remove(n * 100 + 5, n * 100 + 9, 5, 50)
+            entries.append(entry.pack())
+        yield pack_value([rng.randrange(1024), entries])
+
+
+def test_lean_pages_are_the_same_pages() -> None:
+    """Walked or unpacked: the same entries, and summaries once they are asked for."""
+    for body in _bodies():
+        room, entries = unpack_table_page(body)
+        plain_room, plain = unpack_value(body)
+        assert room == plain_room
+        assert [BlockEntry.unpack(one, LeanRef.unpack).pack() for one in entries] == [
+            BlockEntry.unpack(one).pack() for one in plain]
+
+
+def test_lean_pages_that_are_none() -> None:
+    """Bytes cut, added or of another shape are refused, whichever; a summary that is none when it is asked for."""
+    for body in _bodies():
+        for cut in range(0, len(body), 7):
+            with pytest.raises(Unpackable):
+                unpack_table_page(body[:cut])
+        with pytest.raises(Unpackable):
+            unpack_table_page(body + b"\0")
+    for value in ([1], [1, [[[1, 2]]]], {"a": 1}, 5, [1, [5]], [1, 2, 3]):
+        with pytest.raises(Unpackable):
+            unpack_table_page(msgpack.packb(value))
+    ref = BlockRef(BlockPlace.LOG, Position(1, 1), 0, 1, 1, 2, 3, 4, 5, 6, 1, 100, 100, 7, T0, T0, ())
+    for summary in ([[b"a", 1, 2]], [["text", 1, 2, 3]], 5, [[b"a", 1.5, 2, 3]]):
+        lean = LeanRef.unpack([*ref.pack()[:-1], msgpack.packb(summary)])
+        with pytest.raises(Corrupt, match="subjects"):
+            _ = lean.subjects
