@@ -14,21 +14,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from broker.pipeline.selection import Selection
-from broker.storage.table import BlockEntry, BlockTable
+from broker.storage.table import BlockEntry
 
-__all__ = ["StreamBacklog", "entries_from"]
-
-
-def entries_from(table: BlockTable, seq: int) -> Iterator[BlockEntry]:
-    """The blocks that hold ``seq`` or a later sequence, in order, found without looking at those before."""
-    pages = table.pages
-    p = bisect_left(pages, seq, key=lambda page: page.entries[-1].ref.last_seq)
-    if p == len(pages):
-        return
-    i = bisect_left(pages[p].entries, seq, key=lambda entry: entry.ref.last_seq)
-    yield from pages[p].entries[i:]
-    for page in pages[p + 1:]:
-        yield from page.entries
+__all__ = ["StreamBacklog"]
 
 
 class StreamBacklog:

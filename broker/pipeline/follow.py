@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from broker.pipeline.backlog import entries_from
 from broker.pipeline.blobs import Blobs, check_store
 from broker.pipeline.errors import Damaged, Gone, of_format
 from broker.pipeline.moment import StreamMoment, key_of, moment_of, replayed, stepped, wanted_by
@@ -52,7 +51,7 @@ class Seen(NamedTuple):
 
     def entries(self, first_seq: int) -> Iterator[BlockEntry]:
         """Its blocks from the one that holds ``first_seq`` on."""
-        return entries_from(self.state.blocks, first_seq)
+        return self.state.blocks.since(first_seq)
 
 
 class Follower:

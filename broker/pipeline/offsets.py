@@ -146,7 +146,7 @@ class Start:
                 return cls(time_ns=time_ns(rest))
             return cls(seq=_seq(word)) if word.isdigit() else cls(time_ns=time_ns(word))
         except (ValueError, PipelineError) as error:
-            raise BadOption(f"option startingOffsets={_short(text)}: {error}; write earliest, latest, seq:N, a time "
+            raise BadOption(f"option startingOffsets={text!r}: {error}; write earliest, latest, seq:N, a time "
                             f"(2026-11-21T14:00:00Z), or an offset's JSON") from None
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from broker.pipeline import query
 from broker.pipeline.blobs import open_blobs
 from broker.pipeline.edge import plainly, plainly_each, settle
-from broker.pipeline.errors import BadOption, PipelineError
+from broker.pipeline.errors import PipelineError
 from broker.pipeline.offsets import Offsets, Start
 from broker.pipeline.options import Options
 from broker.pipeline.progress import Progress
@@ -46,13 +46,10 @@ class _Part(InputPartition):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows streams. Made for each query twice: to be pickled for tasks, and to plan; so it begins without I/O.
 
-    Raises: BadOption for a view that cannot be followed, or ``startingOffsets`` that say nothing.
+    Raises: BadOption for columns that there are not, or ``startingOffsets`` that say nothing.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        if options.view != "messages":
-            raise BadOption(f"option view={options.view}: a streaming query follows messages; read other views with "
-                            f"spark.read")
         Start.parse(options.startingoffsets)
         self._options = options
         self._schema = requested(options.view, schema)

@@ -146,6 +146,15 @@ class BlockTable:
         i = bisect_right(entries, seq, key=_first) - 1
         return _entry(entries[i]) if i >= 0 and _last(entries[i]) >= seq else None
 
+    def since(self, seq: int) -> Iterator[BlockEntry]:
+        """The blocks that hold ``seq`` or a later sequence, in order; those before are not looked at."""
+        p = max(0, bisect_right(self.pages, seq, key=_page_first) - 1)
+        for page in self.pages[p:p + 1]:
+            i = max(0, bisect_right(page.entries, seq, key=_first) - 1)
+            yield from (_entry(kept) for kept in page.entries[i:] if _last(kept) >= seq)
+        for page in self.pages[p + 1:]:
+            yield from map(_entry, page.entries)
+
     def remove(self, first: int, last: int, msgs: int, size: int) -> list[BlockRef]:
         """Mark a removed range dead; returns the blocks that left."""
         left: list[BlockRef] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.pipeline.backlog import StreamBacklog, entries_from
+from broker.pipeline.backlog import StreamBacklog
 from broker.pipeline.follow import Follower, Seen
 from broker.pipeline.selection import Selection
 from broker.storage.objectstore.memory import MemoryStore
@@ -121,4 +121,4 @@ async def test_blocks_are_found_from_any_sequence_on() -> None:
         blocks = list(seen.state.blocks)
         for seq in [1, 2, *[entry.ref.last_seq + d for entry in blocks for d in (-1, 0, 1)], MANY]:
             expected = [entry for entry in blocks if entry.ref.last_seq >= seq]
-            assert list(entries_from(seen.state.blocks, seq)) == expected
+            assert [entry.ref for entry in seen.state.blocks.since(seq)] == [entry.ref for entry in expected]

@@ -1,0 +1,494 @@
+"""The streaming reader, its methods called as Spark calls them, over a store that grows meanwhile; without Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+from broker.pipeline import query, stream
+from broker.pipeline.errors import BadOption, Damaged, DataLoss, NoStream
+from broker.pipeline.options import Options
+from broker.storage.objectstore.memory import MemoryStore
+from tests.pipeline.stores import MemoryBlobs, Owner, Stream
+
+pytest.importorskip("pyspark")
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+
+ALL = ReadAllAvailable()
+SCHEMA = StructType().add("stream", StringType()).add("seq", LongType()).add("data", BinaryType())
+
+
+class Query:
+    """A streaming query as Spark runs it: offsets that survive it as text, batches that may be planned again."""
+
+    def __init__(self, blobs: MemoryBlobs, **options: str) -> None:
+        self.options = {"store": "s3://bucket/there", "stream": "S", **options}
+        self.start()
+        self.rows: list[tuple[str, int]] = []
+        self.committed: str | None = None
+
+    def start(self) -> None:
+        """The first start, or a restart."""
+        self.reader = stream.StreamReader(Options.parse(self.options, streaming=True), SCHEMA)
+
+    def begin(self) -> Any:
+        return json.loads(self.committed) if self.committed is not None else self.reader.initialOffset()
+
+    def plan(self, limit: Any = None) -> str:
+        """The end of the next batch, as it is put on record."""
+        limit = limit or self.reader.getDefaultReadLimit()
+        return json.dumps(self.reader.latestOffset(self.begin(), limit))
+
+    def read(self, end: str) -> list[tuple[str, int]]:
+        """The rows of a batch, through what goes to tasks and back."""
+        found = []
+        task = pickle.loads(pickle.dumps(stream.StreamReader(Options.parse(self.options, streaming=True), SCHEMA)))
+        for part in self.reader.partitions(self.begin(), json.loads(end)):
+            for batch in task.read(pickle.loads(pickle.dumps(part))):
+                found += [(row["stream"], row["seq"]) for row in batch.to_pylist()]
+        return found
+
+    def batch(self, limit: Any = None) -> list[int]:
+        """One batch, committed; its sequences."""
+        end = self.plan(limit)
+        rows = self.read(end)
+        self.rows += rows
+        self.committed = end
+        return [seq for _, seq in rows]
+
+    def batches(self, limit: Any = None) -> list[list[int]]:
+        """Batches until nothing is new, as Trigger.AvailableNow has them."""
+        found = []
+        while self.committed is None or self.plan(limit) != self.committed:
+            found.append(self.batch(limit))
+            assert len(found) < 1000
+        return found
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def blobs(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryBlobs:
+    """The store, as what every URL leads to."""
+    made = MemoryBlobs(store)
+    for module in (stream, query):
+        monkeypatch.setattr(module, "open_blobs", lambda url: made)
+    return made
+
+
+@pytest.fixture
+async def owner(store: MemoryStore) -> Owner:
+    made = Owner(store)
+    await made.start()
+    return made
+
+
+async def add(stream: Stream, count: int, subject: str = "a", size: int = 5) -> None:
+    """Publish to ``stream``, as one block."""
+    stream.append([(f"{stream.name}.{subject}".encode(), b"", b"x" * size)] * count)
+    await stream.owner.log.persisted()
+
+
+# ---- batches
+
+
+async def test_a_query_follows_a_stream(owner: Owner, blobs: MemoryBlobs) -> None:
+    """Each batch has what came since the last one, each message once; nothing new is the same offset again."""
+    s = await owner.make("S")
+    await add(s, 10)
+    query = Query(blobs)
+    assert query.batch() == list(range(1, 11))
+    assert query.plan() == query.committed
+    assert query.reader.partitions(query.begin(), query.begin()) == []
+    await add(s, 5)
+    await add(s, 5)
+    assert query.batch() == list(range(11, 21))
+    s.remove(22, 23)
+    await add(s, 5)
+    s.remove(22, 23)
+    await owner.log.persisted()
+    assert query.batch() == [21, 24, 25]
+    assert query.reader.reportLatestOffset() == json.loads(query.committed)
+
+
+async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, blobs: MemoryBlobs) -> None:
+    s = await owner.make("S")
+    for _ in range(7):
+        await add(s, 100)
+    s.remove(120, 139)
+    await owner.log.persisted()
+    query = Query(blobs, maxMessagesPerTrigger="150")
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(150)
+    query.reader.prepareForTriggerAvailableNow()
+    found = query.batches()
+    assert list(map(len, found)) == [150, 150, 150, 150, 80]
+    assert [seq for some in found for seq in some] == list(s.live)
+
+
+async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, blobs: MemoryBlobs) -> None:
+    """As the stream counts them; one message at least."""
+    s = await owner.make("S")
+    for _ in range(5):
+        await add(s, 100, size=67)  # 100 bytes each, as the stream counts
+    query = Query(blobs, maxBytesPerTrigger="25000")
+    assert query.reader.getDefaultReadLimit() == ReadMaxBytes(25000)
+    assert list(map(len, query.batches())) == [250, 250]
+    await add(s, 3, size=30_000)
+    assert list(map(len, query.batches())) == [1, 1, 1]
+
+
+async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, blobs: MemoryBlobs) -> None:
+    s = await owner.make("S")
+    await add(s, 400, size=67)
+    query = Query(blobs, maxMessagesPerTrigger="100", maxBytesPerTrigger="5000")
+    assert len(query.batch()) == 50
+    await add(s, 400, size=1)
+    query.batches()
+    assert [len(query.batch()) for _ in range(1)] == [0]
+    await add(s, 300, size=1)
+    assert len(query.batch()) == 100
+    assert len(query.batch(ALL)) == 200
+    with pytest.raises(Exception, match="ReadMinRows"):
+        query.plan(ReadMinRows(5))
+
+
+async def test_available_now_ends_where_it_began(owner: Owner, blobs: MemoryBlobs) -> None:
+    """What comes after the trigger began is left for the next one, streams included."""
+    s, t = await owner.make("S"), await owner.make("T")
+    await add(s, 30)
+    await add(t, 3)
+    query = Query(blobs, stream="*", maxMessagesPerTrigger="8")
+    query.reader.prepareForTriggerAvailableNow()
+    query.batch()
+    u = await owner.make("U")
+    for one in (s, t, u):
+        await add(one, 10)
+    query.batches()
+    assert sorted(query.rows) == [("S", n) for n in range(1, 31)] + [("T", n) for n in range(1, 4)]
+    query.start()
+    query.reader.prepareForTriggerAvailableNow()
+    query.batches()
+    assert sorted(query.rows) == ([("S", n) for n in range(1, 41)] + [("T", n) for n in range(1, 14)]
+                                  + [("U", n) for n in range(1, 11)])
+
+
+async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, blobs: MemoryBlobs) -> None:
+    """After a restart, with more in the store, a new epoch and a checkpoint; but for what was removed meanwhile."""
+    s = await owner.make("S")
+    await add(s, 50)
+    query = Query(blobs, maxMessagesPerTrigger="20")
+    query.batch()
+    end = query.plan()
+    rows = query.read(end)
+    await add(s, 50)
+    await owner.round()
+    await owner.again()
+    s = owner.streams["S"]
+    await add(s, 50)
+    query.start()
+    assert query.read(end) == rows == [("S", n) for n in range(21, 41)]
+    s.remove(25, 26)
+    await owner.log.persisted()
+    query.start()
+    assert query.read(end) == [row for row in rows if row[1] not in (25, 26)]
+
+
+async def test_subjects_narrow_a_stream(owner: Owner, blobs: MemoryBlobs) -> None:
+    s = await owner.make("S")
+    for n in range(6):
+        await add(s, 10, f"{'even' if n % 2 == 0 else 'odd'}.{n}")
+    query = Query(blobs, subjects="S.even.*", maxMessagesPerTrigger="15")
+    found = query.batches()
+    assert [seq for some in found for seq in some] == [*range(1, 11), *range(21, 31), *range(41, 51)]
+    assert max(map(len, found)) <= 15
+    assert len(found) == 2
+
+
+async def test_several_streams_share_a_limit(owner: Owner, blobs: MemoryBlobs) -> None:
+    busy, quiet = await owner.make("busy"), await owner.make("quiet")
+    await add(busy, 1000)
+    await add(quiet, 10)
+    query = Query(blobs, stream="busy,quiet", maxMessagesPerTrigger="50")
+    query.batch()
+    assert query.rows == [("busy", n) for n in range(1, 41)] + [("quiet", n) for n in range(1, 11)]
+
+
+# ---- starts
+
+
+@pytest.mark.parametrize(("text", "first"), [("earliest", 3), ("latest", 21), ("seq:7", 7), ("7", 7), ("21", 21)])
+async def test_where_a_query_starts(owner: Owner, blobs: MemoryBlobs, text: str, first: int) -> None:
+    s = await owner.make("S")
+    await add(s, 10)
+    await add(s, 10)
+    s.purge(2)
+    await owner.log.persisted()
+    query = Query(blobs, startingOffsets=text)
+    assert query.batch() == list(range(first, 21))
+    await add(s, 2)
+    assert query.batch() == [21, 22]
+
+
+async def test_a_query_starts_at_a_time(owner: Owner, blobs: MemoryBlobs) -> None:
+    """Of the first message that is not earlier, in each stream."""
+    s, t = await owner.make("S"), await owner.make("T")
+    for _ in range(4):
+        s.append([(b"S.a", b"", b"")] * 5, after_ns=10**9)
+        s.append([(b"S.a", b"", b"")] * 5, after_ns=10**9)
+        t.append([(b"T.a", b"", b"")], after_ns=10**9)
+        await owner.log.persisted()
+    for seq in (1, 14, 15, 16, 40):
+        at = s.live[seq][4]
+        query = Query(blobs, stream="*", startingOffsets=str(at) if at < 1 else f"time:{at}")
+        query.batch()
+        assert query.rows == ([("S", n) for n, row in s.live.items() if row[4] >= at]
+                              + [("T", n) for n, row in t.live.items() if row[4] >= at])
+    query = Query(blobs, stream="*", startingOffsets="2100-01-01T00:00:00Z")
+    assert query.batch() == []
+    await add(s, 1)
+    assert query.batch() == [41]
+
+
+async def test_a_query_starts_where_another_ended(owner: Owner, blobs: MemoryBlobs) -> None:
+    s, t = await owner.make("S"), await owner.make("T")
+    await add(s, 10)
+    await add(t, 10)
+    one = Query(blobs, stream="*", maxMessagesPerTrigger="7")
+    one.batch()
+    assert one.committed is not None
+    other = Query(blobs, stream="*", startingOffsets=one.committed)
+    other.batch()
+    assert sorted(one.rows + other.rows) == [("S", n) for n in range(1, 11)] + [("T", n) for n in range(1, 11)]
+
+
+async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, blobs: MemoryBlobs) -> None:
+    """Spark asks for the initial offset again while the first batch is not committed; then that batch, as it is on
+    record, still begins where it did."""
+    s = await owner.make("S")
+    await add(s, 10)
+    query = Query(blobs, startingOffsets="latest")
+    assert query.begin() is query.begin()
+    await add(s, 5)
+    end = query.plan()
+    await add(s, 5)
+    query.start()
+    assert query.begin()["streams"] != json.loads(end)["began"]
+    assert query.read(end) == [("S", n) for n in range(11, 16)]
+    query.committed = end
+    assert query.batch() == list(range(16, 21))
+    assert "began" not in json.loads(query.committed)
+
+
+async def test_a_start_that_does_not_fit_is_refused(owner: Owner, blobs: MemoryBlobs) -> None:
+    s = await owner.make("S")
+    await add(s, 10)
+    with pytest.raises(BadOption, match="ends at sequence 10, before 12"):
+        Query(blobs, startingOffsets="seq:12").begin()
+    with pytest.raises(BadOption, match=r"names the stream \$G/X, which is not there"):
+        Query(blobs, startingOffsets='{"v": 1, "streams": {"$G/X": {"id": "00000000000000aa", "next": 1}}}').begin()
+    with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and made anew"):
+        Query(blobs, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
+    with pytest.raises(BadOption, match="option startingOffsets='soon'"):
+        Query(blobs, startingOffsets="soon")
+    with pytest.raises(NoStream, match=r"no stream 'X' in account '\$G'; there is: \$G/S"):
+        Query(blobs, stream="S,X").begin()
+
+
+# ---- streams that come and go
+
+
+async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, blobs: MemoryBlobs) -> None:
+    """Where a wildcard lets it in; also when there was none at all."""
+    query = Query(blobs, stream="S*", startingOffsets="latest")
+    assert query.batch() == []
+    s = await owner.make("S1")
+    other = await owner.make("other")
+    await add(s, 3)
+    await add(other, 3)
+    query.batches()
+    assert query.rows == [("S1", n) for n in range(1, 4)]
+    late = await owner.make("S2", config={"first_seq": 100})
+    late.last_seq = 99
+    await add(late, 2)
+    query.batches()
+    assert query.rows[3:] == [("S2", 100), ("S2", 101)]
+
+
+async def _lose(owner: Owner, how: str) -> None:
+    s = owner.streams["S"]
+    if how == "purge":
+        s.purge(15)
+    else:
+        s.delete()
+    if how == "anew":
+        await owner.make("S")
+        await add(owner.streams["S"], 4)
+    await owner.log.persisted()
+
+
+LOSSES = {
+    "purge": (r"stream \$G/S lost messages before they were read: expected sequence 11, found that it begins at 16",
+              [("S", n) for n in range(16, 21)]),
+    "deleted": (r"stream \$G/S of incarnation [0-9a-f]{16} was deleted; expected its sequence 11", []),
+    "anew": (r"stream \$G/S was deleted and made anew; expected sequence 11 of incarnation [0-9a-f]{16}, found "
+             r"incarnation [0-9a-f]{16}", [("S", n) for n in range(1, 5)]),
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+async def test_a_loss_ends_a_query(owner: Owner, blobs: MemoryBlobs, how: str) -> None:
+    """With the stream, what was expected and what is there; whether it is noticed before the next batch or when a batch on
+    record is planned again."""
+    await add(await owner.make("S"), 20)
+    query = Query(blobs, maxMessagesPerTrigger="10")
+    query.batch()
+    on_record = query.plan()
+    await _lose(owner, how)
+    with pytest.raises(DataLoss, match=LOSSES[how][0] + ".*set failOnDataLoss=false"):
+        query.plan()
+    query.start()
+    with pytest.raises(DataLoss, match=r"begins at 16|was deleted"):
+        query.read(on_record)
+
+
+@pytest.mark.parametrize("how", LOSSES)
+async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, blobs: MemoryBlobs, how: str,
+                                                           caplog: pytest.LogCaptureFixture) -> None:
+    """The query goes on with what is there, and says once what it missed."""
+    await add(await owner.make("S"), 20)
+    query = Query(blobs, stream="S*", maxMessagesPerTrigger="10", failOnDataLoss="false")
+    query.batch()
+    on_record = query.plan()
+    await _lose(owner, how)
+    said, rows = LOSSES[how]
+    before = len(query.rows)
+    with caplog.at_level(logging.WARNING):
+        query.batches()
+    assert query.rows[before:] == rows
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert re.search(said, record.getMessage())
+    again = Query(blobs, stream="S*", failOnDataLoss="false")
+    again.committed = json.dumps({"v": 1, "streams": {}})
+    assert again.read(on_record) == (rows if how == "purge" else [])
+
+
+async def test_a_restored_store_is_a_loss(owner: Owner, blobs: MemoryBlobs) -> None:
+    """It ends before what was read: its next messages will have sequences that were read."""
+    s = await owner.make("S")
+    await add(s, 10)
+    kept = dict(blobs.objects)
+    await add(s, 10)
+    query = Query(blobs)
+    query.batch()
+    blobs.objects = kept
+    query.start()
+    with pytest.raises(DataLoss, match="went back: expected sequence 21, found that it ends at 10"):
+        query.plan()
+    query.options["failOnDataLoss"] = "false"
+    query.start()
+    assert query.batch() == []
+    assert '"next": 11' in str(query.committed)
+
+
+@pytest.mark.parametrize("config", [{"max_msgs_per_subject": 1}, {"retention": "workqueue"}, {"retention": "interest"}])
+async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner, blobs: MemoryBlobs,
+                                                                    config: dict[str, Any]) -> None:
+    s = await owner.make("S", config=config)
+    await add(s, 10)
+    query = Query(blobs)
+    query.batch()
+    await add(s, 5)
+    s.purge(13)
+    await owner.log.persisted()
+    assert query.batch() == [14, 15]
+
+
+async def test_deletes_further_on_are_no_loss(owner: Owner, blobs: MemoryBlobs) -> None:
+    s = await owner.make("S")
+    await add(s, 10)
+    query = Query(blobs)
+    query.batch()
+    await add(s, 5)
+    s.remove(12, 14)
+    await owner.log.persisted()
+    assert query.batch() == [11, 15]
+
+
+async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, blobs: MemoryBlobs,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    s = await owner.make("S")
+    await add(s, 10)
+    query = Query(blobs)
+    query.batch()
+    seen = query.reader._progress._follower.look()["$G/S"]
+    seen.state.offline = "a record is damaged"
+    with pytest.raises(Damaged, match=r"stream \$G/S is off line: a record is damaged"):
+        query.plan()
+
+
+# ---- following
+
+
+async def test_a_look_reads_only_what_is_new(owner: Owner, blobs: MemoryBlobs) -> None:
+    """However much lies there: no checkpoint's page, no segment twice."""
+    s = await owner.make("S")
+    for _ in range(60):
+        await add(s, 3)
+    await owner.round()
+    query = Query(blobs)
+    query.batch()
+    blobs.asked.clear()
+    assert query.plan() == query.committed
+    nothing_new = len(blobs.asked)
+    assert nothing_new <= 4
+    blobs.asked.clear()
+    await add(s, 3)
+    assert query.batch() == [181, 182, 183]
+    keys = [key for key, _, _ in blobs.asked]
+    assert not any("/pages/" in key for key in keys)
+    assert len(keys) <= nothing_new + 6
+
+
+async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, blobs: MemoryBlobs, store: MemoryStore) -> None:
+    """Checkpoints, sweeps, kills and clean ends between and during looks: each message is read once."""
+    s = await owner.make("S")
+    query = Query(blobs, maxMessagesPerTrigger="1000")
+    for n in range(60):
+        s = owner.streams["S"]
+        await add(s, 1 + n % 3)
+        if n % 4 == 1:
+            query.batch()
+        if n % 7 == 2:
+            await owner.round()
+        if n % 11 == 3:
+            await owner.again(clean=n % 2 == 0)
+        if n % 10 == 9:
+            query.start()
+    query.batches()
+    assert [seq for _, seq in query.rows] == list(range(1, owner.streams["S"].last_seq + 1))
+
+
+async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, blobs: MemoryBlobs) -> None:
+    """The next number is gone and a checkpoint lies beyond: the log did not end there."""
+    s = await owner.make("S")
+    await add(s, 10)
+    query = Query(blobs)
+    query.batch()
+    there = set(blobs.objects)
+    await add(s, 10)
+    [following] = {key for key in blobs.objects if "/log/" in key} - there
+    s.remove(11, 20)
+    while following in blobs.objects:  # until as many checkpoints are there as are kept
+        await add(s, 1)
+        await owner.round()
+    assert query.batch() == list(range(21, s.last_seq + 1))
