@@ -48,8 +48,8 @@ class Options:
     headers: str = "raw"
     targetpartitionbytes: int = 64 << 20
     prefetch: int = 3
-    pushdown: bool | None = None
-    """None: as Spark's own setting says."""
+    pushdown: bool = False
+    """``batch`` says why it is off unless asked for."""
     startingoffsets: str = "earliest"
     """As given: ``offsets.Start`` reads it."""
     maxmessagespertrigger: int | None = None
@@ -150,6 +150,10 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
 
 
 def _short(text: str) -> str:
+    """A value as errors repeat it: not all of a long one, and of a URL nothing of what stands before an ``@``."""
+    scheme, colon, rest = text.partition("://")
+    if colon and "@" in rest:
+        text = f"{scheme}://…@{rest.rpartition('@')[2]}"
     return repr(text) if len(text) <= 80 else repr(text[:77] + "…")
 
 
@@ -275,7 +279,8 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
     Option("prefetch", "how many reads a task has under way", _number(1, 64, "a number of reads"), _BLOCKS),
-    Option("pushdown", "whether Spark pushes filters down (true, false); as its setting says", _flag),
+    Option("pushdown", "whether Spark's filters decide what is read (true, false); only where each load is for one scan",
+           _flag),
     Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
            _filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",
            "a batch query has startSeq and startTime"),

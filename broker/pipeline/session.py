@@ -1,4 +1,4 @@
-"""A Spark session with streams in it: what to set, reads that stay at one moment, and what a read will cost.
+"""A Spark session with streams in it: reads that stay at one moment, and what a read will cost.
 
 All of it works with Spark Connect, too: the store is looked into where Spark runs, not where the client does.
 """
@@ -16,16 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
-
-
-def builder_conf() -> dict[str, str]:
-    """What is worth setting on a session that reads streams: ``SparkSession.builder.config(map=builder_conf())``.
-
-    Reads work without it; filters are then applied by Spark, after everything was read. What no setting can say: the
-    environment variable PYSPARK_PYTHON names the interpreter of planner and workers, ``python3`` where it is not set.
-    """
-    return {"spark.sql.python.filterPushdown.enabled": "true"}
+__all__ = ["explain_read", "read", "read_stream", "register"]
 
 
 def register(spark: SparkSession) -> None:

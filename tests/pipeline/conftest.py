@@ -50,20 +50,15 @@ def spark_environ() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on ``local[2,3]``: two tasks side by side, each tried up to three times.
-
-    Filters are pushed down; a test that wants that off turns it off and on again with ``spark.conf``.
-    """
+    """A session on ``local[2,3]``: two tasks side by side, each tried up to three times. An event log is written."""
     from pyspark.sql import SparkSession
 
-    from broker.pipeline.session import builder_conf
-
     folder = tmp_path_factory.mktemp("spark")
+    (folder / "events").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in spark_environ.items():
             patch.setenv(name, value)
         session = SparkSession.builder.master("local[2,3]").appName("jetblock tests").config(map={
-            **builder_conf(),
             # The first compiler alone and the plainest collector: half the CPU time of a session as short as this.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.driver.host": "127.0.0.1",
@@ -73,6 +68,9 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
             "spark.ui.showConsoleProgress": "false",
             "spark.local.dir": str(folder / "local"),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": (folder / "events").as_uri(),
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "2",
         }).getOrCreate()

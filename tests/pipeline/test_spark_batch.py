@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ from tests.pipeline.published import Message, Published, broker_on, publish, pub
 from tests.real.s3 import S3Server
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    """Spark's setting on, which is off by default."""
+    spark.conf.set(PUSHDOWN, "true")
+    yield
+    spark.conf.unset(PUSHDOWN)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +136,9 @@ FILTERS: tuple[tuple[str, Callable[[Message], bool]], ...] = (
 )
 
 
+@pytest.mark.usefixtures("pushdown")
 def test_filters_give_the_same_pushed_and_not_pushed(spark: Any, store: Published) -> None:
-    """Each filter against plain Python, pushed down and not; also with Spark's setting off, which is its default."""
+    """Each filter against plain Python, pushed down and not."""
     plain = load(spark, store)
     for text, wanted in FILTERS:
         expected = [one for one in store.streams["ORDERS"] if wanted(one)]
@@ -137,15 +146,16 @@ def test_filters_give_the_same_pushed_and_not_pushed(spark: Any, store: Publishe
         assert messages(load(spark, store, pushdown="true").where(text)) == expected, text
         if len(text) % 3 == 0:
             assert messages(plain.where(text)) == expected, text
-    spark.conf.set(PUSHDOWN, "false")
-    try:
-        assert load(spark, store).where("seq = 5 OR subject = 'none'").count() == 1
-        with pytest.raises(Exception, match=re.escape(PUSHDOWN)):
-            load(spark, store, pushdown="true").where("seq = 5").collect()
-    finally:
-        spark.conf.set(PUSHDOWN, "true")
 
 
+def test_without_sparks_setting(spark: Any, store: Published) -> None:
+    """Spark's default: filters work, and a load that wants them pushed down says what to set."""
+    assert [row.seq for row in load(spark, store).where("seq = 5 OR subject = 'none'").collect()] == [5]
+    with pytest.raises(Exception, match=re.escape(PUSHDOWN)):
+        load(spark, store, pushdown="true").where("seq = 5").collect()
+
+
+@pytest.mark.usefixtures("pushdown")
 def test_scans_of_one_frame_do_not_share_filters(spark: Any, store: Published) -> None:
     """Several filters on one DataFrame or view, in one query and one after another: Spark up to 4.3 mixes up what is
     pushed down, so by default nothing is, though its setting is on."""
@@ -161,6 +171,7 @@ def test_scans_of_one_frame_do_not_share_filters(spark: Any, store: Published) -
     assert row.last == max(one.seq for one in live if one.subject.startswith("orders.us."))
 
 
+@pytest.mark.usefixtures("pushdown")
 def test_what_is_pushed_is_not_filtered_again(spark: Any, store: Published) -> None:
     """That filters really go down: Spark's plan has none left, and blocks that cannot match have no task."""
     def plan(frame: Any) -> str:

@@ -1,0 +1,126 @@
+"""What a user is told through Spark when a query cannot be answered: short, naming the object or option; never wrong rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from pyspark.errors import PySparkException
+
+from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES
+from tests.pipeline.published import Published, published
+
+LINES = 8
+"""Spark's own first and last line, one frame of ours, and the text."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return asyncio.run(published(f"file://{tmp_path_factory.mktemp('errors')}/store"))
+
+
+@pytest.fixture
+def copy(store: Published, tmp_path: Path) -> Path:
+    """The store's directory, to be damaged."""
+    return Path(shutil.copytree(store.url.removeprefix("file://"), tmp_path / "store"))
+
+
+def told(frame: Any) -> str:
+    """What the error of reading all of a DataFrame says. It must be short, and ours."""
+    with pytest.raises(PySparkException) as caught:
+        frame.collect()
+    text = str(caught.value)
+    assert "broker.pipeline." in text
+    assert len(text.splitlines()) <= LINES, text
+    assert "During handling" not in text
+    return text
+
+
+def load(spark: Any, url: str, **options: Any) -> Any:
+    return spark.read.format("jetblock").options(store=url, **options).load()
+
+
+def test_what_is_not_there(spark: Any, store: Published, tmp_path: Path) -> None:
+    """No such store, stream, column, option: each named, with what is there."""
+    text = told(load(spark, store.url, stream="ORDER"))
+    assert "NoStream" in text
+    assert "'ORDER'" in text
+    assert "'ORDERS'" in text
+    text = told(load(spark, f"file://{tmp_path}/nowhere", stream="ORDERS"))
+    assert "NoStore" in text
+    assert f"{tmp_path}/nowhere" in text
+    with pytest.raises(PySparkException, match="no option 'strem': did you mean stream"):
+        load(spark, store.url, strem="ORDERS")
+    with pytest.raises(PySparkException, match="startSeq='x'"):
+        load(spark, store.url, stream="ORDERS", startSeq="x")
+    reader = spark.read.format("jetblock").options(**store.options())
+    assert "no column 'subjet'; did you mean 'subject'?" in told(reader.schema("seq LONG, subjet STRING").load())
+    assert "'seq' of the view messages is BIGINT, not STRING" in told(reader.schema("seq STRING").load())
+
+
+def test_credentials_are_refused_and_not_shown(spark: Any, store: Published) -> None:
+    """A URL with a password is no option's value, and the refusal does not repeat it; no plan shows options."""
+    with pytest.raises(PySparkException, match="no credentials in the URL") as caught:
+        load(spark, "s3://AKIAUSER:hunter2@bucket/prefix", stream="ORDERS")
+    assert "hunter2" not in str(caught.value)
+    frame = load(spark, store.url, stream="ORDERS", subjects="orders.only.shown.here")
+    assert frame.count() == 0
+    plan = frame._jdf.queryExecution().toString()
+    assert "orders.only.shown.here" not in plan
+    events = Path(spark.conf.get("spark.eventLog.dir").removeprefix("file:"))
+    logged = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
+    assert "SparkListenerApplicationStart" in logged
+    assert "orders.only.shown.here" not in logged
+
+
+def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
+    """The object that holds a message, and what the catalogue says of its block."""
+    row, = load(spark, f"file://{copy}", stream="ORDERS", view="blocks").where(
+        f"first_seq <= {seq} AND last_seq >= {seq}").collect()
+    return copy / row.block, row
+
+
+@pytest.mark.parametrize("section", ["frames", "index"])
+def test_a_flipped_bit(spark: Any, copy: Path, section: str) -> None:
+    """One bit of one object: the query fails and names it, and what does not need the object is read."""
+    path, block = a_block(spark, copy, 250)
+    data = bytearray(path.read_bytes())
+    data[block[f"{section}_offset"] + block[f"{section}_bytes"] // 2] ^= 1
+    path.write_bytes(data)
+    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    assert "Damaged" in text
+    assert block.block in text
+    assert load(spark, f"file://{copy}", stream="ORDERS", startSeq=block.last_seq + 1).count() > 0
+
+
+def test_a_truncated_object(spark: Any, copy: Path) -> None:
+    path, block = a_block(spark, copy, 250)
+    path.write_bytes(path.read_bytes()[:block.frames_offset + block.frames_bytes // 2])
+    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    assert block.block in text
+
+
+def test_an_object_that_is_gone(spark: Any, copy: Path) -> None:
+    """It is still named by the newest state: the query fails and names it."""
+    frame = load(spark, f"file://{copy}", stream="ORDERS")
+    assert frame.count() > 0
+    path, block = a_block(spark, copy, 250)
+    path.unlink()
+    assert block.block in told(frame)
+
+
+def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
+    """Refused before anything is read, with what to do."""
+    path = copy / "v1" / "format"
+    data = bytearray(path.read_bytes())
+    data[10:12] = (FORMAT_VERSION + 1).to_bytes(2, "little")
+    data[HEADER_BYTES - 4:HEADER_BYTES] = crc32(data[:HEADER_BYTES - 4]).to_bytes(4, "little")
+    path.write_bytes(data)
+    text = told(load(spark, f"file://{copy}", stream="ORDERS"))
+    assert "Newer" in text
+    assert re.search("upgrade jetblock", text)
