@@ -353,6 +353,8 @@ def _listed(rows: Rows) -> Numbers:
 
 def readable(names: pa.BinaryArray) -> pa.StringArray:
     """Bytes as text; what is no UTF-8 becomes U+FFFD."""
+    if len(names) == 1 and names[0].is_valid:
+        return pa.array([names[0].as_py().decode("utf-8", "replace")], pa.string())
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:

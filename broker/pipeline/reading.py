@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +57,8 @@ _LOAD_PIECES: Final = 64
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
 """Smaller batches are joined: to Spark each costs as much as some thousand rows."""
+_ROW_BYTES: Final = 64
+"""What a row takes in columns of fixed width, offsets and a subject, about."""
 _MOVES_MAX: Final = 16
 _SEQ_MAX: Final = (1 << 63) - 1
 
@@ -140,8 +142,16 @@ class _Messages:
         return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), kind), len(rows))
 
 
-_Part = Piece | Callable[[], pa.RecordBatch]
-"""A piece, whose object was not there; or what makes a batch of bytes that are."""
+class _Made(NamedTuple):
+    """What makes a batch, and about how many bytes it will have: asking each batch would cost as much as a small block
+    takes altogether."""
+
+    batch: Callable[[], pa.RecordBatch]
+    size: int
+
+
+_Part = _Made | Piece
+"""A piece: its object was not there."""
 _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 """Parts in order; and what loads the rest, where there is some."""
 
@@ -156,7 +166,8 @@ class _Reading:
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
         self._newer: dict[int, StreamMoment | None] = {}
 
-    def read(self, pieces: Sequence[Piece], prefetch: int) -> Iterator[pa.RecordBatch]:
+    def read(self, pieces: Sequence[Piece], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Batches, and about how many bytes each has."""
         loads = self._loads(pieces)
         if prefetch <= 0:
             for some, _ in loads:
@@ -186,11 +197,11 @@ class _Reading:
                     if isinstance(one, Piece):
                         yield from self._again(one)
                     else:
-                        yield one()
+                        yield one.batch(), one.size
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[pa.RecordBatch]:
+    def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Load here and now."""
         rest: Callable[[], _Loaded] | None = load
         while rest is not None:
@@ -199,7 +210,7 @@ class _Reading:
                 if isinstance(one, Piece):
                     yield from self._again(one, moves)
                 else:
-                    yield one()
+                    yield one.batch(), one.size
 
     def _loads(self, pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], int]]:
         """Pieces that are loaded together, and what that costs in memory."""
@@ -235,7 +246,7 @@ class _Reading:
             if (from_ref := self._maker.from_ref(piece)) is None:
                 read.append(i)
             else:
-                made[i].append(from_ref)
+                made[i].append(_Made(from_ref, _ROW_BYTES * piece.ref.count))
         wholes = [self._whole(pieces[i]) for i in read]
         ranges = [(pieces[i].key, pieces[i].ref.index_offset, pieces[i].ref.index_offset + pieces[i].ref.index_bytes)
                   for i in read]
@@ -253,14 +264,14 @@ class _Reading:
             if not len(rows):
                 continue
             if not self._maker.bodies:
-                made[i].append(partial(self._maker.from_block, piece, block, rows, None))
+                made[i].append(_Made(partial(self._maker.from_block, piece, block, rows, None), _ROW_BYTES * len(rows)))
                 continue
             groups = _groups(block, rows)
             if frames is None:
                 later.append((i, block, groups))
                 continue
             for numbers, of_group in groups:
-                made[i].append(partial(self._batch, piece, block, of_group, numbers, _cut(block, numbers, frames)))
+                made[i].append(self._made(piece, block, of_group, numbers, _cut(block, numbers, frames)))
         if len(pieces) == 1 and later and len(later[0][2]) > 1:
             _, block, groups = later[0]
             return self._load_group(pieces[0], block, groups, 0)
@@ -288,7 +299,19 @@ class _Reading:
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
             return piece._replace(first_seq=block.seq_of(int(rows[0])))
-        return partial(self._batch, piece, block, rows, numbers, there)
+        return self._made(piece, block, rows, numbers, there)
+
+    def _made(self, piece: Piece, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
+        """What makes a batch of some frames' bytes."""
+        assert block.head is not None
+        table = block.head.frames
+        messages = raw = 0
+        for number in numbers:
+            messages += table[number].messages
+            raw += table[number].raw_bytes
+        # Of frames in which few rows are wanted the batch has as small a part, about.
+        return _Made(partial(self._batch, piece, block, rows, numbers, stored),
+                     _ROW_BYTES * len(rows) + raw * len(rows) // messages)
 
     def _batch(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
                stored: Sequence[memoryview]) -> pa.RecordBatch:
@@ -320,7 +343,7 @@ class _Reading:
 
     # ---- what went away
 
-    def _again(self, lost: Piece, moves: int = 0) -> Iterator[pa.RecordBatch]:
+    def _again(self, lost: Piece, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows of a piece whose object was not there, from where they lie now. Raises: Gone; as ``read_pieces``."""
         for piece in self._moved(lost):
             if piece.key == lost.key or moves >= _MOVES_MAX:
@@ -410,16 +433,15 @@ def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memor
             for frame in (block.head.frames[number] for number in numbers)]
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _joined(batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
     """``batches``, small neighbours joined and large ones cut; the first ones come as soon as they are there."""
     small: list[pa.RecordBatch] = []
     rows = size = 0
     rows_min = 1
     try:
-        for batch in batches:
+        for batch, own in batches:
             if not batch.num_rows:
                 continue
-            own = batch.nbytes
             if batch.num_rows >= _BATCH_ROWS or own >= _BATCH_BYTES:
                 yield from _as_batches(small)  # copying the large one too would be dear
                 yield from _as_batches([batch])
