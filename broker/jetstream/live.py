@@ -10,6 +10,9 @@ Invariants: blocks are in order and do not overlap; a message is live when its b
 block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
 ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
 
+The blocks come at the first look at them: until then nobody but publishers was there, who need the numbers alone, and what
+the stream has is told by the applied state and by what is in flight.
+
 Everything here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
 anything.
 """
@@ -17,7 +20,7 @@ anything.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from broker.storage.format.block import BlockRef, SubjectSummary
     from broker.storage.format.frame import Chunk
     from broker.storage.format.index import Head
+    from broker.storage.table import BlockEntry
     from broker.storage.writer import OpenBlock, SealedBlock
 
 __all__ = ["Live", "LiveBlock", "Removal"]
@@ -77,6 +81,30 @@ class LiveBlock:
         self.head: Head | None = None
         self.subjects: SubjectSummary | None = None
 
+    @classmethod
+    def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
+        """Of a block that has messages and is not persisted."""
+        hlens = block.hlens
+        size = (sum(map(len, block.bodies)) + sum(map(len, block.subjects)) + 30 * block.count
+                + (4 * (block.count - hlens.count(0)) if hlens is not None else 0))
+        live = cls(block.first_seq, block.last_seq, block.count, size, block.runs[0][2], block.runs[-1][2])
+        live.open = block
+        return live
+
+    @classmethod
+    def of_entry(cls, entry: BlockEntry) -> LiveBlock:
+        """Of a block as the applied state has it."""
+        ref = entry.ref
+        live = cls(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
+        live.live_msgs -= entry.dead_count
+        live.live_bytes -= entry.dead_bytes
+        live.ref, live.subjects = ref, ref.subjects
+        if entry.dead is not None:
+            live.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+            for first, last in entry.dead.seqs():
+                live.dead.add(first, last)
+        return live
+
     @property
     def gapless(self) -> bool:
         return self.last_seq - self.first_seq + 1 == self.count
@@ -96,19 +124,45 @@ def _cold(block: LiveBlock) -> Rows:
 class Live:
     """The numbers and the block table of one stream.
 
-    ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None.
+    Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``look`` gives the
+        blocks, those that are open or in flight included, when they are first asked for; None: there are none yet.
+    Attributes: ``first_time_ns``: time of the first live message, kept for as long as nobody has ``looked``.
     """
 
-    def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None]) -> None:
+    def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
+                 look: Callable[[], Iterable[LiveBlock]] | None = None) -> None:
         self.first_seq = 0
         self.last_seq = 0
         self.msgs = 0
         self.bytes = 0
         self.last_time_ns = 0
+        self.first_time_ns = 0
         self.persisted_seq = 0
-        self.blocks: list[LiveBlock] = []
-        self._starts: list[int] = []
+        self._look = look
+        self._blocks: list[LiveBlock] = []
+        self._begins: list[int] = []
         self._stored_rows = stored_rows
+
+    @property
+    def looked(self) -> bool:
+        """Whether the blocks are here."""
+        return self._look is None
+
+    @property
+    def blocks(self) -> list[LiveBlock]:
+        """All of them, in order."""
+        if self._look is not None:
+            look, self._look = self._look, None
+            self._blocks += look()
+            self._begins += [block.first_seq for block in self._blocks]
+        return self._blocks
+
+    @property
+    def _starts(self) -> list[int]:
+        """First sequence of each."""
+        if self._look is not None:
+            assert self.blocks is self._blocks
+        return self._begins
 
     # --- growing ------------------------------------------------------------------------------------------------------
 
@@ -117,22 +171,27 @@ class Live:
         live = LiveBlock(block.first_seq, block.first_seq - 1, 0, 0, 0, 0)
         live.open = block
         self.blocks.append(live)
-        self._starts.append(block.first_seq)
+        self._begins.append(block.first_seq)
         return live
 
-    def appended(self, block: LiveBlock, count: int, size: int, first_seq: int, time_ns: int) -> None:
-        """``count`` messages of ``size`` user bytes have joined the open block, from ``first_seq`` on."""
-        if not block.count:
-            block.first_time_ns = time_ns
+    def appended(self, block: LiveBlock | None, count: int, size: int, first_seq: int, time_ns: int) -> None:
+        """``count`` messages of ``size`` user bytes have joined the open block, from ``first_seq`` on.
+
+        Args: block is None while nobody has looked.
+        """
         last_seq = first_seq + count - 1
-        block.last_seq = last_seq
-        block.count += count
-        block.live_msgs += count
-        block.bytes += size
-        block.live_bytes += size
-        block.last_time_ns = time_ns
+        if block is not None:
+            if not block.count:
+                block.first_time_ns = time_ns
+            block.last_seq = last_seq
+            block.count += count
+            block.live_msgs += count
+            block.bytes += size
+            block.live_bytes += size
+            block.last_time_ns = time_ns
         if not self.msgs:
             self.first_seq = first_seq
+            self.first_time_ns = time_ns
         self.last_seq = last_seq
         self.last_time_ns = time_ns
         self.msgs += count
@@ -142,8 +201,8 @@ class Live:
         """``block`` is in the store, or will never be (``keep``: a memory stream, its chunks stay here)."""
         block.open = None
         block.ref = sealed.ref
-        block.subjects = sealed.core.subjects
-        block.starts = [chunk.start for chunk in sealed.chunks] if len(sealed.chunks) > 1 else _ONE_FRAME
+        block.subjects = sealed.subjects
+        block.starts = _ONE_FRAME if sealed.small or len(sealed.chunks) == 1 else [c.start for c in sealed.chunks]
         if keep:
             block.chunks, block.head = sealed.chunks, sealed.head
         if not block.live_msgs:
@@ -153,11 +212,6 @@ class Live:
             for first, last in block.dead.seqs():
                 fitted.add(first, last)
             block.dead = fitted
-
-    def restore_block(self, block: LiveBlock) -> None:
-        """Add a block of the applied state, in order. The numbers are set by the caller."""
-        self.blocks.append(block)
-        self._starts.append(block.first_seq)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -355,7 +409,7 @@ class Live:
             whole += 1
         if whole:
             del self.blocks[:whole]
-            del self._starts[:whole]
+            del self._begins[:whole]
         self._seek_first(end_seq)
 
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
@@ -384,7 +438,7 @@ class Live:
         assert self.blocks[i:i + len(old)] == list(old)
         assert new.count == sum(block.live_msgs for block in old)
         self.blocks[i:i + len(old)] = [new]
-        self._starts[i:i + len(old)] = [new.first_seq]
+        self._begins[i:i + len(old)] = [new.first_seq]
 
     def skip_to(self, last_seq: int) -> None:
         """Use up the sequences up to ``last_seq`` without storing anything."""
@@ -396,7 +450,7 @@ class Live:
         i = bisect_right(self._starts, block.first_seq) - 1
         if i >= 0 and self.blocks[i] is block:
             del self.blocks[i]
-            del self._starts[i]
+            del self._begins[i]
 
     def _seek_first(self, seq: int) -> None:
         """Set ``first_seq`` to the first live message at or after ``seq``."""

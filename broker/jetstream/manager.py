@@ -72,7 +72,7 @@ class JetStream:
         opening.
         """
         self._log, self._reader = log, reader
-        log.on_unmuted = self._wake
+        log.on_unmuted, log.keep = self._wake, reader.keep
         self._memory_log = MemoryLog(log.clock_trusted)
         tasks = []
         for state in list(log.state.streams.values()):

@@ -40,7 +40,6 @@ from broker.jetstream.rows import Cold, OpenRows, Rows
 from broker.jetstream.sequencer import Sequencer
 from broker.jetstream.stored import StoredMsg
 from broker.jetstream.subject_state import SubjectState
-from broker.storage.dead import DeadSet
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
@@ -103,11 +102,11 @@ class Stream:
         self.ceiling = 0
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
-        self._state = state
-        self._live = Live(self._cached_head)
+        self.live = Live(self._cached_head, self._look if self.stored else None)
         self._open: OpenBlock[Any] | None = None
         self._tail: LiveBlock | None = None
-        self._in_flight: deque[LiveBlock | None] = deque()
+        self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
+        """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinned: list[LiveBlock] = []
@@ -115,18 +114,18 @@ class Stream:
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
-        self.subjects = SubjectState(self._live, config.max_msgs_per_subject > 0)
+        self.subjects = SubjectState(self.live, config.max_msgs_per_subject > 0)
         self.retention = Retention(self)
         self.sequencer = Sequencer(self)
         self.inlet = Inlet(log, self.sequencer.run, self.sequencer.turn_away, bytes_max=bytes_max)
-        self.reading = Reading(self, self._live)
+        self.reading = Reading(self, self.live)
         self._configure(config)
         if state is None:
             if config.first_seq:
-                self._live.first_seq, self._live.last_seq = config.first_seq, config.first_seq - 1
-                self._live.persisted_seq = config.first_seq - 1
+                self.live.first_seq, self.live.last_seq = config.first_seq, config.first_seq - 1
+                self.live.persisted_seq = config.first_seq - 1
             if self._asynchronous:
-                self._ask_ceiling(self._live.last_seq)
+                self._ask_ceiling(self.live.last_seq)
         else:
             self._restore(state)
 
@@ -138,11 +137,11 @@ class Stream:
     # --- restart ------------------------------------------------------------------------------------------------------
 
     def _restore(self, state: StreamState) -> None:
-        """Take the numbers; the blocks wait for their first use."""
-        live = self._live
+        """Take the numbers; the blocks wait for the first look at them."""
+        live = self.live
         live.first_seq, live.last_seq = state.first_seq, state.last_seq
         live.msgs, live.bytes = state.msgs, state.bytes
-        live.last_time_ns = state.last_time_ns
+        live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
@@ -155,60 +154,50 @@ class Stream:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
 
-    @property
-    def live(self) -> Live:
-        """The live state, its blocks included."""
-        if self._state is not None:
-            self._take_blocks()
-        return self._live
-
-    def _take_blocks(self) -> None:
-        state, live = self._state, self._live
-        assert state is not None
-        self._state = None
-        rest_msgs, rest_bytes = state.msgs, state.bytes
-        front: LiveBlock | None = None
-        for entry in state.blocks:
-            ref = entry.ref
-            block = LiveBlock(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
-            block.ref, block.subjects = ref, ref.subjects
-            if entry.dead is not None:
-                block.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
-                for first, last in entry.dead.seqs():
-                    block.dead.add(first, last)
-            if front is None:
-                front = block
-            else:
-                block.live_msgs -= entry.dead_count
-                block.live_bytes -= entry.dead_bytes
-                rest_msgs -= block.live_msgs
-                rest_bytes -= block.live_bytes
-            live.restore_block(block)
+    def _look(self) -> list[LiveBlock]:
+        """The blocks, at the first look at them."""
+        state, blocks = self.log.state.streams.get(self.stream_id), []
+        if state is not None and state.blocks:
+            blocks = list(map(LiveBlock.of_entry, state.blocks))
+            # What left at the front is told by the stream's totals alone.
+            blocks[0].live_msgs = state.msgs - sum(block.live_msgs for block in blocks[1:])
+            blocks[0].live_bytes = state.bytes - sum(block.live_bytes for block in blocks[1:])
         if not self.dedupe.known:
             # Noted here, since a message may leave before somebody asks for its id.
             since_ns = self.clock.now_ns() - self.dedupe.window_ns
-            self._with_ids = [block for block in live.blocks if block.last_time_ns > since_ns] or live.blocks[-1:]
-        if front is not None:
-            # What left at the front is told by the stream's totals alone.
-            front.live_msgs, front.live_bytes = rest_msgs, rest_bytes
+            self._with_ids = [block for block in blocks if block.last_time_ns > since_ns] or blocks[-1:]
+        applied = {block.first_seq: block for block in blocks}
+        for at, mine in enumerate(self._in_flight):
+            if mine is not None:
+                assert not isinstance(mine, LiveBlock)
+                # It may be in the applied state by now, and we about to hear of it.
+                live = applied.get(mine.first_seq)
+                if live is None:
+                    live = LiveBlock.of_open(mine)
+                    blocks.append(live)
+                self._in_flight[at] = live
+        if self._open is not None:
+            self._tail = LiveBlock.of_open(self._open)
+            blocks.append(self._tail)
+        return blocks
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
     @property
     def first_seq(self) -> int:
-        return self._live.first_seq
+        return self.live.first_seq
 
     @property
     def last_seq(self) -> int:
-        return self._live.last_seq
+        return self.live.last_seq
 
     @property
     def msgs(self) -> int:
-        return self._live.msgs
+        return self.live.msgs
 
     @property
     def bytes(self) -> int:
-        return self._live.bytes
+        return self.live.bytes
 
     @property
     def first_time_ns(self) -> int:
@@ -217,12 +206,12 @@ class Stream:
 
     @property
     def last_time_ns(self) -> int:
-        return self._live.last_time_ns
+        return self.live.last_time_ns
 
     @property
     def persisted_seq(self) -> int:
         """The highest sequence that consumers may see."""
-        return self._live.persisted_seq
+        return self.live.persisted_seq
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -233,17 +222,18 @@ class Stream:
         else:
             self.sequencer.run(ops, start, end, source, now_ns)
 
-    def tail(self, block: OpenBlock[Any]) -> LiveBlock:
-        """The live side of the open block, which has just got messages."""
-        if self._open is not block or self._tail is None:
-            self._open, self._tail = block, self.live.begin_block(block)
+    def tail(self, block: OpenBlock[Any]) -> LiveBlock | None:
+        """The live side of the open block, which has just got messages; None while nobody has looked."""
+        if self._open is not block:
+            self._open = block
+            self._tail = self.live.begin_block(block) if self.live.looked else None
         return self._tail
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         """The segment closes: say how the stream stands, and what else nobody has waited for."""
-        live = self._live
+        live = self.live
         recorded = self.dedupe.take_recorded()
         if recorded:
             rows = OpenRows(block)
@@ -256,27 +246,29 @@ class Stream:
                 delta = consumer.take_delta()
                 if delta is not None and self.consumers.get(consumer.name) is consumer:
                     block.add_record(RecordKind.CONSUMER_STATE, delta)
-        first_time_ns = live.first_time[0] if self._state is None else self._state.first_time_ns
+        first_time_ns = live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, first_time_ns)
         if not block.empty:
-            self._in_flight.append(self._tail if self._open is block else None)
+            self._in_flight.append((self._tail or block) if self._open is block else None)
         if self._open is block:
             self._open = self._tail = None
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of ours is in the store and in the applied state: consumers may see it."""
-        live = self._live
+        live = self.live
         mine = self._in_flight.popleft()
         if mine is not None:
-            if self.stored and mine.live_msgs and block.ref is not None:
-                self.reader.admit(block.ref, block.head, block.chunks)
-            live.persisted(mine, block, not self.stored)
+            dead = isinstance(mine, LiveBlock) and not mine.live_msgs
+            if self.stored and not dead and (self.consumers or not block.kept) and (ref := block.ref) is not None:
+                self.reader.admit(ref, block.head, block.chunks)
+            if isinstance(mine, LiveBlock):
+                live.persisted(mine, block, not self.stored)
         if not self.stored and not self.inlet.busy:
             # Not while an operation under way holds on to blocks.
             shrunk, self._shrunk = self._shrunk, {}
             memory_blocks.rewrite(live, shrunk.values())
             memory_blocks.join_small(live)
-        last_seq = block.core.outcome.last_seq
+        last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
             for consumer in list(self.consumers.values()):
@@ -314,8 +306,8 @@ class Stream:
 
     def rest(self) -> None:
         """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
-        if self._asynchronous and self._ceiling_asked > self._live.last_seq + 1:
-            self._ceiling_asked = self.ceiling = self._live.last_seq + 1
+        if self._asynchronous and self._ceiling_asked > self.live.last_seq + 1:
+            self._ceiling_asked = self.ceiling = self.live.last_seq + 1
             self.log.block(self).add_record(RecordKind.CEILING, {"seq": self.ceiling})
             self.log.urgent()
 
@@ -323,19 +315,14 @@ class Stream:
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
         """See ``Reading.next_chunk``."""
-        if self._state is not None:
-            self._take_blocks()
         return self.reading.next_chunk(seq, filters)
 
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
-        if self._state is not None:
-            self._take_blocks()
         return self.live.find(seq) is not None
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
-        self._take_blocks_once()
         return await self.reading.count_from(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:
@@ -371,11 +358,6 @@ class Stream:
     def _readable(self) -> None:
         if self.log.muted:
             raise ApiError(NOT_AVAILABLE)
-        self._take_blocks_once()
-
-    def _take_blocks_once(self) -> None:
-        if self._state is not None:
-            self._take_blocks()
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -385,7 +367,6 @@ class Stream:
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
         async with self.inlet.turn():
-            self._take_blocks_once()
             try:
                 return await self.retention.delete(seq)
             finally:
@@ -397,7 +378,6 @@ class Stream:
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
         async with self.inlet.turn():
-            self._take_blocks_once()
             try:
                 return await self.retention.purge(wanted, seq, keep)
             finally:
@@ -415,7 +395,6 @@ class Stream:
 
     async def _apply_limits(self, ticket: asyncio.Future[None]) -> None:
         async with self.inlet.turn(ticket):
-            self._take_blocks_once()
             try:
                 await self.retention.apply()
                 self.log.urgent()
@@ -481,7 +460,7 @@ class Stream:
             names.sort()
         counts: dict[str, int] = {}
         for n, name in enumerate(names, 1):
-            if count := index.count(name, self._live.first_seq):
+            if count := index.count(name, self.live.first_seq):
                 counts[name.decode("utf-8", "replace")] = count
             if not n % 4096:
                 await asyncio.sleep(0)
@@ -489,7 +468,7 @@ class Stream:
 
     async def _deleted(self) -> list[int]:
         """Sequences between first and last that hold no message."""
-        live = self._live
+        live = self.live
         deleted: list[int] = []
         at = live.first_seq
         for block in list(live.blocks):
@@ -509,7 +488,7 @@ class Stream:
 
     async def rows(self, block: LiveBlock) -> Rows:
         """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
-        return self._live.hot(block) or await self.reader.head(block)
+        return self.live.hot(block) or await self.reader.head(block)
 
     async def load_heads(self, blocks: Iterable[LiveBlock]) -> None:
         """Load heads and hold them until the operation at hand is over. Raises: StoreError; FormatError."""
@@ -521,7 +500,7 @@ class Stream:
         try:
             head = await self.reader.head(block)
         except NotFound:
-            if self._live.holds(block):
+            if self.live.holds(block):
                 raise
             # It left the stream, and its object the store, before the subjects took it out.
             self.subjects.forget()
@@ -573,6 +552,7 @@ class Stream:
         """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
         live, dedupe = self.live, self.dedupe
         ids: list[tuple[int, Subject, int]] = []
+        assert live.blocks is not None, "which looks"
         for block in self._with_ids:
             try:
                 core, rows = await asyncio.gather(self.reader.core(block), self.rows(block))

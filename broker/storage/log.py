@@ -120,7 +120,7 @@ Waiter = tuple[Callable[..., object], tuple[Any, ...]]
 class Segment:
     """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
 
-    __slots__ = ("began_ns", "blocks", "data", "encoded", "landed", "position", "raw_bytes", "sealed", "waiters")
+    __slots__ = ("began_ns", "blocks", "data", "encoded", "landed", "position", "raw_bytes", "sealed", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -129,6 +129,8 @@ class Segment:
         self.raw_bytes = raw_bytes
         self.sealed: list[SealedBlock[Any]] = []
         self.data: list[bytes] | None = None
+        self.whole: bytes | None = None
+        """The same in one piece, where it is to be kept."""
         self.encoded = False
         self.landed = False
         self.began_ns = 0
@@ -164,6 +166,8 @@ class Log:
         """Called once, when the log is fenced or must stop; nothing that was not acknowledged by then ever will be."""
         self.on_persisted: Callable[[Segment], None] | None = None
         """Called after each segment's waiters: the checkpointer counts."""
+        self.keep: Callable[[Position, bytes], object] = _nothing
+        """Given each persisted segment that is mostly small blocks: whoever reads one of them finds it there."""
         self.held: Callable[[], bool] = _never
         """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
         self.on_unmuted: Callable[[], object] = _nothing
@@ -523,7 +527,7 @@ class Log:
         run = 0
         for block in segment.blocks:
             if is_small(block):
-                segment.sealed.append(SealedBlock.small(block, segment.position))
+                segment.sealed.append(SealedBlock.folded(block, segment.position))
                 run += 8
                 continue
             segment.sealed.append(seal_block(block, segment.position))
@@ -593,6 +597,13 @@ class Log:
     def _encode(self, segment: Segment) -> list[bytes]:
         data = encode_segment(segment.position, self.nonce, segment.sealed, self.settings.codec)
         segment.encoded = True
+        small = [block for block in segment.sealed if block.opened is not None]
+        opened = [block.opened for block in small if block.opened is not None]
+        if 2 * sum(block.raw_bytes for block in opened) > segment.raw_bytes:
+            segment.whole = b"".join(data)
+            data = [segment.whole]
+            for block in small:
+                block.kept = True
         return data
 
     def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
@@ -623,6 +634,8 @@ class Log:
             else:
                 state.apply_block(block.core, block.ref)
         self._cut_bytes -= segment.raw_bytes
+        if segment.whole is not None:
+            self.keep(segment.position, segment.whole)
         for block in sealed:
             block.owner.persisted(block)
         for fn, args in segment.waiters:
@@ -677,5 +690,5 @@ def _always() -> bool:
     return True
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass

@@ -7,6 +7,9 @@ Does not own: which blocks a stream has (jetstream), the bound on memory (cache)
     chunk(block, ordinal)  one GET of a frame, of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
                            before it one of the index, unless that is cached
 
+A segment of many small blocks is kept whole, as it was put: what nobody may ever ask for costs nothing but its bytes,
+and whoever does has it without a GET.
+
 A block whose object is gone raises NotFound: it was let go and swept, the caller resolves its sequences again.
 """
 
@@ -18,8 +21,9 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from broker.storage.cache import Cache
-from broker.storage.format.block import BlockCore, BlockRef, decode_core
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.frame import Chunk
+from broker.storage.format.header import Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.objectstore.base import ObjectStore
 
@@ -52,7 +56,11 @@ class BlockReader:
 
     def cached_head(self, block: StoredBlock) -> Head | None:
         """The block's head if it is in memory."""
-        head: Head | None = self._cache.get(_id(_stored(block)))
+        ref = _stored(block)
+        head: Head | None = self._cache.get(_id(ref))
+        if head is None and (data := self._whole(ref)) is not None:
+            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, self._key_of(ref))
+            self._cache.put(_id(ref), head, head.size)
         return head
 
     def cached_chunk(self, block: StoredBlock, ordinal: int) -> Chunk | None:
@@ -63,7 +71,15 @@ class BlockReader:
             if head is None:
                 return None
             starts = block.starts = head.starts
-        chunk: Chunk | None = self._cache.get((*_id(_stored(block)), bisect_right(starts, ordinal) - 1))
+        ref, number = _stored(block), bisect_right(starts, ordinal) - 1
+        chunk: Chunk | None = self._cache.get((*_id(ref), number))
+        if chunk is None and (data := self._whole(ref)) is not None:
+            head = self.cached_head(block)
+            assert head is not None
+            frame = head.frames[number]
+            at = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], self._key_of(ref))
+            self._cache.put((*_id(ref), number), chunk, chunk.size)
         return chunk
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
@@ -73,6 +89,16 @@ class BlockReader:
             put(key, head, head.size)
         for number, chunk in enumerate(chunks):
             put((*key, number), chunk, chunk.size)
+
+    def keep(self, position: Position, data: bytes) -> None:
+        """Keep a whole segment that was just persisted, since none of its small blocks is worth it."""
+        self._cache.put(position, data, len(data))
+
+    def _whole(self, ref: BlockRef) -> bytes | None:
+        if ref.place is not BlockPlace.LOG or ref.position not in self._cache:
+            return None
+        data: bytes = self._cache.get(ref.position)
+        return data
 
     # --- what is loaded -----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from .format.block import (
     BlockCore,
     BlockPlace,
     BlockRef,
+    Outcome,
     PackedRef,
     SubjectSummary,
     encode_core,
@@ -57,7 +58,7 @@ class SealedBlock(Generic[Owner]):
     block all three are made when somebody asks for them: when a thousand streams share a segment, most are never asked.
     """
 
-    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "opened", "owner", "packed", "position")
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "kept", "opened", "owner", "packed", "position")
 
     def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
                  frames: list[bytes], position: Position) -> None:
@@ -69,6 +70,8 @@ class SealedBlock(Generic[Owner]):
         """Where it lies: None until ``encode_segment`` has placed the block, and for a block without messages."""
         self.opened: OpenBlock[Owner] | None = None
         """What a small block is made of."""
+        self.kept = False
+        """Whether its segment is kept in memory as a whole."""
         self.codec = Codec.ZSTD
         self.crc = 0
         """Of the frame of a small block, as stored."""
@@ -78,7 +81,7 @@ class SealedBlock(Generic[Owner]):
         self._ref: BlockRef | None = None
 
     @classmethod
-    def small(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
+    def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
         """Of a block that ``small_block`` encodes from the lists in which it was gathered."""
         sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
         sealed.opened = block
@@ -87,6 +90,21 @@ class SealedBlock(Generic[Owner]):
     @property
     def stream_id(self) -> int:
         return self.opened.stream_id if self.opened is not None else self.core.stream_id
+
+    @property
+    def small(self) -> bool:
+        """Whether it is folded."""
+        return self.opened is not None
+
+    @property
+    def outcome(self) -> Outcome:
+        """As the core says."""
+        return self.opened.outcome if self.opened is not None else self.core.outcome
+
+    @property
+    def subjects(self) -> SubjectSummary | None:
+        """As the core says."""
+        return self.packed[-1] if self.opened is not None and self.packed is not None else self.core.subjects
 
     @property
     def core(self) -> BlockCore:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from broker.jetstream.filters import Filters
 from broker.storage.log import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
@@ -115,7 +117,7 @@ async def test_a_restart_reads_nothing() -> None:
     again = await world.restart(stream)
     assert store.gets == 0
     assert (again.first_seq, again.last_seq, again.msgs, again.persisted_seq) == (1, 30, 30, 30)
-    assert again._state is not None
+    assert not again.live.looked
     assert await ask(world, again, pub(b"S.x")) == {"stream": "S", "seq": 31}
     assert store.gets > 0
     await world.close()
@@ -157,4 +159,44 @@ async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
     assert await stream.delete_msg(1400, True)
     assert await stream.get(1400) is None
     assert stream.msgs == 299
+    await world.close()
+
+
+@pytest.mark.parametrize("moment", ["before", "open", "in flight", "applied", "persisted", "restarted"])
+async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
+    """A stream that was only published to has no blocks at hand; whoever looks first finds them all, whenever that is."""
+    world = World()
+    stream = world.stream()
+
+    def look() -> None:
+        assert [block.first_seq for block in stream.live.blocks] == sorted({block.first_seq for block in stream.live.blocks})
+        assert sum(block.live_msgs for block in stream.live.blocks) == stream.msgs
+        assert sum(block.live_bytes for block in stream.live.blocks) == stream.bytes
+
+    expected = [(i + 1, b"S.%d" % (i // 3), b"%d" % i * (i + 1)) for i in range(12)]
+    for at in range(0, 12, 3):
+        publish(world, stream, *(pub(subject, body) for _, subject, body in expected[at:at + 3]))
+        if at == 6:
+            assert stream.live.looked == (moment == "before")
+            if moment == "open":
+                look()
+            elif moment == "in flight":
+                await turns(1)
+                look()
+            elif moment == "applied":
+                world.log.keep = lambda position, data: look()
+        elif moment == "before":
+            look()
+        await world.settle()
+    if moment == "restarted":
+        stream = await world.restart(stream)
+        assert not stream.live.looked
+    look()
+    assert (stream.msgs, stream.first_seq, stream.last_seq, stream.persisted_seq) == (12, 1, 12, 12)
+    if moment not in ("applied", "restarted"):
+        world.store.objects.clear()  # what was just persisted is still in memory
+        assert await read_all(stream) == expected
+    assert await stream.purge(None, seq=5) == 4
+    await world.settle(stream)
+    assert (stream.msgs, stream.first_seq, len(stream.live.blocks)) == (8, 5, 3)
     await world.close()

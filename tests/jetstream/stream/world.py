@@ -123,6 +123,7 @@ class World:
     def _begin(self, state: ShardState) -> None:
         self.log: Any = Log(self.store, SHARD.log, 1, NONCE, state, self.clock, self.rng, self.settings)
         self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
+        self.log.keep = self.reader.keep
 
     def stream(self, name: str = "S", **config: Any) -> Stream:
         """A new stream, as the manager makes one."""
