@@ -54,11 +54,12 @@ class Piece(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """How much a query will read of a store, at most.
+    """How much a query will read of a store.
 
-    blocks of blocks_of (before pruning) blocks; messages; index_bytes are read for whatever is asked, frames_bytes,
-    stored, for payload alone. unsure: blocks that say nothing of their subjects while subjects are asked for, so that
-    they count as a whole.
+    blocks of blocks_of (before pruning) blocks, and messages: at most. index_bytes are read for whatever is asked, but
+    where the blocks' own numbers suffice. frames_bytes, stored, for payload alone: about, where a part of a block's
+    frames is enough. unsure: blocks that say nothing of their subjects while subjects are asked for, so that they count
+    as a whole.
     """
 
     blocks: int
@@ -139,7 +140,7 @@ def weight(piece: Piece, *, payload: bool = True) -> int:
 
 
 def _frames_bytes(piece: Piece) -> int:
-    """Stored bytes of the frames that hold what is wanted, at most."""
+    """Stored bytes of the frames that hold what is wanted, were all frames of a block alike."""
     ref = piece.ref
     total = ref.frames_bytes
     frames = max(1, ref.bytes // _FRAME_BYTES, ref.count // _FRAME_MESSAGES)
@@ -158,7 +159,7 @@ def pack(found: Iterable[Piece], target_bytes: int, *, payload: bool = True, min
     weighed = [(piece, weight(piece, payload=payload)) for piece in found]
     total = sum(size for _, size in weighed)
     # Never so small that starting the task is most of its work, save where that was asked for.
-    target = max(1, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
+    target = max(PIECE_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
     packed: list[list[Piece]] = []
     room = 0
     for piece, size in weighed:
