@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.pipeline.blobs import FileBlobs
+from broker.pipeline.blobs import FileBlobs, open_blobs
 from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, NoStream
 from broker.pipeline.moment import AsOf, StreamMoment, last_of, matcher, names, newest, read_moment, seq_at_time
 from broker.storage import pages
@@ -21,10 +21,12 @@ from broker.storage.format.header import Position
 from broker.storage.lean import LeanRef, unpack_table_page
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.objectstore.url import open_store
 from broker.storage.paths import FORMAT, parse
 from broker.storage.snapshot import read_snapshot
 from broker.storage.table import BlockEntry
 from tests.pipeline.stores import PATHS, T0, MemoryBlobs, Owner, of_a_broker, varied
+from tests.real.s3 import S3Server
 
 
 @pytest.fixture
@@ -344,6 +346,41 @@ async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
     assert (logs.first_seq, logs.last_seq) == (live["LOGS"][0][0], live["LOGS"][-1][0])
     assert orders.config["subjects"] == ["orders.*.*"]
     assert orders.consumers["worker"].floor_sseq > 0
+
+
+@pytest.mark.parametrize("server", ["minio", "seaweed"])
+@pytest.mark.usefixtures("paged")
+async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same through obstore: pages and segments of which many are asked for at a time, and what is not there."""
+    s3: S3Server = request.getfixturevalue(server)
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    url = s3.new_url()
+    store = open_store(url)
+    owner = Owner(store)
+    await owner.start()
+    streams = [await owner.make(name) for name in ("one", "two")]
+    for n in range(45):
+        for stream in streams:
+            stream.append([(b"x.%d" % n, b"", b"data")] * 2)
+        await owner.log.persisted()
+        if n == 3:
+            await owner.round()
+    streams[0].purge(9)
+    await owner.log.persisted()
+    state = (await read_snapshot(store)).state
+    blobs = open_blobs(url)
+    for moment in read_moment(blobs):
+        known = state.stream("$G", moment.name)
+        assert known is not None
+        assert [entry.pack() for entry in moment.blocks] == [entry.pack() for entry in known.blocks]
+        assert (moment.position, moment.msgs) == (state.position, len(owner.streams[moment.name].live))
+    [one] = read_moment(blobs, stream="one", as_of=str(streams[0].rows()[7][4]))
+    assert [seq for seq in streams[0].live if seq <= one.end_seq][-1] in (streams[0].rows()[7][0], streams[0].rows()[8][0])
+    with pytest.raises(NoStream, match=rf"{url}: no stream 'three' .* there is: 'one', 'two'"):
+        read_moment(blobs, stream="three")
+    await owner.kill()
+    await store.close()
 
 
 # ---- stores that cannot be read
