@@ -2,7 +2,7 @@
 
 Owns: the bound, in bytes, over everything put in. Does not own: what the parts are, or how they are loaded (reader).
 
-The newest entry always stays, also one larger than the bound: who loaded it is about to use it.
+The two newest entries always stay, also ones larger than the bound: who loaded a chunk is about to use it, with its head.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Hashable
 from typing import Any
 
 __all__ = ["Cache"]
+
+_STAY = 2
 
 
 class Cache:
@@ -53,7 +55,7 @@ class Cache:
             self.bytes -= before[1]
         entries[key] = (value, size)
         self.bytes += size
-        while self.bytes > self.bytes_max and len(entries) > 1:
+        while self.bytes > self.bytes_max and len(entries) > _STAY:
             _, (_, gone) = entries.popitem(last=False)
             self.bytes -= gone
 

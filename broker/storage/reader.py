@@ -175,11 +175,14 @@ class BlockReader:
         base, name = ref.frames_offset, self._key_of(ref)
         data = await self._store.get(name, base + frames[first].offset, base + frames[first].offset + size)
         wanted = None
-        # The wanted one is decoded last: it is then the newest in the cache.
+        # The wanted one is decoded last, and the head goes in before it: they are then the newest in the cache. A filtered
+        # reader asks for both at once; would one push the other out, it loaded them in turns for ever.
         for number in (*range(first + 1, end), first):
             frame = frames[number]
             at = frame.offset - frames[first].offset
             chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], name)
+            if number == first:
+                self._cache.put(key, head, head.size)
             self._cache.put((*key, number), chunk, chunk.size)
             if number == first:
                 wanted = chunk

@@ -1,4 +1,4 @@
-"""The cache: a bound in bytes, least recently used out first, the newest always kept."""
+"""The cache: a bound in bytes, least recently used out first, the two newest always kept."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ def test_least_recently_used_goes_first() -> None:
     assert (cache.hits, cache.misses, cache.bytes, len(cache)) == (1, 1, 30, 3)
 
 
-def test_the_newest_stays_however_large() -> None:
-    """An entry larger than the bound pushes all others out and stays until the next one comes."""
+def test_the_two_newest_stay_however_large() -> None:
+    """An entry larger than the bound pushes out all but the one before it, and stays until two others came."""
     cache = Cache(30)
-    cache.put("a", 1, 10)
+    for key in "abc":
+        cache.put(key, 1, 10)
     cache.put("large", 2, 1000)
+    assert [key in cache for key in "abc"] == [False, False, True]
     assert cache.get("large") == 2
-    assert (len(cache), cache.bytes) == (1, 1000)
-    cache.put("b", 3, 10)
-    assert (cache.get("large"), cache.get("b"), cache.bytes) == (None, 3, 10)
+    assert (len(cache), cache.bytes) == (2, 1010)
+    cache.put("d", 3, 10)
+    assert (cache.get("c"), cache.get("large"), cache.get("d"), cache.bytes) == (None, 2, 3, 1010)
+    cache.put("e", 4, 10)
+    assert (cache.get("large"), cache.get("d"), cache.get("e"), cache.bytes) == (None, 3, 4, 20)
 
 
 def test_the_bound_holds_over_any_history() -> None:

@@ -134,6 +134,18 @@ async def test_a_small_cache_still_reads_everything() -> None:
         assert chunk.bodies[ordinal - chunk.start].startswith(b"%06d" % ordinal)
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1000, 150_000])
+async def test_what_was_loaded_is_here_together(cache_bytes: int) -> None:
+    """However small the cache: a filtered reader, which asks anew after each load, finds the head and the chunk."""
+    store, reader, block = await make(cache_bytes=cache_bytes, ahead=300_000)
+    for ordinal in range(40):
+        await reader.head(block)
+        chunk = await reader.chunk(block, ordinal, read_ahead=True)
+        assert reader.cached_head(block) is not None
+        assert reader.cached_chunk(block, ordinal) is chunk
+    assert len(store.ranges) < 20
+
+
 async def test_closing_ends_what_is_under_way() -> None:
     """Who waits for a load when the reader closes is cancelled, and nothing is left behind."""
     store, reader, block = await make()
