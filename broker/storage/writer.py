@@ -146,7 +146,9 @@ class SealedBlock(Generic[Owner]):
 def is_small(block: OpenBlock[Any]) -> bool:
     """Whether ``block`` may be sealed as a small one: a few plain messages under one subject, and nothing else."""
     subjects = block.subjects
-    return (block.raw_bytes <= _SMALL_BYTES_MAX and not block.records and not block.removed and block.hlens is None
+    # Both bounds are needed: it has one frame, and empty messages fill no bytes.
+    return (block.raw_bytes <= _SMALL_BYTES_MAX and block.count <= FRAME_MESSAGES_MAX
+            and not block.records and not block.removed and block.hlens is None
             and 0 < block.count == block.last_seq - block.first_seq + 1 and len(subjects[0]) <= NAME_BYTES_MAX
             and subjects.count(subjects[0]) == block.count)
 

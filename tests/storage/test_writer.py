@@ -9,6 +9,7 @@ import pytest
 
 from broker.storage.format.block import Outcome
 from broker.storage.format.codec import Codec
+from broker.storage.format.frame import FRAME_MESSAGES_MAX
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head
 from broker.storage.format.record import RecordKind
@@ -189,4 +190,6 @@ def test_what_is_no_small_block() -> None:
     record.add_record(RecordKind.CEILING, {"seq": 65_536})
     removal.remove(1, 1, 1, 71)
     gap.append_one(3, b"a", b"x", T0)
-    assert not any(map(is_small, [*others, record, removal, gap]))
+    many: OpenBlock[None] = OpenBlock(7, None)
+    many.append_run(1, [b"a"] * (FRAME_MESSAGES_MAX + 1), None, [b""] * (FRAME_MESSAGES_MAX + 1), T0)
+    assert not any(map(is_small, [*others, record, removal, gap, many]))
