@@ -18,8 +18,7 @@ UTF-8 is compared and given back with U+FFFD for what is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -61,14 +60,15 @@ _FUNCTIONS = (
 )
 """Signature, type, body."""
 
-_registered: WeakSet[Any] = WeakSet()
+_DONE = "jetblock.functions"
+"""Set in a session that has them: Python makes a new object of the active session each time."""
 
 
 def register_functions(spark: SparkSession) -> None:
     """Make the functions known to this session's SQL. Others of the same names are replaced."""
     for signature, returns, body in _FUNCTIONS:
         spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {signature} RETURNS {returns} RETURN {body}")
-    _registered.add(spark)
+    spark.conf.set(_DONE, "true")
 
 
 def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
@@ -106,7 +106,7 @@ def _call(name: str, *columns: Column) -> Column:
     from pyspark.sql.functions import call_function
 
     spark = SparkSession.active()
-    if spark not in _registered:
+    if spark.conf.get(_DONE, None) is None:
         register_functions(spark)
     return call_function(name, *columns)
 
