@@ -212,7 +212,8 @@ class ShardState:
         self.wanted = wanted
         """wanted(account, name): whether a stream is kept; None: all are."""
         self.unwanted: dict[int, tuple[str, str]] = {}
-        """Account and name of the streams that are not, by incarnation; some may be deleted by now."""
+        """Account and name of the streams that are not, by incarnation; some may be deleted by now. Their blocks are not
+        to be applied."""
         self.streams: dict[int, StreamState] = {}
         self.names: dict[tuple[str, str], int] = {}
         """(account, name) → stream_id"""
@@ -246,8 +247,6 @@ class ShardState:
         """Apply one block of the segment at ``position``; ref is where its messages lie, None when it has none."""
         if core.stream_id == 0:
             self._apply_shard_records(core.records)
-            return
-        if core.stream_id in self.unwanted:
             return
         stream = self.streams.get(core.stream_id)
         if stream is None and (stream := self._made(core)) is None:

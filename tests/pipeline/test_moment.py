@@ -408,6 +408,27 @@ async def test_damage_names_its_object() -> None:
             read_moment(MemoryBlobs(store), stream="s")
 
 
+async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
+    """The block core of one stream in the log's tail: who asks for another stream does not look at it."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    good, bad = await owner.make("good"), await owner.make("bad")
+    await owner.round()
+    good.append([(b"x", b"", b"1")])
+    bad.append([(b"the.bad.one", b"", b"2")])
+    await owner.log.persisted()
+    await owner.kill()
+    key = max(key for key in store.objects if "/log/" in key)
+    data = store.objects[key]
+    at = data.index(b"the.bad.one")
+    store.objects[key] = data[:at] + b"T" + data[at + 1:]
+    assert read_moment(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    for stream in ("bad", "*"):
+        with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}"):
+            read_moment(MemoryBlobs(store), stream=stream)
+
+
 async def test_a_newer_segment_or_store() -> None:
     """Intact, and of a version that this reader does not know."""
     from zlib import crc32
