@@ -118,4 +118,4 @@ def _moments(options: Options) -> Sequence[StreamMoment]:
 
 
 def _payload(schema: pa.Schema) -> bool:
-    return not {"headers", "data"}.isdisjoint(schema.names)
+    return not {"headers", "data"}.isdisjoint(map(str.lower, schema.names))

@@ -64,11 +64,13 @@ _SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Maker(Protocol):
-    """What is made of a piece. bodies: whether it needs the messages' bodies."""
+    """What is made of a piece. bodies: whether it needs the messages' bodies. by_row: whether each message makes a row, so
+    that a block's rows can be made in parts."""
 
     bodies: bool
+    by_row: bool
 
-    def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
         """What makes the rows of ``piece``, where its reference says it all; None: the block must be read."""
 
     def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
@@ -95,6 +97,8 @@ def read_blocks(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, mak
 class _Messages:
     """Messages as columns of the view ``messages``."""
 
+    by_row = True
+
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
         self._schema = schema
         self._fields = [(field.name.lower(), field.type) for field in schema]
@@ -104,13 +108,13 @@ class _Messages:
                        or selection.needs_time())
         self._selection = selection
 
-    def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
         ref = piece.ref
         if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
             return None
         block = Block(ref, None, piece.key)
         rows = block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, None)
-        return partial(self.from_block, piece, block, rows, None)
+        return [partial(self.from_block, piece, block, part, None) for part in _parts(rows)]
 
     def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
@@ -246,7 +250,7 @@ class _Reading:
             if (from_ref := self._maker.from_ref(piece)) is None:
                 read.append(i)
             else:
-                made[i].append(_Made(from_ref, _ROW_BYTES * piece.ref.count))
+                made[i] += [_Made(one, _ROW_BYTES * piece.ref.count) for one in from_ref]
         wholes = [self._whole(pieces[i]) for i in read]
         ranges = [(pieces[i].key, pieces[i].ref.index_offset, pieces[i].ref.index_offset + pieces[i].ref.index_bytes)
                   for i in read]
@@ -264,7 +268,8 @@ class _Reading:
             if not len(rows):
                 continue
             if not self._maker.bodies:
-                made[i].append(_Made(partial(self._maker.from_block, piece, block, rows, None), _ROW_BYTES * len(rows)))
+                made[i] += [_Made(partial(self._maker.from_block, piece, block, part, None), _ROW_BYTES * len(part))
+                            for part in (_parts(rows) if self._maker.by_row else [rows])]
                 continue
             groups = _groups(block, rows)
             if frames is None:
@@ -388,6 +393,11 @@ def _fetch(blobs: Blobs, ranges: Sequence[Range]) -> list[memoryview | None]:
         view, base = views[number], gets[number][1]
         found.append(None if view is None or end is None else view[start - base:end - base])
     return found
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """``rows`` as batches have them at most."""
+    return [rows[at:at + _GROUP_ROWS] for at in range(0, len(rows), _GROUP_ROWS)]
 
 
 def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:

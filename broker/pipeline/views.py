@@ -41,13 +41,13 @@ def read_subjects(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, s
 class _Subjects:
     """The rows of the view ``subjects``."""
 
-    bodies = False
+    bodies = by_row = False
 
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
         self._schema = schema
         self._selection = selection
 
-    def from_ref(self, piece: Piece) -> Callable[[], pa.RecordBatch] | None:
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
         summary = piece.ref.subjects
         if summary is None or piece.dead is not None or self._selection.needs_time():
             return None
@@ -55,7 +55,7 @@ class _Subjects:
         if not all(piece.first_seq <= first and last <= piece.last_seq for _, _, first, last in rows):
             return None
         names = pa.array([row[0] for row in rows], pa.binary())
-        return partial(self._batch, piece, names, *([row[i] for row in rows] for i in (1, 2, 3)))
+        return [partial(self._batch, piece, names, *([row[i] for row in rows] for i in (1, 2, 3)))]
 
     def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         assert block.head is not None

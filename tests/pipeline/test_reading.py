@@ -376,6 +376,23 @@ async def test_a_block_larger_than_a_group(monkeypatch: pytest.MonkeyPatch) -> N
     await owner.kill()
 
 
+async def test_a_block_of_many_messages_and_no_payload() -> None:
+    """Shows that columns of a block with more messages than a batch has come in parts, from its index and from nothing."""
+    store = MemoryStore()
+    owner, stream = await one_stream(store)
+    stream.append([(b"s.a", b"", b"")] * 150_000)
+    await owner.log.persisted()
+    stream.remove(3, 3)
+    await owner.log.persisted()
+    blobs = MemoryBlobs(store)
+    found = planned(blobs, "s")
+    for columns in ([("seq", "bigint")], [("seq", "bigint"), ("subject", "string")]):
+        batches = list(read_pieces(blobs, found, EVERYTHING, requested("messages", columns)))
+        assert [batch.num_rows for batch in batches] == [65536, 65536, 18927]
+        assert [seq for batch in batches for seq in batch[0].to_pylist()] == [1, 2, *range(4, 150_001)]
+    await owner.kill()
+
+
 # ---- damage
 
 

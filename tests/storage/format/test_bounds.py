@@ -198,6 +198,16 @@ def test_columns_read_back_at_their_least_width(values: list[int], from_low: boo
         read_column(bytes(99), 0, 0, 3, 1)
 
 
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_no_value_of_a_column_reaches_2_64(width: int) -> None:
+    """Shows the highest value that is read, and that the next one is refused."""
+    base = (1 << 64) - 8
+    assert list(read_column(b"".join(n.to_bytes(width, "little") for n in (0, 7)), 0, base, width, 2)[0] or ()) == [
+        base, (1 << 64) - 1]
+    with pytest.raises(Misfit):
+        read_column((8).to_bytes(width, "little"), 0, base, width, 1)
+
+
 @given(st.lists(st.binary(max_size=400) | st.integers(0, 5000).map(lambda n: b"abc" * n), max_size=8))
 def test_compressing_together_gives_what_compressing_one_by_one_does(frames: list[bytes]) -> None:
     """Shows that the one call for all frames is only faster, that nothing grows, and that all come back."""
