@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.advisories import AccountEvents
 from broker.jetstream.api import Api
-from broker.jetstream.consumer import Consumer, starting_state
+from broker.jetstream.consumer import Consumer
 from broker.jetstream.consumer_config import ConsumerConfig
 from broker.jetstream.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -33,6 +33,7 @@ from broker.jetstream.consumer_rules import (
     consumer_level,
     same_consumer,
 )
+from broker.jetstream.consumer_start import starting_state
 from broker.jetstream.errors import STREAM_NOT_FOUND, ApiError
 from broker.jetstream.ids import account_hash, unique_id
 from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits

@@ -119,6 +119,13 @@ class Cursor:
     def narrow(self) -> Filters | None:
         return None if self.filters.all else self.filters
 
+    def list_first(self, seqs: Sequence[int], resume: int) -> None:
+        """Go over those of ``seqs`` (ascending) that are to come, then on behind ``resume`` (last per subject)."""
+        self.skip = deque(seq for seq in seqs if seq >= self.next_seq)
+        self.resume = resume
+        if not self.skip:
+            self.next_seq = resume + 1
+
     # ---- reading
 
     def take(self, count_max: int, bytes_max: int) -> Taken | Loading | None:

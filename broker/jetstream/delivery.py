@@ -131,6 +131,13 @@ class AckState:
             self._unsent.add(seq)
             self.queue[seq] = None
 
+    def within(self, first_seq: int, last_seq: int) -> list[int]:
+        """What is pending from ``first_seq`` to ``last_seq``, ascending."""
+        pending = self.pending
+        if last_seq - first_seq < len(pending):
+            return [seq for seq in range(first_seq, last_seq + 1) if seq in pending]
+        return sorted(seq for seq in pending if first_seq <= seq <= last_seq)
+
     # ---- answers
 
     def ack(self, seqs: Sequence[int], at_ns: int) -> int:

@@ -138,10 +138,11 @@ class Flights:
     @property
     def next_due_ns(self) -> int | None:
         """Monotonic time of the next wait to end; may be earlier than needed, never later."""
-        dues = [lane[0].due_ns for lane in self._lanes.values() if lane]
-        if self._late:
-            dues.append(self._late[0][0])
-        return min(dues, default=None)
+        due_ns = self._late[0][0] if self._late else None
+        for lane in self._lanes.values():
+            if lane and (due_ns is None or lane[0].due_ns < due_ns):
+                due_ns = lane[0].due_ns
+        return due_ns
 
     @property
     def last_due_ns(self) -> int | None:

@@ -36,12 +36,12 @@ class Intake:
         self._bus = bus
         self._acks = acks
         self._cursor = cursor
-        self._waiting = waiting
+        self.waiting = waiting
         self._swept_ns = 0
 
     def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
         """The request as it waits now, or None: it was answered with its refusal, or dropped."""
-        waiting = self._waiting
+        waiting = self.waiting
         try:
             request = parse_request(body)
         except BadRequest as error:
@@ -66,11 +66,11 @@ class Intake:
 
     def sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
         """Let go of requests that are over; ``at_end``: there is nothing to deliver; ``heartbeats``: send those due."""
-        if not self._waiting:
+        if not self.waiting:
             return
         self._swept_ns = mono_ns
         beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
-        send_statuses(self._bus, self._waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
+        send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
 
     def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
         """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
@@ -80,7 +80,7 @@ class Intake:
         if not pending:
             return "" if request.expires else "404 No Messages"
         self.sweep(mono_ns, at_end=False)
-        return "408 Requests Pending" if pending < self._waiting.wanted else ""
+        return "408 Requests Pending" if pending < self.waiting.wanted else ""
 
     def _refuse(self, reply: bytes, text: str) -> None:
         send_statuses(self._bus, [(reply, status.line(text))])

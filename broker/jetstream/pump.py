@@ -19,11 +19,12 @@ from broker.jetstream.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.cursor import Cursor, Loading, Taken
 from broker.jetstream.delivery import AckState
+from broker.jetstream.pace import Replay
 from broker.jetstream.pull import Waiting
-from broker.jetstream.push import FlowWindow, RateLimit, Replay
+from broker.jetstream.push import PushSide
 from broker.protocol import headers
 
-__all__ = ["Pump", "PushTarget", "Step", "Verdict"]
+__all__ = ["Pump", "Step", "Verdict"]
 
 _RUN_MESSAGES = 1000
 _RUN_BYTES = 256 * 1024
@@ -59,17 +60,8 @@ class Step(NamedTuple):
 _END = Step(Verdict.END)
 
 
-class PushTarget:
-    """Where a push consumer delivers to. ``active``: somebody listens there."""
-
-    def __init__(self, subject: bytes, group: bytes) -> None:
-        self.subject = subject
-        self.group = group
-        self.active = False
-
-
 class Pump:
-    """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``target`` (push) is set."""
+    """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set."""
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes) -> None:
         self._bus = bus
@@ -78,16 +70,12 @@ class Pump:
         self._events = events
         self._prefix = prefix
         self.waiting: Waiting | None = None
-        self.target: PushTarget | None = None
+        self.push: PushSide | None = None
         self.acked = True
         """Deliveries are to be acked; False: they count as acked when they go out."""
         self.ack_pending_max = 0
         self.headers_only = False
-        self.flow: FlowWindow | None = None
-        self.rate: RateLimit | None = None
         self.replay: Replay | None = None
-        self.flow_request: bytes = b""
-        """The subject under which the next flow control request is answered; the owner renews it."""
         self.sent_mono_ns = 0
         """When something was last delivered."""
 
@@ -126,10 +114,10 @@ class Pump:
         """The subject that the next message goes to, or None when nobody takes any."""
         if self.waiting is not None:
             return self.waiting.requests[0].reply if self.waiting.requests else None
-        target = self.target
-        if target is None or not target.active or (self.flow is not None and self.flow.closed):
+        push = self.push
+        if push is None or not push.active or (push.flow is not None and push.flow.closed):
             return None
-        return target.subject
+        return push.subject
 
     def _new(self, wanted: int, bytes_max: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
         """Deliver messages for the first time; returns how many, and about how many bytes."""
@@ -212,8 +200,8 @@ class Pump:
         """
         if self.headers_only:
             taken = _headers_only(taken)
-        if self.target is not None:
-            return self._push(taken, counts, self.target, mono_ns)
+        if self.push is not None:
+            return self._push(taken, counts, self.push, mono_ns)
         assert self.waiting is not None
         return self._pull(taken, counts, self.waiting, mono_ns)
 
@@ -263,30 +251,31 @@ class Pump:
                 bus.publish(to.reply, b"", len(after), after)
         return used, lost
 
-    def _push(self, taken: Taken, counts: Sequence[int] | None, target: PushTarget,
+    def _push(self, taken: Taken, counts: Sequence[int] | None, to: PushSide,
               mono_ns: int) -> Step | tuple[int, list[int]]:
+        flow, rate = to.flow, to.rate
         ask = False
         sizes: list[int] = []
-        if self.rate is not None or self.flow is not None:
+        if rate is not None or flow is not None:
             sizes = self._sizes(taken, counts)
-        if self.rate is not None:
-            n, due = self.rate.send(sizes, mono_ns)
+        if rate is not None:
+            n, due = rate.send(sizes, mono_ns)
             if not n:
                 return Step(Verdict.LATER, None, due)
             taken, sizes = taken.cut(n), sizes[:n]
-        if self.flow is not None:
-            n, ask = self.flow.send(sizes)
+        if flow is not None:
+            n, ask = flow.send(sizes)
             taken = taken.cut(n)
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
         batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
                            taken.times, pendings)
-        n = self._bus.deliver(target.subject, batch, queue=target.group)
-        if self.flow is not None:
+        n = self._bus.deliver(to.subject, batch, queue=to.group)
+        if flow is not None:
             if n < len(batch):
-                self.flow.take_back(sum(sizes[n:len(batch)]))
+                flow.take_back(sum(sizes[n:len(batch)]))
             elif ask:
-                self.flow.asked(self.flow_request)
-                self._bus.publish(target.subject, self.flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+                flow.asked(to.flow_request)
+                self._bus.publish(to.subject, to.flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
         if not n:
             # The watch will say when somebody listens again; until then look now and then.
             return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)

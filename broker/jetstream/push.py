@@ -1,112 +1,136 @@
-"""What holds a delivery back: the flow control window, the rate limit, and replay at the original pace.
+"""The side of a push consumer that looks at its subscribers: whether there are any, what they take, that they live.
 
-Pure bookkeeping over sizes and times: each says how many of the messages at hand may go now, and when to ask again.
+Owns the interest in ``deliver_subject``, the flow control window with the request that is out, the rate limit and the
+idle heartbeat. What is delivered, and when, is the pump's; it asks here.
 
-Source: nats-server consumer.go: needFlowControl, processFlowControl, setRateLimit, loopAndGatherMsgs.
+Source: nats-server consumer.go: updateDeliveryInterest, sendFlowControl, processFlowControl, loopAndGatherMsgs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
-__all__ = ["FlowWindow", "RateLimit", "Replay"]
+from broker.jetstream import status
+from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
+from broker.jetstream.consumer_config import ConsumerConfig
+from broker.jetstream.ids import unique_id
+from broker.jetstream.pace import FlowWindow, RateLimit
 
-_WINDOW_MAX = 32 << 20
-_WINDOW_START = _WINDOW_MAX // 16
-_GAP_NS = 1_000_000
-"""Messages closer together than this are replayed without a pause between them."""
+__all__ = ["PushSide"]
+
+_MAX_PAYLOAD = 1 << 20
+"""The largest message where the stream has no bound of its own: what a rate limit lets through in one go."""
 
 
-class FlowWindow:
-    """Bytes on their way to a push subscriber, answered for by flow control requests.
+class PushSide:
+    """One consumer's subscribers.
 
-        0 ─────────── half ─────────── window          above half: one request goes out behind the message
-        ░░░░░░ unanswered ░░░░│                        above the window: delivery stops until it is answered
-
-    Each answer doubles the window, up to 32 MiB. At most one request is outstanding; ``outstanding`` is its subject.
+    Attributes: ``active`` somebody listens; ``flow`` and ``rate`` are None where not configured; ``flow_request`` is
+        the subject under which the next flow control request is to be answered.
     """
 
-    def __init__(self) -> None:
-        self.window = _WINDOW_START
-        self.unanswered = 0
-        self.outstanding = b""
-        self._asked = 0
+    def __init__(self, bus: Bus, rng: random.Random, names: str, config: ConsumerConfig, mono_ns: int,
+                 msg_bytes_max: int, interested: Callable[[bool], None], go_on: Callable[[], None]) -> None:
+        """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's bound of a message, -1: none.
 
-    @property
-    def closed(self) -> bool:
-        return self.unanswered > self.window
+        ``interested`` is told whether anybody listens, ``go_on`` when the window has opened.
+        """
+        self.subject = config.deliver_subject.encode()
+        self.group = config.deliver_group.encode()
+        self.active = False
+        self.flow: FlowWindow | None = None
+        self.rate: RateLimit | None = None
+        self.flow_request = b""
+        self._bus = bus
+        self._rng = rng
+        self._flow_prefix = f"$JS.FC.{names}."
+        self._interested = interested
+        self._go_on = go_on
+        self._beat_ns = config.idle_heartbeat
+        self._beat_at_ns = mono_ns + config.idle_heartbeat
+        self._open = False
+        self._watch: InterestWatch | None = None
+        self._answers: Subscription | None = None
+        if config.flow_control:
+            self.flow = FlowWindow()
+            self._renew()
+        self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
 
-    def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
-        """How many of the next messages go now (they are counted as sent), and whether a request follows them."""
-        for i, size in enumerate(sizes):
-            self.unanswered += size
-            if not self.outstanding:
-                if self.unanswered > self.window // 2:
-                    return i + 1, True
-            elif self.unanswered - self._asked >= self.window:
-                # One huge message: its bytes ride on the request already out, else the window could stay shut.
-                self._asked += size
-            if self.unanswered > self.window:
-                return i + 1, False
-        return len(sizes), False
-
-    def take_back(self, size: int) -> None:
-        """``size`` bytes counted as sent did not go out."""
-        self.unanswered = max(0, self.unanswered - size)
-
-    def asked(self, subject: bytes) -> None:
-        """A request to answer to ``subject`` went out."""
-        self.outstanding = subject
-        self._asked = self.unanswered
-
-    def answered(self, subject: bytes) -> bool:
-        """An answer came; False when it is not to the outstanding request."""
-        if subject != self.outstanding or not subject:
+    def update(self, old: ConsumerConfig, config: ConsumerConfig, mono_ns: int, msg_bytes_max: int) -> bool:
+        """Take a changed configuration; True when messages go elsewhere from now on: ``watch`` then, once answered."""
+        self._beat_ns = config.idle_heartbeat
+        if config.rate_limit_bps != old.rate_limit_bps:
+            self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
+        if (config.deliver_subject, config.deliver_group) == (old.deliver_subject, old.deliver_group):
             return False
-        self.window = min(self.window * 2, _WINDOW_MAX)
-        self.unanswered = max(0, self.unanswered - self._asked)
-        self.outstanding, self._asked = b"", 0
+        self.subject, self.group = config.deliver_subject.encode(), config.deliver_group.encode()
+        self.active = False
+        self._unwatch()
         return True
 
+    def open(self) -> None:
+        """Hear answers to flow control requests, and follow the interest."""
+        self._open = True
+        if self.flow is not None:
+            self._answers = self._bus.subscribe(self._flow_prefix.encode() + b"*", self._on_flow)
+        self.watch()
 
-class RateLimit:
-    """A token bucket over bytes; ``bits_per_second`` as configured, ``burst`` the largest message."""
+    def watch(self) -> None:
+        """While it is open, follow the interest in the subject from now on; who listens already is told at once."""
+        self._unwatch()
+        if not self._open:
+            return
+        self._watch = self._bus.watch_interest(self.subject, self.group, self._heard)
+        self._heard(self._watch.interested)
 
-    def __init__(self, bits_per_second: int, burst: int, mono_ns: int) -> None:
-        self._bytes_per_second = max(1, bits_per_second // 8)
-        self._burst = burst
-        self._tokens = float(burst)
-        self._at_ns = mono_ns
+    def close(self) -> None:
+        """Look at nobody any more."""
+        self._open = False
+        if self._answers is not None:
+            self._bus.unsubscribe(self._answers)
+            self._answers = None
+        self._unwatch()
 
-    def send(self, sizes: Sequence[int], mono_ns: int) -> tuple[int, int]:
-        """How many of the next messages may go now, and when to ask again if that is not all."""
-        rate = self._bytes_per_second
-        self._tokens = min(self._burst, self._tokens + (mono_ns - self._at_ns) * rate / 1e9)
-        self._at_ns = mono_ns
-        for i, size in enumerate(sizes):
-            # A message above the burst goes once the bucket is full.
-            need = min(size, self._burst)
-            if self._tokens < need:
-                return i, mono_ns + int((need - self._tokens) / rate * 1e9) + 1
-            self._tokens -= size
-        return len(sizes), 0
+    @property
+    def next_beat_ns(self) -> int | None:
+        """When the next heartbeat may be due; None while none is."""
+        return self._beat_at_ns if self._beat_ns and self.active else None
 
+    def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int) -> None:
+        """Send the heartbeat if it is due: nothing was sent for its interval, the last being the sequences given."""
+        if self._beat_ns <= 0 or not self.active:
+            return
+        self._beat_at_ns = max(self._beat_at_ns, sent_mono_ns + self._beat_ns)
+        if self._beat_at_ns > mono_ns:
+            return
+        stalled = self.flow.outstanding if self.flow is not None else b""
+        text = status.idle_heartbeat(consumer_seq, stream_seq, stalled)
+        self._bus.publish(self.subject, b"", len(text), text)
+        self._beat_at_ns = mono_ns + self._beat_ns
 
-class Replay:
-    """``replay_policy: original``: the gaps between messages stored up to ``last_seq`` are waited out."""
+    # ---- parts
 
-    def __init__(self, last_seq: int) -> None:
-        self.last_seq = last_seq
-        self._time_ns = 0
-        self._sent_mono_ns = 0
+    def _heard(self, interested: bool) -> None:
+        self.active = interested
+        self._interested(interested)
 
-    def send(self, seqs: Sequence[int], times_ns: Sequence[int], mono_ns: int) -> tuple[int, int]:
-        """How many of the next messages may go now, and when to ask again if that is not all."""
-        for i, time_ns in enumerate(times_ns):
-            gap = time_ns - self._time_ns
-            if self._time_ns and gap > _GAP_NS and seqs[i] <= self.last_seq:
-                due = self._sent_mono_ns + gap
-                if due > mono_ns:
-                    return i, due
-            self._time_ns, self._sent_mono_ns = time_ns, mono_ns
-        return len(times_ns), 0
+    def _on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Answers to flow control requests: $JS.FC.<stream>.<consumer>.<id>."""
+        assert self.flow is not None
+        for subject, _, _, _ in ops[start:end]:
+            if self.flow.answered(subject):
+                self._renew()
+                self._go_on()
+
+    def _renew(self) -> None:
+        self.flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
+
+    def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
+        burst = msg_bytes_max if msg_bytes_max > 0 else _MAX_PAYLOAD
+        self.rate = RateLimit(bits_per_second, burst, mono_ns) if bits_per_second else None
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None

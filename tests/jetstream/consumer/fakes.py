@@ -356,7 +356,7 @@ class World:
 
     def consumer(self, state: ConsumerState | None = None, **config: Any) -> Consumer:
         """A consumer that is open; explicit acks with 30 s ack_wait unless said otherwise."""
-        from broker.jetstream.consumer import starting_state
+        from broker.jetstream.consumer_start import starting_state
 
         full: dict[str, Any] = {"durable_name": "C", "ack_policy": "explicit", "max_deliver": -1, "max_waiting": 512}
         full.update(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.jetstream.push import FlowWindow, RateLimit
+from broker.jetstream.pace import FlowWindow, RateLimit
 from tests.jetstream.consumer.fakes import MS, SECOND, World, seqs, statuses
 
 WINDOW = 2 << 20
@@ -85,7 +85,7 @@ def test_flow_control_stops_and_goes_on() -> None:
     w = World(chunk_messages=8)
     for _ in range(40):
         w.stream.add("a", payload=b"x" * 100_000)
-    consumer = w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="none")
+    w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="none")
     w.bus.listen(b"d")
     w.loop.settle()
     sent = w.bus.take()
@@ -98,7 +98,7 @@ def test_flow_control_stops_and_goes_on() -> None:
     assert len(seqs(sent)) == 21  # just above 2 MiB
     (beat,) = w.pass_time(1100 * MS)
     assert b"Nats-Consumer-Stalled: " + fc in beat.headers
-    consumer.on_flow([(b"$JS.FC.S.C.nope", b"", 0, b"")], 0, 1, None, 0)
+    w.bus.subscriptions[b"$JS.FC.S.C.*"]([(b"$JS.FC.S.C.nope", b"", 0, b"")], 0, 1, None, 0)
     w.loop.settle()
     assert not w.bus.take()
     handler = w.bus.subscriptions[b"$JS.FC.S.C.*"]

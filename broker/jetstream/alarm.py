@@ -1,0 +1,50 @@
+"""The one timer of a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from broker.clock import Clock
+
+__all__ = ["Alarm", "Scheduler"]
+
+_NEVER_NS = 1 << 63
+
+
+class Scheduler(Protocol):
+    """The part of an event loop that a consumer uses."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any: ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any: ...
+
+    def create_task(self, coro: Coroutine[Any, Any, None]) -> Any: ...
+
+
+class Alarm:
+    """Rings once, at the earliest time that it was set to since it last rang; whoever hears it looks at all that is due."""
+
+    def __init__(self, loop: Scheduler, clock: Clock, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._ring = ring
+        self._handle: Any = None
+        self._at_ns = 0
+
+    def set(self, at_ns: int | None) -> None:
+        """See to it that it rings at ``at_ns`` (monotonic) or before; None: no need."""
+        if at_ns is None or at_ns >= _NEVER_NS or (self._handle is not None and self._at_ns <= at_ns):
+            return
+        self.cancel()
+        self._at_ns = at_ns
+        self._handle = self._loop.call_later(max(0, at_ns - self._clock.monotonic_ns()) / 1e9, self._rang)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _rang(self) -> None:
+        self._handle = None
+        self._ring()

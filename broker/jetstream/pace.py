@@ -1,0 +1,112 @@
+"""What holds a delivery back: the flow control window, the rate limit, and replay at the original pace.
+
+Pure bookkeeping over sizes and times: each says how many of the messages at hand may go now, and when to ask again.
+
+Source: nats-server consumer.go: needFlowControl, processFlowControl, setRateLimit, loopAndGatherMsgs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["FlowWindow", "RateLimit", "Replay"]
+
+_WINDOW_MAX = 32 << 20
+_WINDOW_START = _WINDOW_MAX // 16
+_GAP_NS = 1_000_000
+"""Messages closer together than this are replayed without a pause between them."""
+
+
+class FlowWindow:
+    """Bytes on their way to a push subscriber, answered for by flow control requests.
+
+        0 ─────────── half ─────────── window          above half: one request goes out behind the message
+        ░░░░░░ unanswered ░░░░│                        above the window: delivery stops until it is answered
+
+    Each answer doubles the window, up to 32 MiB. At most one request is outstanding; ``outstanding`` is its subject.
+    """
+
+    def __init__(self) -> None:
+        self.window = _WINDOW_START
+        self.unanswered = 0
+        self.outstanding = b""
+        self._asked = 0
+
+    @property
+    def closed(self) -> bool:
+        return self.unanswered > self.window
+
+    def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
+        """How many of the next messages go now (they are counted as sent), and whether a request follows them."""
+        for i, size in enumerate(sizes):
+            self.unanswered += size
+            if not self.outstanding:
+                if self.unanswered > self.window // 2:
+                    return i + 1, True
+            elif self.unanswered - self._asked >= self.window:
+                # One huge message: its bytes ride on the request already out, else the window could stay shut.
+                self._asked += size
+            if self.unanswered > self.window:
+                return i + 1, False
+        return len(sizes), False
+
+    def take_back(self, size: int) -> None:
+        """``size`` bytes counted as sent did not go out."""
+        self.unanswered = max(0, self.unanswered - size)
+
+    def asked(self, subject: bytes) -> None:
+        """A request to answer to ``subject`` went out."""
+        self.outstanding = subject
+        self._asked = self.unanswered
+
+    def answered(self, subject: bytes) -> bool:
+        """An answer came; False when it is not to the outstanding request."""
+        if subject != self.outstanding or not subject:
+            return False
+        self.window = min(self.window * 2, _WINDOW_MAX)
+        self.unanswered = max(0, self.unanswered - self._asked)
+        self.outstanding, self._asked = b"", 0
+        return True
+
+
+class RateLimit:
+    """A token bucket over bytes; ``bits_per_second`` as configured, ``burst`` the largest message."""
+
+    def __init__(self, bits_per_second: int, burst: int, mono_ns: int) -> None:
+        self._bytes_per_second = max(1, bits_per_second // 8)
+        self._burst = burst
+        self._tokens = float(burst)
+        self._at_ns = mono_ns
+
+    def send(self, sizes: Sequence[int], mono_ns: int) -> tuple[int, int]:
+        """How many of the next messages may go now, and when to ask again if that is not all."""
+        rate = self._bytes_per_second
+        self._tokens = min(self._burst, self._tokens + (mono_ns - self._at_ns) * rate / 1e9)
+        self._at_ns = mono_ns
+        for i, size in enumerate(sizes):
+            # A message above the burst goes once the bucket is full.
+            need = min(size, self._burst)
+            if self._tokens < need:
+                return i, mono_ns + int((need - self._tokens) / rate * 1e9) + 1
+            self._tokens -= size
+        return len(sizes), 0
+
+
+class Replay:
+    """``replay_policy: original``: the gaps between messages stored up to ``last_seq`` are waited out."""
+
+    def __init__(self, last_seq: int) -> None:
+        self.last_seq = last_seq
+        self._time_ns = 0
+        self._sent_mono_ns = 0
+
+    def send(self, seqs: Sequence[int], times_ns: Sequence[int], mono_ns: int) -> tuple[int, int]:
+        """How many of the next messages may go now, and when to ask again if that is not all."""
+        for i, time_ns in enumerate(times_ns):
+            gap = time_ns - self._time_ns
+            if self._time_ns and gap > _GAP_NS and seqs[i] <= self.last_seq:
+                due = self._sent_mono_ns + gap
+                if due > mono_ns:
+                    return i, due
+            self._time_ns, self._sent_mono_ns = time_ns, mono_ns
+        return len(times_ns), 0
