@@ -75,11 +75,11 @@ async def test_what_an_answer_means(s3: S3Store, fake: FakeS3, status: int, code
 async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str, verdict: str) -> None:
     """A cut connection and silence are Transient, within the time-out, and the store works again afterwards."""
     await s3.put("there", [b"data"])
-    store = S3Store("bucket", "pre/fix", put_timeout_ns=200_000_000, get_timeout_ns=200_000_000)
+    store = S3Store("bucket", "pre/fix", put_timeout_ns=400_000_000, get_timeout_ns=400_000_000)
     fake.script = lambda request: verdict
     calls = {"put": lambda: store.put("k", [b"x"]), "get": lambda: store.get("there"), "list": lambda: store.list(""),
              "delete": lambda: store.delete("k")}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(Transient, match="s3://bucket"):
             await calls[operation]()
         fake.script = lambda request: None
@@ -95,7 +95,7 @@ async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str,
 @pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
 async def test_a_server_gone_without_a_word_costs_one_time_out(fake: FakeS3, operation: str) -> None:
     """Connections that were kept lead nowhere and nobody closes them: the second try is made on a new one."""
-    store = S3Store("bucket", "pre/fix", put_timeout_ns=500_000_000, get_timeout_ns=500_000_000)
+    store = S3Store("bucket", "pre/fix", put_timeout_ns=1_000_000_000, get_timeout_ns=1_000_000_000)
     await store.put("there", [b"data"])
     await asyncio.gather(*[store.get("there") for _ in range(8)])
     kept = fake.connections
