@@ -45,7 +45,7 @@ def test_subjects_match_as_the_broker_has_it(spark: Any) -> None:
     assert len(got) == len(rows)
     for subject, pattern, matched, second, last in got:
         assert matched == matches(pattern.encode(), subject.encode()), (subject, pattern)
-        assert [second, last] == [(subject.split(".") + [None])[1], subject.split(".")[-1]]
+        assert [second, last] == [[*subject.split("."), None][1], subject.split(".")[-1]]
     assert 300 < sum(row[2] for row in got) < 2700
     frame.createOrReplaceTempView("subjects")
     for pattern in ("a.>", "*.a", "é.*.b", ">", "a\\E.*", "*.>", "a..b", "😀"):

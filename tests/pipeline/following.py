@@ -1,0 +1,33 @@
+"""A Spark driver of its own that follows a stream into Parquet, for tests that kill it.
+
+    python -m tests.pipeline.following STORE STREAM FOLDER MESSAGES_PER_TRIGGER
+
+Prints the JVM's process id, then ``done`` once all that was there has been read. Rows lie in FOLDER/rows, the checkpoint
+in FOLDER/checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+
+def main(store: str, stream: str, folder: str, messages: str) -> None:
+    spark = SparkSession.builder.master("local[2]").config(map={
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.local.dir": f"{folder}/local",
+    }).getOrCreate()
+    print(spark.sparkContext._gateway.proc.pid, flush=True)
+    frame = (spark.readStream.format("jetblock").options(store=store, stream=stream, maxMessagesPerTrigger=messages)
+             .schema("seq LONG, data BINARY").load())
+    query = (frame.writeStream.format("parquet").option("path", f"{folder}/rows")
+             .option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start())
+    query.awaitTermination()
+    print("done", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
