@@ -1,7 +1,8 @@
 """The file that brings this package to Spark's workers: ``spark-submit --py-files``, ``sc.addPyFile``, ``addArtifacts``.
 
 It holds ``broker.pipeline``, what that imports from the rest of ``broker``, and ``pyspark_jetblock``: Python source alone,
-so one file serves every platform. Workers also need msgpack, zstandard, numpy, pyarrow and obstore.
+so one file serves every platform. Workers also need msgpack, zstandard, numpy, pyarrow and obstore. Call ``session.register``
+then: Spark finds by itself only what is installed.
 """
 
 from __future__ import annotations

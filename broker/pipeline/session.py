@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker.pipeline.edge import plainly
@@ -22,14 +23,34 @@ __all__ = ["explain_read", "read", "read_stream", "register"]
 def register(spark: SparkSession) -> None:
     """Make the source ``jetblock`` and the SQL functions known to this session.
 
-    The source needs it only where jetblock was not installed when Spark first looked for sources: after
-    ``sc.addPyFile`` or ``spark.addArtifacts(zip, pyfile=True)``.
+    The source needs it where jetblock is not installed and a zip brings it (``spark-submit --py-files``,
+    ``sc.addPyFile``, ``spark.addArtifacts(zip, pyfile=True)``): Spark looks for sources among what is installed. With Spark
+    Connect, following a stream needs more: jetblock, or the zip, on the server's PYTHONPATH.
     """
     from broker.pipeline.functions import register_functions
     from broker.pipeline.source import JetblockSource
 
+    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+        _lay_out_for_streams()
     spark.dataSource.register(JetblockSource)
     register_functions(spark)
+
+
+def _lay_out_for_streams() -> None:
+    """Put the zip that this module comes from, if it is one of Spark's, where Spark's planner for streams looks for it.
+
+    That is a subdirectory of the driver's files in which Spark 4.3 puts nothing, and a streaming query would end with
+    "No module named 'broker'".
+    """
+    from pyspark import SparkFiles
+
+    folder = Path(SparkFiles.getRootDirectory())
+    for archive in Path(__file__).parents:
+        if archive.parent == folder and archive.is_file():
+            place = folder / "streaming_job" / archive.name
+            place.parent.mkdir(exist_ok=True)
+            if not place.exists():
+                place.symlink_to(archive)
 
 
 def read(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:

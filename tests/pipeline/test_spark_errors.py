@@ -13,7 +13,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES
+from broker.storage.objectstore import open_store
 from tests.pipeline.published import Published, published
+from tests.pipeline.stores import Owner
 
 LINES = 8
 """Spark's own first and last line, one frame of ours, and the text."""
@@ -124,3 +126,34 @@ def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
     text = told(load(spark, f"file://{copy}", stream="ORDERS"))
     assert "Newer" in text
     assert re.search("upgrade jetblock", text)
+
+
+async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
+    """A DataFrame keeps the plan of its first query. Objects that are let go of afterwards are survived: what was purged
+    is left out, what was kept is read from where it lies."""
+    url = f"file://{tmp_path}/store"
+    owner = Owner(open_store(url), seed=3)
+    await owner.start()
+    stream = await owner.make("GOING")
+    for _ in range(6):
+        stream.append([(b"GOING.a", b"", b"%d" % i) for i in range(50)])
+        await owner.log.persisted()
+    await owner.round()
+    frame = load(spark, url, stream="GOING", targetPartitionBytes="1")
+    assert await asyncio.to_thread(frame.count) == 300
+
+    def keys() -> set[str]:
+        return {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = keys()
+    planned = {row.block for row in load(spark, url, stream="GOING", view="blocks").collect()}
+    stream.purge(175)
+    for _ in range(4):  # as many roots as are kept, and one more
+        stream.append([(b"GOING.b", b"", b"later")])
+        await owner.log.persisted()
+        await owner.round()
+    gone = before - keys()
+    assert {f"store/{key}" for key in planned} & gone
+    rows = await asyncio.to_thread(frame.collect)
+    assert [(row.seq, row.data) for row in rows] == [(seq, data) for seq, _, _, data, _ in stream.rows() if seq <= 300]
+    await owner.kill()

@@ -1,0 +1,52 @@
+"""Spark where jetblock is not installed: an interpreter that has its dependencies and not jetblock, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.pipeline.bundle import write_zip
+
+__all__ = ["make_zip", "python_without_jetblock", "run"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_zip(folder: Path) -> Path:
+    path = folder / "jetblock.zip"
+    with path.open("wb") as out:
+        write_zip(out)
+    return path
+
+
+def python_without_jetblock(folder: Path) -> Path:
+    """An interpreter with this one's packages, but not what editable installs add to them."""
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / "bin" / "python"
+    site = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                          capture_output=True, text=True, check=True).stdout.strip()
+    # A folder that is named in a .pth file is searched, but .pth files in it are not read.
+    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    Path(site, "packages.pth").write_text("\n".join(packages) + "\n")
+    return python
+
+
+def run(python: Path, script: str, arguments: Mapping[str, Any], environ: Mapping[str, str], folder: Path,
+        seconds: float = 300) -> Any:
+    """Run a script that reads its arguments from ``sys.argv[1]`` and prints what it found as JSON, last."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME")}
+    env |= environ
+    env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_WORKER_DIR": str(folder / "work")}
+    (folder / "script.py").write_text(script)
+    done = subprocess.run([str(python), "script.py", json.dumps(arguments)], cwd=folder, env=env, capture_output=True,
+                          text=True, timeout=seconds, check=False)
+    # The script's own traceback; around it stands what the JVM has to say of its end.
+    said = done.stderr[done.stderr.find("Traceback (most recent"):]
+    assert done.returncode == 0, "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("at "))[:6000]
+    return json.loads(done.stdout.splitlines()[-1])

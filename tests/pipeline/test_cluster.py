@@ -1,0 +1,124 @@
+"""Spark where jetblock is not installed and only the zip brings it: real executors of their own, and Spark Connect."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.elsewhere import make_zip, python_without_jetblock, run
+from tests.pipeline.published import Published, published
+from tests.real.s3 import MISSING, S3Server
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+CONF = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}
+
+CLUSTER = """
+import importlib.util, json, os, sys
+given = json.loads(sys.argv[1])
+assert importlib.util.find_spec("broker") is None
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=given["conf"]).config(
+    "spark.submit.pyFiles", given["zip"]).config("spark.executor.memory", "512m").getOrCreate()
+from broker.pipeline import session
+session.register(spark)
+found = {}
+frame = spark.read.format("jetblock").options(**given["options"], targetPartitionBytes=1).load()
+found["rows"] = [[row.seq, row.subject, bytes(row.data).decode()] for row in frame.collect()]
+
+def where(batch_of_rows):
+    import os, pyspark_jetblock
+    from pyspark import SparkFiles
+    for row in batch_of_rows:
+        yield os.getpid(), pyspark_jetblock.__file__
+
+places = frame.select("seq").rdd.mapPartitions(where).distinct().collect()
+found["pids"] = len({pid for pid, _ in places})
+found["files"] = sorted({os.path.basename(os.path.dirname(os.path.dirname(path))) for _, path in places})
+found["forecast"] = session.explain_read(spark, **given["options"])
+found["fixed"] = session.read(spark, **given["options"]).count()
+found["tokens"] = [row[0] for row in frame.selectExpr("subject_token(subject, 2) t").distinct().orderBy("t").collect()]
+query = (session.read_stream(spark, **given["options"], maxMessagesPerTrigger=500).writeStream.format("memory")
+         .queryName("streamed").option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start())
+query.awaitTermination()
+found["streamed"] = spark.table("streamed").select("seq").distinct().count()
+spark.stop()
+print(json.dumps(found))
+"""
+
+CONNECT = """
+import importlib.util, json, sys
+given = json.loads(sys.argv[1])
+assert (importlib.util.find_spec("broker") is None) is not given["streams"]
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.remote("local[2]")
+for name, value in given["conf"].items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+if not given["streams"]:
+    sys.path.insert(0, given["zip"])
+    spark.addArtifacts(given["zip"], pyfile=True)
+from broker.pipeline import session
+session.register(spark)
+found = {"module": type(spark).__module__}
+frame = spark.read.format("jetblock").options(**given["options"]).load()
+found["rows"] = [[row.seq, row.subject, bytes(row.data).decode()] for row in frame.collect()]
+found["fixed"] = session.read(spark, **given["options"], schema="seq LONG").count()
+found["forecast"] = session.explain_read(spark, **given["options"])
+found["tokens"] = [row[0] for row in frame.selectExpr("subject_token(subject, 2) t").distinct().orderBy("t").collect()]
+if given["streams"]:
+    query = (session.read_stream(spark, **given["options"], maxMessagesPerTrigger=500).writeStream.format("memory")
+             .queryName("streamed").option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start())
+    query.awaitTermination()
+    found["streamed"] = spark.table("streamed").select("seq").distinct().count()
+try:
+    spark.read.format("jetblock").options(**given["options"] | {"stream": "ORDER"}).load().collect()
+except Exception as error:
+    found["error"] = str(error)
+spark.stop()
+print(json.dumps(found))
+"""
+
+
+def check(found: dict[str, Any], store: Published) -> None:
+    live = store.streams["ORDERS"]
+    assert found["rows"] == [[one.seq, one.subject, one.data.decode()] for one in live]
+    assert found["fixed"] == found.get("streamed", len(live)) == len(live)
+    assert found["forecast"]["messages"] >= len(live)
+    assert found["tokens"] == ["asia", "eu", "us"]
+
+
+def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict[str, str], tmp_path: Path) -> None:
+    """Two executors, each a process of its own, on MinIO: batch, streaming and helpers. Spark looks for sources without
+    regard to such files, so the source is registered by hand."""
+    store = asyncio.run(published(minio.new_url(), minio.env))
+    found = run(python_without_jetblock(tmp_path), CLUSTER, {
+        "conf": CONF, "zip": str(make_zip(tmp_path)), "options": store.options(), "checkpoint": str(tmp_path / "cp")},
+        spark_environ | minio.env | {"PYTHONPATH": ""}, tmp_path)
+    check(found, store)
+    assert found["files"] == ["jetblock.zip"]
+    assert found["pids"] == 2
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["artifact", "server"])
+def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: Path) -> None:
+    """A Connect client that sends the zip as an artifact: batch, helpers, an error's text. With the zip on the server's
+    PYTHONPATH instead, streaming, too."""
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None:
+        pytest.skip(f"{MISSING}Spark Connect's client: make soak installs it")
+    store = asyncio.run(published(f"file://{tmp_path}/store"))
+    archive = str(make_zip(tmp_path))
+    found = run(python_without_jetblock(tmp_path), CONNECT, {
+        "conf": CONF, "zip": archive, "options": store.options(), "checkpoint": str(tmp_path / "cp"), "streams": streams},
+        spark_environ | {"PYTHONPATH": archive if streams else ""}, tmp_path)
+    check(found, store)
+    assert "connect" in found["module"]
+    assert "'ORDERS'" in found["error"]
