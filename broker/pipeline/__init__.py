@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["explain_read", "read", "read_stream", "register"]
+__all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["explain_read", "read", "read_stream", "register"]
+__all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
+
+
+def builder_conf() -> dict[str, str]:
+    """What lets ``pushdown=true`` be asked for: ``SparkSession.builder.config(map=builder_conf())``.
+
+    The option alone decides; ``broker.pipeline.batch`` says why. What no setting can say: the environment variable
+    PYSPARK_PYTHON names the interpreter of planner and workers, ``python3`` where it is not set.
+    """
+    return {"spark.sql.python.filterPushdown.enabled": "true"}
 
 
 def register(spark: SparkSession) -> None:
