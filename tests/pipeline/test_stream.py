@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import random
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from broker.pipeline import query, stream
 from broker.pipeline.errors import BadOption, Damaged, DataLoss, NoStream
+from broker.pipeline.follow import Follower
 from broker.pipeline.options import Options
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.table import BlockTable
@@ -478,6 +480,43 @@ async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, blobs: Me
             query.start()
     query.batches()
     assert [seq for _, seq in query.rows] == list(range(1, owner.streams["S"].last_seq + 1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_state_that_was_followed_is_the_state_that_is_replayed(owner: Owner, blobs: MemoryBlobs, seed: int) -> None:
+    """Streams made and deleted, messages removed, checkpoints, sweeps and new epochs, looked at now and then."""
+    rng = random.Random(seed)
+    follower = Follower(blobs, "*", "*")
+    await owner.make("S0")
+    for n in range(120):
+        s = owner.streams[rng.choice(sorted(owner.streams))]
+        kind = rng.random()
+        if kind < 0.6:
+            await add(s, rng.randrange(1, 9))
+        elif kind < 0.8 and s.live:
+            first = rng.choice(sorted(s.live))
+            s.remove(first, min(s.last_seq, first + rng.randrange(12)))
+        elif kind < 0.85:
+            await owner.make(f"S{n + 1}")
+        elif kind < 0.88 and len(owner.streams) > 1:
+            s.delete()
+        elif kind < 0.94:
+            await owner.log.persisted()
+            await owner.shard.checkpointer.cut()
+            await owner.shard.sweeper.after_round(owner.shard.checkpointer)
+            owner.log.urgent()
+        elif kind < 0.97:
+            await owner.log.persisted()
+            await owner.again(clean=rng.random() < 0.5)
+        await owner.log.persisted()
+        if rng.random() < 0.4:
+            assert _all(follower) == _all(Follower(blobs, "*", "*"))
+    assert list(follower.look()) == sorted(f"$G/{name}" for name in owner.streams)
+
+
+def _all(follower: Follower) -> dict[str, Any]:
+    return {name: (seen.state.stream_id, seen.state.outcome, [entry.pack() for entry in seen.state.blocks])
+            for name, seen in follower.look().items()}
 
 
 async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, blobs: MemoryBlobs) -> None:
