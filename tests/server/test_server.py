@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -89,11 +89,22 @@ async def test_request() -> None:
 async def test_queue_group() -> None:
     """Each message has one member; all members get some."""
     async with running() as server, client(server) as nc:
-        workers = [await nc.subscribe("work", queue="q") for _ in range(3)]
+        counts, done = [0, 0, 0], asyncio.Event()
+
+        def counter(worker: int) -> Callable[[Any], Awaitable[None]]:
+            async def count(_: Any) -> None:
+                counts[worker] += 1
+                if sum(counts) == 300:
+                    done.set()
+
+            return count
+
+        for worker in range(3):
+            await nc.subscribe("work", queue="q", cb=counter(worker))
         for i in range(300):
             await nc.publish("work", b"%d" % i)
+        await asyncio.wait_for(done.wait(), 10)
         await nc.flush()
-        counts = [worker.pending_msgs for worker in workers]
         assert sum(counts) == 300
         assert min(counts) > 50
 
@@ -112,9 +123,9 @@ async def test_drain_and_auto_unsubscribe() -> None:
         await limited.unsubscribe(limit=3)
         for i in range(10):
             await nc.publish("a", b"%d" % i)
-        await nc.flush()
-        assert limited.pending_msgs == 3
+        assert [(await limited.next_msg(timeout=5)).data for _ in range(3)] == [b"0", b"1", b"2"]
         await nc.drain()
+        assert limited.pending_msgs == 0
         assert seen == [b"%d" % i for i in range(10)]
         assert server.router.subscription_count == 0
 
