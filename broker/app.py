@@ -65,13 +65,14 @@ class App:
         log.info("  ID:       %s", server.server_id)
         for notice in settings.notices:
             log.warning("%s", notice)
-        self.lag.start()
         if settings.jetstream:
             await self._start_jetstream()
         await self._listen()
         # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
         # from the moment it begins to wait.
         await self._start_monitor()
+        # What a start imports and reads keeps nobody waiting.
+        self.lag.start()
 
     async def stop(self) -> None:
         """The clean end: no new connections, what was sequenced is committed and answered, then clients are let go."""
