@@ -310,6 +310,7 @@ class Router:
         self._acks: dict[bytes, _Route] = {}
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], _Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
+        self._changes = 0
         self._ack_readers = 0
         self._watches: dict[bytes, list[InterestWatch]] = {}
         self._nobody = _Route(Match(), (), self._rng)
@@ -323,9 +324,10 @@ class Router:
         """Deliver ops[start:end], published by ``source``, as runs."""
         get = self._routes.get
         resolve = self._resolve
+        ahead: _Route | None = None
         while start < end:
             subject = ops[start][0]
-            route = get(subject)
+            route, ahead = ahead or get(subject), None
             head = b""
             if route is None:
                 route = resolve(subject)
@@ -335,15 +337,19 @@ class Router:
                 following = ops[at][0]
                 if following is not subject:
                     # Acks and replies come in crowds: a look at the head tells a sibling without a look-up.
-                    if not (head and following.startswith(head) and following.count(b".") == dots
-                            and following[-1] != _DOT) and (get(following) or resolve(following)) is not route:
+                    if (not (head and following.startswith(head) and following.count(b".") == dots
+                             and following[-1] != _DOT) and (ahead := get(following)) is not route
+                            and (ahead is not None or resolve(following) is not route)):
                         break
                     subject = following
                 at += 1
+            changes = self._changes
             if route.sole is not None:
                 route.sole(ops, start, at, source, now_ns)
             else:
                 route.batch(ops, start, at, source, now_ns)
+            if self._changes != changes:
+                ahead = None
             start = at
 
     # What JetStream asks for (Bus).
@@ -569,6 +575,7 @@ class Router:
 
     def _changed(self, subject: bytes) -> None:
         """Forget the routes, and ask the watches, that a subscription to ``subject`` may matter to."""
+        self._changes += 1
         if is_literal(subject):
             self._routes.pop(subject, None)
             self._inboxes.pop(subject.rpartition(b".")[0], None)
