@@ -13,6 +13,7 @@ from broker.storage.format.frame import FRAME_MESSAGES_MAX
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head
 from broker.storage.format.record import RecordKind
+from broker.storage.format.small import COMPRESSED_MIN
 from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block, user_bytes
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
 
@@ -147,8 +148,9 @@ def _values(head: Head) -> list[object]:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_small_blocks_are_the_same_bytes(codec: Codec) -> None:
+def test_small_blocks_are_the_same_bytes(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that blocks encoded from their lists are what the general encoders give, and fold out as those would read."""
+    monkeypatch.setattr("broker.storage.format.codec._SMALL", COMPRESSED_MIN)
     rng = random.Random(5)
     small: list[SealedBlock[int]] = []
     general: list[SealedBlock[int]] = []

@@ -14,7 +14,7 @@ from zlib import crc32
 import msgpack
 import zstandard
 
-__all__ = ["SECTION_BYTES_MAX", "SMALL", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
+__all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
            "compress_all", "decompress", "pack_value", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
@@ -24,7 +24,7 @@ no more on the word of a length field."""
 _LEVEL: Final = 1
 """On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""
 
-SMALL: Final = 128
+_SMALL: Final = 128
 """Below this zstd's own header eats what it saves."""
 
 _GIL_RELEASE: Final = 5 * 1024
@@ -60,7 +60,7 @@ _per_thread = _PerThread()
 
 def compress(raw: bytes) -> bytes:
     """``raw`` by zstd, or ``raw`` itself where that saves less than a sixteenth: equal lengths mean uncompressed."""
-    if len(raw) < SMALL:
+    if len(raw) < _SMALL:
         return raw
     packed: bytes = _per_thread.compressor.compress(raw)
     return packed if len(packed) <= len(raw) - (len(raw) >> 4) else raw
@@ -72,7 +72,7 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes]:
     A loop thread that is always busy gives the GIL back only after a switch interval, so each release costs the encoder
     one such wait: 3 MiB took 14 ms beside a busy thread, 40 ms with a release for each frame and each of its checksums.
     """
-    large = [i for i, frame in enumerate(frames) if len(frame) >= SMALL]
+    large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL]
     if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
         return [compress(frame) for frame in frames]
     packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])

@@ -1,4 +1,5 @@
-"""Core and index of a small block in two calls of ``struct``: the bytes that ``encode_core`` and ``encode_index`` give.
+"""Core and index of a small block in a few calls of ``struct``: the bytes that ``encode_core`` and ``encode_index`` give,
+but that a short index is not compressed.
 
 When a thousand streams share a segment, what each of their blocks costs decides. Most are of a few messages under one
 subject, without headers, gaps, removals or records, so most of their fields are 0 or said elsewhere already: here they
@@ -15,12 +16,15 @@ from zlib import crc32
 import msgpack
 
 from .block import CORE_BYTES_MIN, Outcome, SubjectSummary, core_prefix
-from .codec import SMALL, Codec, compress
+from .codec import Codec, compress
 from .columns import Column
 from .header import Position
 from .index import INDEX_BYTES_MIN, index_prefix
 
-__all__ = ["NAME_BYTES_MAX", "SmallEncoder"]
+__all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
+
+COMPRESSED_MIN: Final = 256
+"""Bytes of an index that are worth the 4 µs of trying: fewer save a few dozen at most."""
 
 NAME_BYTES_MAX: Final = 64
 """Of a small block's subject: so that nothing tries to compress its core."""
@@ -80,7 +84,7 @@ class SmallEncoder:
             _BODY.pack(len(stored), raw_bytes, crc, first_time_ns, time_width, body_len, body_width, len(subject),
                        count, count - 1), time_cells, body_cells, subject)
         prefix, packed = self._index, body
-        if len(body) >= SMALL:
+        if len(body) >= COMPRESSED_MIN:
             packed = compress(body)
             if len(packed) != len(body):
                 prefix = self._index_compressed
