@@ -4,7 +4,7 @@ Owns: every decision on a publish, and the reply that goes with it. Does not own
 (subject_state), the ids (dedupe), what limits remove afterwards (retention), who waits before it gets here (inlet).
 
     run of publishes ─┬─ nothing special in it ─────────> one append, one waiter for all its PubAcks   (``_bulk``)
-                      ├─ the same, and a single message > as lean as it gets: many streams in turn     (``_one``)
+                      ├─ the same, and a single message > as lean as it gets: many streams in turn     (``one``)
                       └─ headers or limits that decide ─> message by message, appended as runs         (``_one_by_one``)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
@@ -112,6 +112,8 @@ class Sequencer:
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._bulky = not (self._discard_new or self._sealed)
+        self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
+        self._pub_acks_each = self._stream.bus.pub_acks_each
         name = json.dumps(config.name, ensure_ascii=False)
         domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
         self._prefix = f'{{"stream":{name},{domain}"seq":'.encode()
@@ -130,9 +132,7 @@ class Sequencer:
                 stream.inlet.requeue((ops, start, end, source, now_ns))
                 stream.wait_for_ceiling()
                 return
-        if not (self._bulky and (
-                self._one(ops[start], source, time_ns) if end - start == 1 else
-                self._bulk(ops if end - start == len(ops) else ops[start:end], source, time_ns))):
+        if not (self._bulky and self._bulk(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
                 # Behind it the inlet is busy, so what is left is what comes next.
@@ -143,26 +143,25 @@ class Sequencer:
             stream.retention.arm()
         stream.log.urgent()
 
-    def _one(self, msg: Msg, source: Source | None, time_ns: int) -> bool:
-        """``_bulk`` for a run of one: publishes that go round over many streams come as nothing else."""
+    def one(self, msg: Msg, now_ns: int) -> bool:
+        """``run`` for a single message that nothing limits: publishes that go round over many streams come as nothing
+        else. False: it must be ``run``."""
         subject, reply, hlen, body = msg
-        if hlen or self._per_subject:
-            return self._bulk((msg,), source, time_ns)
-        raw_bytes = len(body)
-        if (raw_bytes > _RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < raw_bytes or _FAST_BATCH in reply):
+        size = len(body)
+        if (not self._lean or hlen or size > _RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
+                or _FAST_BATCH in reply):
             return False
         stream = self._stream
         live, log = stream.live, stream.log
         seq = live.last_seq + 1
-        block = log.block(stream)
+        time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        block = stream.open or log.block(stream)
         block.append_one(seq, subject, body, time_ns)
-        live.appended(stream.tail(block), 1, raw_bytes + 30 + len(subject), seq, time_ns)
+        live.appended(stream.tail(block), 1, size + 30 + len(subject), seq, time_ns)
         stream.dedupe.last_id = b""
-        if reply and self._acks:
-            if self._async:
-                self._answer(source, (reply,), seq)
-            else:
-                log.gather(stream.bus.pub_acks_each, reply, self._prefix, seq)
+        if reply:
+            log.gather(self._pub_acks_each, reply, self._prefix, seq)
+        log.urgent()
         return True
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:

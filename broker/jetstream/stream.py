@@ -103,7 +103,8 @@ class Stream:
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._look if self.stored else None)
-        self._open: OpenBlock[Any] | None = None
+        self.open: OpenBlock[Any] | None = None
+        """The block that takes messages, if it has some already."""
         self._tail: LiveBlock | None = None
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
         """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
@@ -176,8 +177,8 @@ class Stream:
                     live = LiveBlock.of_open(mine)
                     blocks.append(live)
                 self._in_flight[at] = live
-        if self._open is not None:
-            self._tail = LiveBlock.of_open(self._open)
+        if self.open is not None:
+            self._tail = LiveBlock.of_open(self.open)
             blocks.append(self._tail)
         return blocks
 
@@ -219,13 +220,13 @@ class Stream:
         """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
         if self.inlet.closed or not self.log.room():
             self.inlet.take(ops, start, end, source, now_ns)
-        else:
+        elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
     def tail(self, block: OpenBlock[Any]) -> LiveBlock | None:
         """The live side of the open block, which has just got messages; None while nobody has looked."""
-        if self._open is not block:
-            self._open = block
+        if self.open is not block:
+            self.open = block
             self._tail = self.live.begin_block(block) if self.live.looked else None
         return self._tail
 
@@ -249,9 +250,9 @@ class Stream:
         first_time_ns = live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, first_time_ns)
         if not block.empty:
-            self._in_flight.append((self._tail or block) if self._open is block else None)
-        if self._open is block:
-            self._open = self._tail = None
+            self._in_flight.append((self._tail or block) if self.open is block else None)
+        if self.open is block:
+            self.open = self._tail = None
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of ours is in the store and in the applied state: consumers may see it."""

@@ -32,15 +32,14 @@ from typing import Any, Protocol
 from broker.clock import Clock
 from broker.storage.applied import ShardState
 from broker.storage.format.block import Outcome
-from broker.storage.format.claim import Seal
-from broker.storage.format.codec import Codec
-from broker.storage.format.errors import FormatError
-from broker.storage.format.header import ObjectKind, Position
-from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
-from broker.storage.settle import Backoff, Fenced, describe, holder_of
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
+from broker.storage.format.header import Position
+from broker.storage.log_settings import W_MAX, LogSettings
+from broker.storage.objectstore.base import ObjectStore, StoreError
+from broker.storage.putter import Putter, Segment, Waiter
+from broker.storage.settle import Fenced
+from broker.storage.writer import OpenBlock, SealedBlock, Tally
 
-__all__ = ["BlockOwner", "Log", "LogSettings", "ShardOwner"]
+__all__ = ["W_MAX", "BlockOwner", "Log", "LogSettings", "Segment", "ShardOwner", "resolve"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +53,11 @@ _MANY_BLOCKS = 256
 """With so many blocks a segment's cost is theirs, whatever they hold: the next one waits until it has landed, and shares
 that cost among more messages. A thousand streams in turn were 30 to 50 % faster so than with puts side by side."""
 
-W_MAX = 16
-"""No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
+_MESSAGES_A_BLOCK = 8
+"""Of so many, a block's cost is no longer most of theirs."""
+
+_PAUSE_NS = 2_000_000
+"""Publishers that brought nothing for so long wait for us, we no longer for them."""
 
 
 class BlockOwner(Protocol):
@@ -87,60 +89,8 @@ class ShardOwner:
             self.on_persisted(block)
 
 
-class LogSettings:
-    """Bounds and intervals of one log.
-
-    Args: commit_interval_ns between the beginnings of puts, 0: none. lease_ns is T, None where a lock is the lease.
-    """
-
-    def __init__(self, *, segment_bytes: int = 4 << 20, segment_count: int = 20_000, puts_in_flight: int = 4,
-                 commit_interval_ns: int = 0, lazy_ns: int = 1_000_000_000, tail_bytes_max: int = 256 << 20,
-                 inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
-                 codec: Codec = Codec.ZSTD) -> None:
-        assert 1 <= puts_in_flight <= W_MAX
-        self.segment_bytes = segment_bytes
-        self.segment_count = segment_count
-        self.puts_in_flight = puts_in_flight
-        self.commit_interval_ns = commit_interval_ns
-        self.lazy_ns = lazy_ns
-        self.tail_bytes_max = tail_bytes_max
-        self.inline_bytes_max = inline_bytes_max
-        self.lease_ns = lease_ns
-        self.put_timeout_ns = put_timeout_ns
-        self.codec = codec
-
-
 class _Gathered(list[Any]):
     """The items of several calls of ``Log.gather``."""
-
-
-Waiter = tuple[Callable[..., object], tuple[Any, ...]]
-
-
-class Segment:
-    """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
-
-    __slots__ = ("began_ns", "blocks", "data", "encoded", "landed", "position", "raw_bytes", "sealed", "waiters", "whole")
-
-    def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
-        self.position = position
-        self.blocks = blocks
-        self.waiters = waiters
-        self.raw_bytes = raw_bytes
-        self.sealed: list[SealedBlock[Any]] = []
-        self.data: list[bytes] | None = None
-        self.whole: bytes | None = None
-        """The same in one piece, where it is to be kept."""
-        self.encoded = False
-        self.landed = False
-        self.began_ns = 0
-
-    @property
-    def head_bytes(self) -> int:
-        """About what a recovery reads of it."""
-        said = [b.core for b in self.sealed if b.opened is None]
-        return 104 + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
-                                                  for core in said)
 
 
 class Log:
@@ -174,15 +124,9 @@ class Log:
         """Called when a put has proved again that the shard is ours, after a time in which nothing was served."""
         self.clock_trusted: Callable[[], bool] = _always
         """While it says no, nothing is expired: see ``clock.GuardedClock``."""
-        self.store_error: StoreError | None = None
-        """Why the oldest put has not landed yet; None when the store is well."""
-        self.commit_count = 0
-        self.commit_bytes = 0
         self.shard = ShardOwner()
-        self._key_of = key_of
         self._clock = clock
-        self._rng = rng
-        self._executor = executor
+        self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded)
         self._next = state.position.number + 1
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
@@ -192,9 +136,11 @@ class Log:
         self._closed: deque[Segment] = deque()
         self._flight: deque[Segment] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last: OpenBlock[Any] | None = None
-        self._last_bytes = self._last_count = 0
-        self._open_bytes = self._open_count = 0
+        self._open = Tally()
+        self._gathers: Callable[[list[Any]], object] | None = None
+        self._gathered: list[Any] = []
+        self._grown = self._growing_ns = self._looked_ns = 0
+        self._took_ns = 0
         self._cut_bytes = self._waiting_bytes = 0
         self._content = self._urgent = self._overdue = False
         self._stopped = False
@@ -212,15 +158,13 @@ class Log:
 
     def block(self, owner: BlockOwner) -> OpenBlock[Any]:
         """This stream's block in the open segment. Ask for it before each addition: segments are cut in between."""
-        if self._last is not None:
-            self._settle()
         block = self._blocks.get(owner.stream_id)
         if block is None:
-            block = self._blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
-            self._arm_lazy()
-        self._last = block
-        self._last_bytes = block.raw_bytes
-        self._last_count = block.count
+            block = self._blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self._open)
+            if self._lazy_timer is None:
+                self._arm_lazy()
+        if self._pumping is None and self._full:
+            self.pump_soon()
         return block
 
     def urgent(self) -> None:
@@ -229,11 +173,13 @@ class Log:
         Call it when your state is whole: at twice a segment's bound it cuts, and asks each owner for its outcome.
         """
         self._urgent = True
-        self._settle()
-        if (self._open_bytes >= 2 * self.settings.segment_bytes or self._open_count >= 2 * self.settings.segment_count
-                ) and self.failure is None:
-            self._cut(False)
-        if not self._flight or self._closed or self._full or self.settings.commit_interval_ns:
+        if self._full:
+            tally, settings = self._open, self.settings
+            if (tally.bytes >= 2 * settings.segment_bytes or tally.count >= 2 * settings.segment_count
+                    ) and self.failure is None:
+                self._cut(False)
+            self.pump_soon()
+        elif self._pumping is None and (not self._flight or self._closed or self.settings.commit_interval_ns):
             self.pump_soon()
 
     def lazy(self, owner: BlockOwner) -> None:
@@ -257,8 +203,9 @@ class Log:
 
         Lazy news counts as sequenced after ``barrier`` only. Once the log has failed ``fn`` is never called.
         """
-        if self._content or self._has_content():
+        if self._has_content():
             self._waiters.append((fn, args))
+            self._gathers = None
         elif self._closed:
             self._closed[-1].waiters.append((fn, args))
         elif self._flight:
@@ -274,12 +221,14 @@ class Log:
 
         ``fn`` gets the items of all of them, one after another, in one list.
         """
-        waiters = self._waiters
-        if waiters and waiters[-1][0] == fn:
-            waiters[-1][1][0].extend(items)
+        if fn == self._gathers:
+            self._gathered += items
             self._waiting_bytes += _ITEM_BYTES * len(items)
         else:
-            self.wait(fn, _Gathered(items))
+            gathered = _Gathered(items)
+            self.wait(fn, gathered)
+            if self._has_content():
+                self._gathers, self._gathered = fn, gathered
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
@@ -296,15 +245,11 @@ class Log:
     @property
     def tail_bytes(self) -> int:
         """Raw bytes sequenced and not persisted."""
-        if self._last is not None:
-            self._settle()
-        return self._cut_bytes + self._open_bytes
+        return self._cut_bytes + self._open.bytes
 
     def room(self) -> bool:
         """Whether more may be sequenced: the tail, with all that waits for it, is below its bound and the log lives."""
-        if self._last is not None:
-            self._settle()
-        return (self._cut_bytes + self._open_bytes + self._waiting_bytes < self.tail_bytes_max and self.failure is None
+        return (self._cut_bytes + self._open.bytes + self._waiting_bytes < self.tail_bytes_max and self.failure is None
                 and not self._stopped)
 
     @property
@@ -329,6 +274,21 @@ class Log:
     def position(self) -> Position:
         """The last persisted position."""
         return self.state.position
+
+    @property
+    def store_error(self) -> StoreError | None:
+        """Why the oldest put has not landed yet; None when the store is well."""
+        return self._putter.error
+
+    @property
+    def commit_count(self) -> int:
+        """Segments put so far."""
+        return self._putter.count
+
+    @property
+    def commit_bytes(self) -> int:
+        """Their bytes."""
+        return self._putter.bytes
 
     # What the shard calls.
 
@@ -367,29 +327,10 @@ class Log:
 
     @property
     def _full(self) -> bool:
-        return (self._open_bytes >= self.settings.segment_bytes or self._open_count >= self.settings.segment_count)
-
-    def _settle(self) -> None:
-        """Count what was added to the block that was handed out last."""
-        last = self._last
-        if last is None:
-            return
-        size, count = last.raw_bytes, last.count
-        if size == self._last_bytes and count == self._last_count:
-            return
-        self._open_bytes += size - self._last_bytes
-        self._open_count += count - self._last_count
-        self._last_bytes = size
-        self._last_count = count
-        self._content = True
-        if self._pumping is None and self._full:
-            self.pump_soon()
+        return self._open.bytes >= self.settings.segment_bytes or self._open.count >= self.settings.segment_count
 
     def _has_content(self) -> bool:
-        self._settle()
-        if not self._content:
-            self._content = any(not block.empty for block in self._blocks.values())
-        return self._content
+        return self._content or self._open.bytes > 0 or self._open.count > 0
 
     def _arm_lazy(self) -> None:
         if self._lazy_timer is None and not self._stopped:
@@ -420,7 +361,6 @@ class Log:
         interval_ns = settings.commit_interval_ns
         now_ns = self._clock.monotonic_ns()
         wake_ns: int | None = None
-        self._settle()
         if self._full:
             self._cut(False)
         while len(self._flight) < settings.puts_in_flight and not self.held():
@@ -438,6 +378,9 @@ class Log:
             if self._flight and not (interval_ns and self._flight[-1].encoded
                                      and len(self._flight[-1].sealed) < _MANY_BLOCKS):
                 break  # gather until it lands; with an interval and few blocks, until its bytes are there
+            if not beat and self._grows(now_ns):
+                wake_ns = now_ns + _PAUSE_NS
+                break
             self._cut(beat)
             if not self._closed:
                 break  # the lazy owners had nothing to say after all
@@ -451,15 +394,31 @@ class Log:
         if wake_ns is not None:
             self._arm(wake_ns - now_ns)
 
+    def _grows(self, now_ns: int) -> bool:
+        """Whether to wait a little, since many blocks of a few messages each are gathering, and more keep coming.
+
+        No longer than the last such segment took to land: what a message waits at most doubles.
+        """
+        blocks, count = len(self._blocks), self._open.count
+        if blocks < _MANY_BLOCKS or not count or count >= _MESSAGES_A_BLOCK * blocks:
+            return False
+        if not self._grown:
+            self._growing_ns = now_ns
+        elif now_ns - self._growing_ns >= self._took_ns:
+            return False
+        elif count == self._grown:
+            return now_ns - self._looked_ns < _PAUSE_NS
+        self._grown, self._looked_ns = count, now_ns
+        return True
+
     def _cut(self, heartbeat: bool) -> None:
         """Close the open segment: owners say their last, the position is fixed. Nothing to say, no segment."""
-        self._settle()
         lazy, self._lazy = self._lazy, {}
         blocks = self._blocks
         try:
             for owner in lazy.values():
                 if owner.stream_id not in blocks:
-                    blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
+                    blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self._open)
             asked: set[int] = set()
             while asking := [block for stream_id, block in blocks.items()
                              if stream_id not in asked and (stream_id in lazy or not block.empty)]:
@@ -476,8 +435,9 @@ class Log:
             self._lazy_timer = None
         waiters, self._waiters = self._waiters, []
         self._blocks = {}
-        self._last = None
-        self._open_bytes = self._open_count = 0
+        self._open = Tally()
+        self._gathers = None
+        self._grown = 0
         self._content = self._urgent = self._overdue = False
         if self._lazy:
             self._arm_lazy()
@@ -503,8 +463,8 @@ class Log:
 
     async def _write(self, segment: Segment) -> None:
         try:
-            await self._seal(segment)
-            await self._put(segment)
+            await self._putter.seal(segment)
+            proved_ns = await self._putter.put(segment)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -513,6 +473,12 @@ class Log:
             self.fail(error)
             return
         segment.landed = True
+        muted = self.muted
+        self._leased_ns = max(self._leased_ns, proved_ns)
+        if muted and not self.muted:
+            self._loop.call_soon(self.on_unmuted)
+        if len(segment.sealed) >= _MANY_BLOCKS:
+            self._took_ns = self._clock.monotonic_ns() - segment.began_ns
         try:
             while self._flight and self._flight[0].landed:
                 self._persist(self._flight.popleft())
@@ -522,104 +488,9 @@ class Log:
             return
         self._pump()
 
-    async def _seal(self, segment: Segment) -> None:
-        """The loop's part, in turns of a few thousand messages."""
-        run = 0
-        for block in segment.blocks:
-            if is_small(block):
-                segment.sealed.append(SealedBlock.folded(block, segment.position))
-                run += 8
-                continue
-            segment.sealed.append(seal_block(block, segment.position))
-            run += 20 + block.count
-            if run >= 8_000:
-                run = 0
-                await asyncio.sleep(0)
-        segment.blocks = []
-
-    async def _put(self, segment: Segment) -> None:
-        """Put until it landed. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key."""
-        store, key = self.store, self._key_of(segment.position)
-        put_sync = store.put_sync if self._executor is not None else None
-        timeout = self.settings.put_timeout_ns
-        if self._executor is None or segment.raw_bytes < self.settings.inline_bytes_max:
-            segment.data = self._encode(segment)
-        elif put_sync is None:
-            segment.data = await self._loop.run_in_executor(self._executor, self._encode, segment)
-        if segment.data is not None and self._urgent:
+    def _encoded(self) -> None:
+        if self._urgent:
             self.pump_soon()
-        backoff = Backoff(self._rng)
-        taken = False
-        while True:
-            began_ns = self._clock.monotonic_ns()
-            try:
-                if taken:
-                    # Known to be there, not yet whose it is. That it is ours proves that we owned the shard when the
-                    # first try began, no later.
-                    header = await holder_of(store, key)
-                    if header.nonce != self.nonce or header.kind != ObjectKind.SEGMENT:
-                        raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
-                            segment.position, key)
-                    began_ns = segment.began_ns
-                elif put_sync is not None:
-                    await self._loop.run_in_executor(self._executor, self._encode_and_put, segment, put_sync, key)
-                else:
-                    assert segment.data is not None
-                    async with asyncio.timeout(None if timeout is None else timeout / 1e9):
-                        await store.put(key, segment.data)
-                break
-            except PreconditionFailed:
-                taken = True
-                continue
-            except (Transient, TimeoutError) as error:
-                failed: StoreError = Transient(f"{store.url}: {key}: no answer in time")
-                if isinstance(error, StoreError):
-                    failed = error
-                taken = False
-            except StoreRefused as refused:
-                failed = refused
-            if self.store_error is None:
-                _log.warning("segment %s is not in the store yet: %s", segment.position, failed)
-            self.store_error = failed
-            await asyncio.sleep(backoff.next())
-        if self.store_error is not None:
-            _log.warning("segment %s is in the store", segment.position)
-            self.store_error = None
-        muted = self.muted
-        self._leased_ns = max(self._leased_ns, began_ns)
-        if muted and not self.muted:
-            self._loop.call_soon(self.on_unmuted)
-        self.commit_count += 1
-        assert segment.data is not None
-        self.commit_bytes += sum(map(len, segment.data))
-        segment.data = None
-
-    def _encode(self, segment: Segment) -> list[bytes]:
-        data = encode_segment(segment.position, self.nonce, segment.sealed, self.settings.codec)
-        segment.encoded = True
-        small = [block for block in segment.sealed if block.opened is not None]
-        opened = [block.opened for block in small if block.opened is not None]
-        if 2 * sum(block.raw_bytes for block in opened) > segment.raw_bytes:
-            segment.whole = b"".join(data)
-            data = [segment.whole]
-            for block in small:
-                block.kept = True
-        return data
-
-    def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
-        """In a thread: one hop for both."""
-        if segment.data is None:
-            segment.data = self._encode(segment)
-        put_sync(key, segment.data)
-
-    async def _fenced(self, position: Position, key: str) -> Fenced:
-        """What to stop with at a seal in our slot."""
-        by = ""
-        try:
-            by = Seal.decode(await self.store.get(key), position).sealer
-        except (StoreError, FormatError) as error:  # who it was is for the text alone; that it was is certain
-            _log.info("the seal at %s does not say whose it is: %s", key, error)
-        return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
 
     # Persisted.
 
@@ -662,6 +533,7 @@ class Log:
             if task is not asyncio.current_task():
                 task.cancel()
         self._waiters.clear()
+        self._gathers = None
         self._room.clear()
         self._closed.clear()
         self._flight.clear()

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from .format.block import Outcome, Removed
 from .format.record import Record
 
-__all__ = ["BODY_BYTES_MAX", "ROW_BYTES", "OpenBlock", "Owner", "user_bytes"]
+__all__ = ["BODY_BYTES_MAX", "ROW_BYTES", "OpenBlock", "Owner", "Tally", "user_bytes"]
 
 BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
@@ -29,19 +29,31 @@ def user_bytes(subject: bytes, hlen: int, body: bytes) -> int:
     return ROW_BYTES + len(subject) + len(body) + (4 if hlen else 0)
 
 
+class Tally:
+    """What the blocks of one segment hold in all: raw bytes and messages."""
+
+    __slots__ = ("bytes", "count")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.count = 0
+
+
 class OpenBlock(Generic[Owner]):
     """What one stream has to say in the segment that is being gathered.
 
     ``raw_bytes`` is its size so far (bodies, records, removed ranges), which decides when a segment is full;
     ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
+    Whatever is added counts in ``tally`` too.
     """
 
     __slots__ = ("_hlens", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes", "records",
-                 "removed", "runs", "stream_id", "subjects")
+                 "removed", "runs", "stream_id", "subjects", "tally")
 
-    def __init__(self, stream_id: int, owner: Owner) -> None:
+    def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
         self.stream_id = stream_id
         self.owner = owner
+        self.tally = tally if tally is not None else Tally()
         self.outcome = _NO_OUTCOME
         self.count = 0
         self.raw_bytes = 0
@@ -101,8 +113,11 @@ class OpenBlock(Generic[Owner]):
         self.subjects += subjects
         self.bodies += bodies
         self.runs.append((first_seq, count, time_ns))
-        self.raw_bytes += sum(map(len, bodies))
+        size = sum(map(len, bodies))
+        self.raw_bytes += size
         self.count += count
+        self.tally.bytes += size
+        self.tally.count += count
         self.last_seq = first_seq + count - 1
 
     def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
@@ -116,8 +131,12 @@ class OpenBlock(Generic[Owner]):
         self.subjects.append(subject)
         self.bodies.append(body)
         self.runs.append((seq, 1, time_ns))
-        self.raw_bytes += len(body)
+        size = len(body)
+        self.raw_bytes += size
         self.count += 1
+        tally = self.tally
+        tally.bytes += size
+        tally.count += 1
         self.last_seq = seq
 
     def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
@@ -127,6 +146,7 @@ class OpenBlock(Generic[Owner]):
             self.records = []
         self.records.append(record)
         self.raw_bytes += record.size
+        self.tally.bytes += record.size
 
     def remove(self, first_seq: int, last_seq: int, msgs: int, size: int) -> None:
         """Say that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, are no more.
@@ -138,3 +158,4 @@ class OpenBlock(Generic[Owner]):
             self.removed = []
         self.removed.append(Removed(first_seq, last_seq, msgs, size))
         self.raw_bytes += 8
+        self.tally.bytes += 8

@@ -36,10 +36,10 @@ from .format.header import ObjectKind, Position
 from .format.index import Head, encode_index
 from .format.segment import RowValues, encode_segment_front
 from .format.small import NAME_BYTES_MAX, SmallEncoder
-from .open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, user_bytes
+from .open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, Tally, user_bytes
 
-__all__ = ["BODY_BYTES_MAX", "OpenBlock", "SealedBlock", "encode_segment", "is_small",
-           "seal_block", "user_bytes"]
+__all__ = ["BODY_BYTES_MAX", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
+           "is_small", "seal_block", "user_bytes"]
 
 _BUFFER_BYTES: Final = 64 * 1024
 """Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""

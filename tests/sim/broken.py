@@ -17,9 +17,9 @@ from broker.cluster.identity import Identity
 from broker.storage.applied import LetGo, position_key
 from broker.storage.checkpointer import Checkpointer
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.log import Log, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
+from broker.storage.putter import Putter, Segment
 from broker.storage.sweeper import Sweeper
 
 __all__ = ["RULES"]
@@ -27,15 +27,16 @@ __all__ = ["RULES"]
 
 def ack_in_order(patch: pytest.MonkeyPatch) -> None:
     """A put that landed is answered though an earlier one did not."""
-    put = Log._put
+    put = Putter.put
 
-    async def broken(self: Log, segment: Segment) -> None:
-        await put(self, segment)
+    async def broken(self: Putter, segment: Segment) -> int:
+        proved_ns = await put(self, segment)
         waiters, segment.waiters = segment.waiters, []
         for fn, args in waiters:
             fn(*args)
+        return proved_ns
 
-    patch.setattr(Log, "_put", broken)
+    patch.setattr(Putter, "put", broken)
 
 
 def read_the_header(patch: pytest.MonkeyPatch) -> None:
@@ -47,14 +48,14 @@ def read_the_header(patch: pytest.MonkeyPatch) -> None:
         return header._replace(nonce=_nonce_of_log[0], kind=ObjectKind.SEGMENT) if _nonce_of_log else header
 
     _nonce_of_log: list[bytes] = []
-    put = Log._put
+    put = Putter.put
 
-    async def putting(self: Log, segment: Segment) -> None:
-        _nonce_of_log[:] = [self.nonce]
-        await put(self, segment)
+    async def putting(self: Putter, segment: Segment) -> int:
+        _nonce_of_log[:] = [self._nonce]
+        return await put(self, segment)
 
-    patch.setattr("broker.storage.log.holder_of", broken)
-    patch.setattr(Log, "_put", putting)
+    patch.setattr("broker.storage.putter.holder_of", broken)
+    patch.setattr(Putter, "put", putting)
 
 
 def seal_all(patch: pytest.MonkeyPatch) -> None:

@@ -454,6 +454,43 @@ def test_drain_and_stop() -> None:
     in_virtual_time(main)
 
 
+def test_small_blocks_of_many_streams_wait_for_company() -> None:
+    """Where many blocks of a few messages gather, a put waits while more come: until they are worth it, until a pause, or
+    as long as the last such put took. What is no message waits for nothing."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock)
+        streams = [Stream(rig.log, 100 + i, f"s{i}") for i in range(300)]
+        began_ns = clock.monotonic_ns()
+        for stream in streams:
+            stream.create()
+        await rig.log.persisted()
+        assert clock.monotonic_ns() - began_ns < 11 * MS
+
+        for _ in range(8):
+            for stream in streams:
+                stream.publish()
+            await asyncio.sleep(0.001)
+        await rig.log.persisted()
+        assert {stream.persisted_blocks[-1].core.count for stream in streams} == {8}
+
+        began_ns = clock.monotonic_ns()
+        for stream in streams:
+            stream.publish()
+        await rig.log.persisted()
+        assert 11 * MS < clock.monotonic_ns() - began_ns < 15 * MS
+
+        landed: list[int] = []
+        for stream in streams:
+            stream.publish()
+        began_ns = clock.monotonic_ns()
+        rig.log.wait(lambda: landed.append(clock.monotonic_ns()))
+        while not landed:
+            streams[0].publish()
+            await asyncio.sleep(0.001)
+        assert landed[0] - began_ns < 25 * MS
+    in_virtual_time(main)
+
+
 def test_segments_are_cut_at_a_count_too() -> None:
     """So that the columns of one segment never hold the loop for long."""
     async def main(clock: ManualClock) -> None:

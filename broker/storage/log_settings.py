@@ -1,0 +1,33 @@
+"""Bounds and intervals of one shard's log."""
+
+from __future__ import annotations
+
+from broker.storage.format.codec import Codec
+
+__all__ = ["W_MAX", "LogSettings"]
+
+W_MAX = 16
+"""No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
+
+
+class LogSettings:
+    """Bounds and intervals of one log.
+
+    Args: commit_interval_ns between the beginnings of puts, 0: none. lease_ns is T, None where a lock is the lease.
+    """
+
+    def __init__(self, *, segment_bytes: int = 4 << 20, segment_count: int = 20_000, puts_in_flight: int = 4,
+                 commit_interval_ns: int = 0, lazy_ns: int = 1_000_000_000, tail_bytes_max: int = 256 << 20,
+                 inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
+                 codec: Codec = Codec.ZSTD) -> None:
+        assert 1 <= puts_in_flight <= W_MAX
+        self.segment_bytes = segment_bytes
+        self.segment_count = segment_count
+        self.puts_in_flight = puts_in_flight
+        self.commit_interval_ns = commit_interval_ns
+        self.lazy_ns = lazy_ns
+        self.tail_bytes_max = tail_bytes_max
+        self.inline_bytes_max = inline_bytes_max
+        self.lease_ns = lease_ns
+        self.put_timeout_ns = put_timeout_ns
+        self.codec = codec
