@@ -20,18 +20,16 @@ anything.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker.jetstream.live_block import LiveBlock
 from broker.jetstream.rows import Cold, OpenRows, Rows, size_between, sizes
 from broker.storage.dead import DeadSet
 
 if TYPE_CHECKING:
-    from broker.storage.format.block import BlockRef, SubjectSummary
-    from broker.storage.format.frame import Chunk
-    from broker.storage.format.index import Head
-    from broker.storage.table import BlockEntry
     from broker.storage.writer import OpenBlock, SealedBlock
 
 __all__ = ["Live", "LiveBlock", "Removal"]
@@ -47,76 +45,6 @@ class Removal(NamedTuple):
     size: int
 
 
-class LiveBlock:
-    """One block of a live stream.
-
-    Attributes:
-        open: the writer's block until it is persisted, then None.
-        ref: where it lies once it is persisted; None before, and for ever in a memory stream.
-        chunks: its messages, for as long as they are held here and not in the cache (memory streams: for ever).
-        starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
-        head: its head where it is held on purpose: memory streams, or an operation under way.
-        dead: sequences removed one by one; what lies below the stream's first_seq need not be in it.
-        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, else None.
-    """
-
-    __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
-                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects")
-
-    def __init__(self, first_seq: int, last_seq: int, count: int, size: int, first_time_ns: int,
-                 last_time_ns: int) -> None:
-        self.first_seq = first_seq
-        self.last_seq = last_seq
-        self.count = count
-        self.bytes = size
-        self.first_time_ns = first_time_ns
-        self.last_time_ns = last_time_ns
-        self.live_msgs = count
-        self.live_bytes = size
-        self.dead: DeadSet | None = None
-        self.open: OpenBlock[Any] | None = None
-        self.ref: BlockRef | None = None
-        self.chunks: Sequence[Chunk] | None = None
-        self.starts: Sequence[int] | None = None
-        self.head: Head | None = None
-        self.subjects: SubjectSummary | None = None
-
-    @classmethod
-    def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
-        """Of a block that has messages and is not persisted."""
-        hlens = block.hlens
-        size = (sum(map(len, block.bodies)) + sum(map(len, block.subjects)) + 30 * block.count
-                + (4 * (block.count - hlens.count(0)) if hlens is not None else 0))
-        live = cls(block.first_seq, block.last_seq, block.count, size, block.runs[0][2], block.runs[-1][2])
-        live.open = block
-        return live
-
-    @classmethod
-    def of_entry(cls, entry: BlockEntry) -> LiveBlock:
-        """Of a block as the applied state has it."""
-        ref = entry.ref
-        live = cls(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
-        live.live_msgs -= entry.dead_count
-        live.live_bytes -= entry.dead_bytes
-        live.ref, live.subjects = ref, ref.subjects
-        if entry.dead is not None:
-            live.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
-            for first, last in entry.dead.seqs():
-                live.dead.add(first, last)
-        return live
-
-    @property
-    def gapless(self) -> bool:
-        return self.last_seq - self.first_seq + 1 == self.count
-
-    @property
-    def persisted(self) -> bool:
-        return self.open is None
-
-    def __repr__(self) -> str:
-        return f"<LiveBlock {self.first_seq}..{self.last_seq}: {self.live_msgs} of {self.count} live>"
-
-
 def _cold(block: LiveBlock) -> Rows:
     raise Cold((block,))
 
@@ -124,13 +52,14 @@ def _cold(block: LiveBlock) -> Rows:
 class Live:
     """The numbers and the block table of one stream.
 
-    Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``look`` gives the
-        blocks, those that are open or in flight included, when they are first asked for; None: there are none yet.
-    Attributes: ``first_time_ns``: time of the first live message, kept for as long as nobody has ``looked``.
+    Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
+        persisted blocks when somebody first looks; None: there are none, and never will be.
+    Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
+        message, kept for as long as nobody has ``looked``.
     """
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
-                 look: Callable[[], Iterable[LiveBlock]] | None = None) -> None:
+                 stored: Callable[[], Iterable[LiveBlock]] | None = None) -> None:
         self.first_seq = 0
         self.last_seq = 0
         self.msgs = 0
@@ -138,7 +67,11 @@ class Live:
         self.last_time_ns = 0
         self.first_time_ns = 0
         self.persisted_seq = 0
-        self._look = look
+        self.open: OpenBlock[Any] | None = None
+        self._tail: LiveBlock | None = None
+        self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
+        """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
+        self._stored = stored
         self._blocks: list[LiveBlock] = []
         self._begins: list[int] = []
         self._stored_rows = stored_rows
@@ -146,49 +79,58 @@ class Live:
     @property
     def looked(self) -> bool:
         """Whether the blocks are here."""
-        return self._look is None
+        return self._stored is None
 
     @property
     def blocks(self) -> list[LiveBlock]:
         """All of them, in order."""
-        if self._look is not None:
-            look, self._look = self._look, None
-            self._blocks += look()
-            self._begins += [block.first_seq for block in self._blocks]
+        if self._stored is not None:
+            self._look()
         return self._blocks
 
     @property
     def _starts(self) -> list[int]:
         """First sequence of each."""
-        if self._look is not None:
-            assert self.blocks is self._blocks
+        if self._stored is not None:
+            self._look()
         return self._begins
+
+    def _look(self) -> None:
+        assert self._stored is not None
+        blocks, self._stored = list(self._stored()), None
+        applied = {block.first_seq: block for block in blocks}
+        for at, mine in enumerate(self._in_flight):
+            if mine is not None:
+                assert not isinstance(mine, LiveBlock)
+                # It may be in the applied state by now, and we about to hear of it.
+                live = applied.get(mine.first_seq)
+                if live is None:
+                    live = LiveBlock.of_open(mine)
+                    blocks.append(live)
+                self._in_flight[at] = live
+        if self.open is not None:
+            self._tail = LiveBlock.of_open(self.open)
+            blocks.append(self._tail)
+        self._blocks = blocks
+        self._begins = [block.first_seq for block in blocks]
 
     # --- growing ------------------------------------------------------------------------------------------------------
 
-    def begin_block(self, block: OpenBlock[Any]) -> LiveBlock:
-        """A block for the messages that ``block`` is about to get, after ``appended`` was told of the first ones."""
-        live = LiveBlock(block.first_seq, block.first_seq - 1, 0, 0, 0, 0)
-        live.open = block
-        self.blocks.append(live)
-        self._begins.append(block.first_seq)
-        return live
-
-    def appended(self, block: LiveBlock | None, count: int, size: int, first_seq: int, time_ns: int) -> None:
-        """``count`` messages of ``size`` user bytes have joined the open block, from ``first_seq`` on.
-
-        Args: block is None while nobody has looked.
-        """
+    def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int) -> None:
+        """``count`` messages of ``size`` user bytes have joined ``block``, from ``first_seq`` on."""
+        if self.open is not block:
+            self._begin(block)
         last_seq = first_seq + count - 1
-        if block is not None:
-            if not block.count:
-                block.first_time_ns = time_ns
-            block.last_seq = last_seq
-            block.count += count
-            block.live_msgs += count
-            block.bytes += size
-            block.live_bytes += size
-            block.last_time_ns = time_ns
+        tail = self._tail
+        if tail is not None:
+            if not tail.count:
+                tail.first_time_ns = time_ns
+            tail.last_seq = last_seq
+            tail.count += count
+            tail.live_msgs += count
+            tail.bytes += size
+            tail.live_bytes += size
+            tail.last_time_ns = time_ns
         if not self.msgs:
             self.first_seq = first_seq
             self.first_time_ns = time_ns
@@ -196,6 +138,25 @@ class Live:
         self.last_time_ns = time_ns
         self.msgs += count
         self.bytes += size
+
+    def _begin(self, block: OpenBlock[Any]) -> None:
+        self.open = block
+        if self._stored is None:
+            tail = self._tail = LiveBlock(block.first_seq, block.first_seq - 1, 0, 0, 0, 0)
+            tail.open = block
+            self._blocks.append(tail)
+            self._begins.append(block.first_seq)
+
+    def cut(self, block: OpenBlock[Any]) -> None:
+        """``block`` takes no more, and is on its way into the store unless it is empty."""
+        if not block.empty:
+            self._in_flight.append((self._tail or block) if self.open is block else None)
+        if self.open is block:
+            self.open = self._tail = None
+
+    def landed(self) -> LiveBlock | OpenBlock[Any] | None:
+        """What was cut first of all that is in flight; None where it had no messages. Once for each."""
+        return self._in_flight.popleft()
 
     def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
         """``block`` is in the store, or will never be (``keep``: a memory stream, its chunks stay here)."""

@@ -90,6 +90,8 @@ class Sequencer:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self._live, self._log, self._dedupe = stream.live, stream.log, stream.dedupe
+        self._pub_acks_each = stream.bus.pub_acks_each
         self.last_by_filter: dict[bytes, int] = {}
         """Answers that were loaded for the publish at the inlet's head: filter to last sequence."""
         self.dropped = 0
@@ -113,7 +115,6 @@ class Sequencer:
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._bulky = not (self._discard_new or self._sealed)
         self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
-        self._pub_acks_each = self._stream.bus.pub_acks_each
         name = json.dumps(config.name, ensure_ascii=False)
         domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
         self._prefix = f'{{"stream":{name},{domain}"seq":'.encode()
@@ -151,14 +152,13 @@ class Sequencer:
         if (not self._lean or hlen or size > _RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
                 or _FAST_BATCH in reply):
             return False
-        stream = self._stream
-        live, log = stream.live, stream.log
+        live, log = self._live, self._log
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
-        block = stream.open or log.block(stream)
+        block = live.open or log.block(self._stream)
         block.append_one(seq, subject, body, time_ns)
-        live.appended(stream.tail(block), 1, size + 30 + len(subject), seq, time_ns)
-        stream.dedupe.last_id = b""
+        live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
+        self._dedupe.last_id = b""
         if reply:
             log.gather(self._pub_acks_each, reply, self._prefix, seq)
         log.urgent()
@@ -204,7 +204,7 @@ class Sequencer:
                                     live.first_seq)
         block = stream.log.block(stream)
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns)
-        live.appended(stream.tail(block), count, size, first_seq, time_ns)
+        live.appended(block, count, size, first_seq, time_ns)
         if removed:
             stream.retention.take_out(removed)
         if ids:
@@ -251,7 +251,7 @@ class Sequencer:
             block = stream.log.block(stream)
             hlens = pending.hlens if any(pending.hlens) else None
             block.append_run(first_seq, pending.subjects, hlens, pending.bodies, time_ns)
-            live.appended(stream.tail(block), count, pending.bytes, first_seq, time_ns)
+            live.appended(block, count, pending.bytes, first_seq, time_ns)
             removed, replies = pending.removed, pending.replies
             pending.begin(first_seq + count)
             if removed:

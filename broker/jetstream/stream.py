@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,12 +101,7 @@ class Stream:
         self.ceiling = 0
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
-        self.live = Live(self._cached_head, self._look if self.stored else None)
-        self.open: OpenBlock[Any] | None = None
-        """The block that takes messages, if it has some already."""
-        self._tail: LiveBlock | None = None
-        self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
-        """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
+        self.live = Live(self._cached_head, self._stored_blocks if self.stored else None)
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinned: list[LiveBlock] = []
@@ -155,11 +149,11 @@ class Stream:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
 
-    def _look(self) -> list[LiveBlock]:
-        """The blocks, at the first look at them."""
-        state, blocks = self.log.state.streams.get(self.stream_id), []
-        if state is not None and state.blocks:
-            blocks = list(map(LiveBlock.of_entry, state.blocks))
+    def _stored_blocks(self) -> list[LiveBlock]:
+        """The persisted blocks, at the first look at them."""
+        state = self.log.state.streams.get(self.stream_id)
+        blocks = list(map(LiveBlock.of_entry, state.blocks)) if state is not None else []
+        if state is not None and blocks:
             # What left at the front is told by the stream's totals alone.
             blocks[0].live_msgs = state.msgs - sum(block.live_msgs for block in blocks[1:])
             blocks[0].live_bytes = state.bytes - sum(block.live_bytes for block in blocks[1:])
@@ -167,19 +161,6 @@ class Stream:
             # Noted here, since a message may leave before somebody asks for its id.
             since_ns = self.clock.now_ns() - self.dedupe.window_ns
             self._with_ids = [block for block in blocks if block.last_time_ns > since_ns] or blocks[-1:]
-        applied = {block.first_seq: block for block in blocks}
-        for at, mine in enumerate(self._in_flight):
-            if mine is not None:
-                assert not isinstance(mine, LiveBlock)
-                # It may be in the applied state by now, and we about to hear of it.
-                live = applied.get(mine.first_seq)
-                if live is None:
-                    live = LiveBlock.of_open(mine)
-                    blocks.append(live)
-                self._in_flight[at] = live
-        if self.open is not None:
-            self._tail = LiveBlock.of_open(self.open)
-            blocks.append(self._tail)
         return blocks
 
     # --- numbers ------------------------------------------------------------------------------------------------------
@@ -223,13 +204,6 @@ class Stream:
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
-    def tail(self, block: OpenBlock[Any]) -> LiveBlock | None:
-        """The live side of the open block, which has just got messages; None while nobody has looked."""
-        if self.open is not block:
-            self.open = block
-            self._tail = self.live.begin_block(block) if self.live.looked else None
-        return self._tail
-
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
     def sealing(self, block: OpenBlock[Any]) -> None:
@@ -249,15 +223,12 @@ class Stream:
                     block.add_record(RecordKind.CONSUMER_STATE, delta)
         first_time_ns = live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, first_time_ns)
-        if not block.empty:
-            self._in_flight.append((self._tail or block) if self.open is block else None)
-        if self.open is block:
-            self.open = self._tail = None
+        live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """A block of ours is in the store and in the applied state: consumers may see it."""
         live = self.live
-        mine = self._in_flight.popleft()
+        mine = live.landed()
         if mine is not None:
             dead = isinstance(mine, LiveBlock) and not mine.live_msgs
             if self.stored and not dead and (self.consumers or not block.kept) and (ref := block.ref) is not None:
