@@ -127,7 +127,8 @@ def _seaweed_command(folder: Path, port: int) -> list[str]:
         "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
         "s3.port.grpc")]
     return [_binary(parts.weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-            f"-s3.port={port}", *ports, "-volume.max=8", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"]
+            f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0",  # else on ports that are the same for all
+            *ports, "-volume.max=8", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"]
 
 
 def _binary(get: Callable[[], Path]) -> str:
