@@ -8,8 +8,8 @@ scan of that DataFrame or view, in the same query or a later one, is then given 
     orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
     orders.where("seq = 4").collect(); orders.count()           1
 
-No reader can tell. So filters are safe to push where a DataFrame is loaded for one scan alone; what options say (and what
-``session.read`` makes of its ``where``) belongs to the relation, and holds for all scans of it.
+No reader can tell. So filters are safe to push where a DataFrame is loaded for one scan alone; what options say belongs to
+the relation, and holds for all scans of it.
 """
 
 from __future__ import annotations
