@@ -151,7 +151,7 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
                 for message in await first.fetch(COUNT, timeout=1):
                     seen.append(message.metadata.sequence.stream)
                     await message.ack()
-        except nats.errors.TimeoutError:
+        except TimeoutError:  # nats-py's own, or where its time is just up the plain one
             pass
         assert seen == list(range(1, lost))
         rest = await js.pull_subscribe("A.>", durable="rest", config=ConsumerConfig(
