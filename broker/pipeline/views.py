@@ -87,8 +87,9 @@ def catalogue_rows(view: str, moments: Iterable[StreamMoment], schema: pa.Schema
 
     In order of ``moments``; a stream's blocks in order of sequence, its consumers by name.
     """
-    rows = {"blocks": _blocks, "streams": _streams, "consumers": _consumers}[view](moments)
     names = [field.name.lower() for field in schema]
+    rows = (_blocks(moments, summaries="subjects" in names) if view == "blocks"
+            else _streams(moments) if view == "streams" else _consumers(moments))
     some: list[dict[str, Any]] = []
     for row in rows:
         some.append(row)
@@ -119,13 +120,13 @@ def live_messages(entry: BlockEntry, first_seq: int) -> int:
     return max(0, live)
 
 
-def _blocks(moments: Iterable[StreamMoment]) -> Iterator[dict[str, Any]]:
+def _blocks(moments: Iterable[StreamMoment], *, summaries: bool) -> Iterator[dict[str, Any]]:
     for moment in moments:
         account, stream = _text(moment.account), _text(moment.name)
         for entry in moment.blocks:
             ref = entry.ref
             live = live_messages(entry, moment.first_seq)
-            summary = ref.subjects
+            summary = ref.subjects if summaries else None  # unpacked at each look
             subjects = None if summary is None else [
                 {"subject": subject.decode("utf-8", "replace"), "count": count, "first_seq": first, "last_seq": last}
                 for subject, count, first, last in summary]
