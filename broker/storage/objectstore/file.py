@@ -150,18 +150,23 @@ class FileStore(ObjectStore):
                     break
                 except FileNotFoundError:
                     # The folder is not there yet, or went with its last object between two of our calls.
+                    refused = None
                     if not os.path.isdir(self._root):
                         raise
-                    with suppress(FileNotFoundError):
-                        _make_directories(folder)
+                    _make_folder(folder)
                 except FileExistsError:
-                    _sync_directory(folder)
+                    try:
+                        _sync_directory(folder)
+                    except FileNotFoundError:
+                        continue  # what had the key was the last object of its folder, and went since
                     raise
                 except PermissionError as e:
-                    # What ext4 answers for a folder that was removed since it was looked up is EPERM, too.
-                    if e.errno != errno.EPERM:
+                    # ext4 makes no nameless file in a folder without links: EPERM, from within its rmdir to that call's
+                    # end, for as long as the folder's name is found. (Other calls wait for a lock, and say ENOENT.)
+                    if e.errno != errno.EPERM or folder == self._root:
                         raise
                     refused = e
+                    _make_folder(folder)
             else:
                 if refused is not None:
                     raise refused
@@ -189,7 +194,7 @@ class FileStore(ObjectStore):
                 # linkat(AT_SYMLINK_FOLLOW) by /proc, which needs no privilege; a directory fd makes Python use linkat.
                 os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
             except FileNotFoundError:
-                if os.path.isdir(folder):  # so it is /proc that is missing
+                if not os.path.isdir("/proc/self/fd"):  # else it is the folder that has gone
                     self._nameless = False
                     return False
                 raise
@@ -254,13 +259,16 @@ class FileStore(ObjectStore):
             raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not deleted")
         try:
             os.unlink(path)
-            # A folder goes with its last object, or every stream that ever was would slow down listing for ever.
-            # Not synced: an object that comes back after a power cut is let go of and gets deleted again.
+        except OSError as e:
+            if e.errno in _NOT_THERE:
+                return
+            raise self._error(e, key) from e
+        # A folder goes with its last object, or every stream that ever was would slow down listing for ever.
+        # Not synced: an object that comes back after a power cut is let go of and gets deleted again.
+        # Whatever keeps a folder (others' objects, mostly), the object is gone.
+        with suppress(OSError):
             while (path := os.path.dirname(path)) != self._root:
                 os.rmdir(path)
-        except OSError as e:
-            if e.errno not in (*_NOT_THERE, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                raise self._error(e, key) from e
 
     def _try_lock(self, folder: str) -> StoreLock | None:
         path = os.fspath(self.lock_path(folder))
@@ -445,6 +453,18 @@ def _make_directories(path: str) -> None:
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         _sync_directory(os.path.dirname(path))
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder anew that has gone, or is going: mkdir, unlike a look, waits for the end of an rmdir under way."""
+    try:
+        os.mkdir(path, 0o750)
+        _sync_directory(os.path.dirname(path))
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            _make_directories(path)
 
 
 def _sync_directory(path: str) -> None:

@@ -310,6 +310,113 @@ async def test_folders_go_with_their_last_object(tmp_path: Path) -> None:
     await store.close()
 
 
+@both_ways
+async def test_folders_that_others_remove_at_every_step_of_a_put(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
+    """Before each system call of a put in turn the folder goes, and comes back or not: the put works all the same, and
+    goes on without names where it could."""
+    for comes_back in (False, True):
+        for step in range(12):
+            store = FileStore(tmp_path / f"{comes_back}{step}", nameless=nameless)
+            folder = store.directory / "f" / "g"
+            folder.mkdir(parents=True)
+            calls = 0
+
+            def spy(name: str, step: int = step, folder: Path = folder, comes_back: bool = comes_back) -> None:
+                real, rmdir, mkdir = getattr(os, name), os.rmdir, os.mkdir
+
+                def call(*args: object, **kwargs: object) -> object:
+                    nonlocal calls
+                    if calls == step and folder.exists() and not any(folder.iterdir()):
+                        rmdir(folder)
+                        rmdir(folder.parent)
+                        if comes_back:
+                            mkdir(folder.parent)
+                            mkdir(folder)
+                    calls += 1
+                    return real(*args, **kwargs)
+
+                patch.setattr(os, name, call)
+
+            with monkeypatch.context() as patch:
+                for name in ("open", "fdatasync", "link", "fsync"):
+                    spy(name)
+                await store.put("f/g/k", [b"x"])
+            assert await store.get("f/g/k") == b"x"
+            assert store._nameless == nameless
+            assert temp_files(store.directory) == []
+            await store.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_folder_whose_removal_takes_its_time(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    """While ext4 removes a folder it is found and takes no nameless file (EPERM); making it waits for the removal's end.
+    Where EPERM stays, the directory is not ours to write to, and that is said."""
+    real_open, real_mkdir = os.open, os.mkdir
+    going = True
+
+    def open_(path: str, flags: int, *rest: int) -> int:
+        if going and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return real_open(path, flags, *rest)
+
+    def mkdir(path: str, *rest: int) -> None:
+        nonlocal going
+        if going and ends:
+            going = False
+            os.rmdir(path)
+        real_mkdir(path, *rest)
+
+    store = FileStore(tmp_path)
+    (tmp_path / "f").mkdir()
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    if ends:
+        await store.put("f/k", [b"x"])
+        assert await store.get("f/k") == b"x"
+    else:
+        with pytest.raises(StoreRefused, match="not permitted"):
+            await store.put("f/k", [b"x"])
+        with pytest.raises(StoreRefused, match="not permitted"):
+            await store.put("k", [b"x"])
+    await store.close()
+
+
+async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is taken, and its object goes, with its folder, before the refusal is made durable: the key is free."""
+    store = FileStore(tmp_path)
+    await store.put("f/k", [b"old"])
+    real = os.link
+
+    def link(*args: object, **kwargs: object) -> None:
+        try:
+            real(*args, **kwargs)  # type: ignore[arg-type]
+        except FileExistsError:
+            (tmp_path / "f" / "k").unlink()
+            (tmp_path / "f").rmdir()
+            raise
+
+    monkeypatch.setattr(os, "link", link)
+    await store.put("f/k", [b"new"])
+    assert await store.get("f/k") == b"new"
+    await store.close()
+
+
+async def test_a_folder_that_stays_fails_no_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object has gone, whatever keeps its folder."""
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    store = FileStore(tmp_path)
+    await store.put("f/k", [b"x"])
+    monkeypatch.setattr(os, "rmdir", refuse)
+    await store.delete("f/k")
+    with pytest.raises(NotFound):
+        await store.get("f/k")
+    await store.close()
+
+
 async def test_listing_across_folders_is_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random trees, prefixes, afters and limits: the walk over directories finds what a sorted list of keys says.
 
