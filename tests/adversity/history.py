@@ -15,10 +15,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["History", "Violation"]
+__all__ = ["ACK_WAIT", "History", "Violation"]
 
 PLAIN_ACK_GRACE = 1.5
 """Seconds before a kill in which a plain ack may be lost: the contract's 1 s and half a second for the put."""
+ACK_WAIT = 2.0
+"""Seconds after which a consumer of the kill loop is sent again what it has not acknowledged."""
 
 
 class Violation(AssertionError):
@@ -39,7 +41,8 @@ class History:
     under_way: Counter[int] = field(default_factory=Counter)
     """Sequences that had come once more, unseen, when their double ack was answered: a kill in between made the broker
     forget that it had delivered them. What it sends after the answer comes after the answer, on one connection."""
-    plain_acked: dict[int, float] = field(default_factory=dict)
+    plain_acked: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By sequence: when it had been delivered, at the earliest, and when its plain ack was sent."""
     kills: list[float] = field(default_factory=list)
     redelivered: int = 0
 
@@ -63,15 +66,22 @@ class History:
             raise Violation(f"sequence {seq} came again after its double ack had been answered")
         if seq in self.plain_acked:
             self.redelivered += 1
-            at = self.plain_acked[seq]
-            if not any(-0.05 <= kill - at <= PLAIN_ACK_GRACE for kill in self.kills):
-                raise Violation(f"sequence {seq}, acked {time.monotonic() - at:.1f} s ago and no kill within "
-                                f"{PLAIN_ACK_GRACE} s after, came again")
+            since, at = self.plain_acked[seq]
+            # A kill between delivery and ack makes the broker forget the delivery, and the next one may be on its way
+            # when the ack for the first one comes; so may one that the broker makes after ACK_WAIT.
+            if at - since < ACK_WAIT and not any(since <= kill <= at + PLAIN_ACK_GRACE for kill in self.kills):
+                raise Violation(f"sequence {seq}, delivered {at - since:.2f} s before it was acked at most, acked "
+                                f"{time.monotonic() - at:.2f} s ago, came again; kills after the ack: "
+                                f"{[round(kill - at, 2) for kill in self.kills[-5:]]} s")
 
     def double_ack(self, seq: int, queued: list[int]) -> None:
         """The double ack of ``seq`` was answered; ``queued`` had been received by then and were not looked at yet."""
         self.double_acked.add(seq)
         self.under_way[seq] = queued.count(seq)
+
+    def plain_ack(self, seq: int, since: float) -> None:
+        """An ack for ``seq`` was sent, that had been delivered at ``since`` or later."""
+        self.plain_acked[seq] = since, time.monotonic()
 
     def killed(self) -> None:
         self.kills.append(time.monotonic())

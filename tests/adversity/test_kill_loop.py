@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import APIError
 
-from tests.adversity.history import History, Violation
+from tests.adversity.history import ACK_WAIT, History, Violation
 from tests.harness import BrokerProcess
 from tests.stores import Store, make_store
 
@@ -75,9 +75,12 @@ class Run:
     async def consumer(self, durable: str, history: History, double: bool) -> None:
         nc = await self.connect()
         js = nc.jetstream()
-        config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=2, max_ack_pending=500)
+        config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT, max_ack_pending=500)
         sub = None
+        since = began = time.monotonic()
         while not self.stop.is_set():
+            # What a fetch gives came in its time, or after the one before had ended.
+            since, began = began, time.monotonic()
             try:
                 if sub is None:
                     await js.add_consumer("KILL", config)
@@ -95,7 +98,7 @@ class Run:
                         history.double_ack(seq, [m.metadata.sequence.stream for m in queued if m.reply])
                     else:
                         await message.ack()
-                        history.plain_acked[seq] = time.monotonic()
+                        history.plain_ack(seq, since)
                 except FAILED:
                     pass
         await nc.close()
