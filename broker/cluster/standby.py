@@ -17,11 +17,12 @@ from collections.abc import Callable
 
 from broker.clock import Clock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import BATCH, entries, newest_checkpoint, positions, retried
+from broker.cluster.ownership import BATCH, entries, newest_checkpoint, positions
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
+from broker.storage.settle import Patience
 
 __all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
 
@@ -56,7 +57,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
 
     Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
     """
-    watch = _Watch(store, paths, me, rng)
+    watch = _Watch(store, paths, me, Patience(store, clock, rng))
     seen_at_ns = clock.monotonic_ns()
     waiting = False
     while True:
@@ -84,22 +85,22 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
 class _Watch:
     """What a standby knows of the log's end."""
 
-    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, rng: random.Random) -> None:
+    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> None:
         self.free = False
         self.owner = ""
         self._store = store
         self._paths = paths
         self._me = me
-        self._rng = rng
+        self._patience = patience
         self._next: Position | None = None
 
     async def look(self) -> bool:
         """Whether there is anything that was not there at the last look."""
-        store, paths, rng = self._store, self._paths, self._rng
+        store, paths, patience = self._store, self._paths, self._patience
         grew = False
         if self._next is None:
-            self._next = _after(await newest_checkpoint(store, paths, rng))
-            claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), rng)
+            self._next = _after(await newest_checkpoint(store, paths, patience))
+            claims = await positions(store, paths.epochs, paths.epoch(self._next.epoch), patience)
             if claims:
                 self._next = Position(claims[-1].epoch, 0)
             grew = True
@@ -117,7 +118,7 @@ class _Watch:
                 return True
         size = 1
         while True:
-            for header in await entries(store, paths, self._next, size, rng):
+            for header in await entries(store, paths, self._next, size, patience):
                 if header is None:
                     return grew
                 if header.kind == ObjectKind.SEAL:
@@ -129,7 +130,7 @@ class _Watch:
 
     async def skip_to_checkpoint(self) -> bool:
         """Whether a checkpoint lies at or beyond the number that is waited for; then the watch goes on behind it."""
-        newest = await newest_checkpoint(self._store, self._paths, self._rng)
+        newest = await newest_checkpoint(self._store, self._paths, self._patience)
         if self._next is not None and newest >= self._next:
             self._next = _after(newest)
             return True
@@ -137,22 +138,24 @@ class _Watch:
 
     async def _claimed(self, epoch: int) -> bool:
         try:
-            await retried(lambda: self._store.get(self._paths.epoch(epoch), 0, HEADER_BYTES), self._rng)
+            await self._get(self._paths.epoch(epoch), HEADER_BYTES)
         except NotFound:
             return False
         return True
 
     async def _claimant(self, epoch: int) -> str:
-        data = await retried(lambda: self._store.get(self._paths.epoch(epoch)), self._rng)
-        return Claim.decode(data, epoch).owner
+        return Claim.decode(await self._get(self._paths.epoch(epoch)), epoch).owner
 
     async def _sealed_by_owner(self, position: Position) -> bool:
         """Whether the seal there ends its epoch by its owner's own hand."""
         try:
-            data = await retried(lambda: self._store.get(self._paths.log(position)), self._rng)
+            data = await self._get(self._paths.log(position))
         except NotFound:
             return False
         return Seal.decode(data, position).sealer_epoch == position.epoch
+
+    async def _get(self, key: str, end: int | None = None) -> bytes:
+        return await self._patience.ask(lambda: self._store.get(key, 0, end), f"get {key}")
 
 
 def _after(position: Position) -> Position:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import random
-
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.settle import Fenced
+from broker.storage.settle import Fenced, Patience
 from broker.storage.snapshot import Snapshot, replay, run
 
 __all__ = ["recover"]
 
 
-async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, rng: random.Random | None = None) -> Snapshot:
+async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience | None = None) -> Snapshot:
     """Replay the shard up to the opening of ``epoch``, which is ours and was just put.
 
     Raises: Fenced when a later epoch is met on the way, or a checkpoint of our own that we did not write; Corrupt,
         naming the object; StoreError.
     """
-    snapshot = await run(replay(paths), store, rng)
+    snapshot = await run(replay(paths), store, patience)
     end = snapshot.state.position
     if (snapshot.roots and snapshot.roots[-1].epoch >= epoch) or end.epoch > epoch:
         raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")

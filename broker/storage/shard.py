@@ -21,6 +21,7 @@ from broker.storage.log import Log, LogSettings
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.recovery import recover
+from broker.storage.settle import Patience
 from broker.storage.snapshot import Snapshot
 from broker.storage.sweeper import SWEEP_GRACE_NS, Sweeper
 
@@ -75,7 +76,7 @@ class Shard:
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
-        snapshot = await recover(store, paths, epoch, rng)
+        snapshot = await recover(store, paths, epoch, Patience(store, clock, rng))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
                   began_ns=began_ns)
         log.clock_trusted = clock_trusted

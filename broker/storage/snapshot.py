@@ -19,6 +19,7 @@ import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from broker.clock import SystemClock
 from broker.storage.applied import ShardState
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
@@ -28,10 +29,10 @@ from broker.storage.format.page import PageKind, PageRef, decode_page
 from broker.storage.format.record import RecordKind
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.lean import LeanRef, unpack_table_page
-from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore, Transient
+from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.pages import load_directory, load_part, shard_of
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.settle import Backoff
+from broker.storage.settle import Patience
 
 __all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
            "run_answering", "run_blocking"]
@@ -39,7 +40,6 @@ __all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_s
 HEAD_BYTES = 64 * 1024
 BATCH = 32
 RESTARTS_MAX = 20
-_TRIES_MAX = 12
 
 
 class Listing(NamedTuple):
@@ -356,37 +356,25 @@ async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]])
         given = await answer(request)
 
 
-async def run(steps: Steps[T], store: ObjectStore, rng: random.Random | None = None) -> T:
-    """Drive ``steps`` with an object store. Transient errors are retried a while. Raises: as ``steps``; StoreError."""
-    rng = rng or random.Random()
-    return await drive(steps, lambda request: _answer(request, store, rng))
+async def run(steps: Steps[T], store: ObjectStore, patience: Patience | None = None) -> T:
+    """Drive ``steps`` with an object store, each call with ``patience``. Raises: as ``steps``; StoreError."""
+    patience = patience or Patience(store, SystemClock(), random.Random())
+    return await drive(steps, lambda request: _answer(request, store, patience))
 
 
-async def _answer(request: Request, store: ObjectStore, rng: random.Random) -> Answer:
+async def _answer(request: Request, store: ObjectStore, patience: Patience) -> Answer:
     if isinstance(request, Listing):
-        return await _retried(lambda: store.list(request.prefix, request.after), rng)
+        return await patience.ask(lambda: store.list(request.prefix, request.after), f"list {request.prefix}")
 
     async def get(key: str, start: int, end: int | None) -> bytes | None:
         try:
-            data: bytes = await _retried(lambda: store.get(key, start, end), rng)
-            return data
+            return await patience.ask(lambda: store.get(key, start, end), f"get {key}")
         except NotFound:
             return None
 
     if len(request.ranges) == 1:
         return [await get(*request.ranges[0])]
     return await asyncio.gather(*[get(*range_) for range_ in request.ranges])
-
-
-async def _retried(call: Callable[[], Any], rng: random.Random) -> Any:
-    backoff = Backoff(rng)
-    while True:
-        try:
-            return await call()
-        except Transient:
-            if backoff.tries >= _TRIES_MAX:
-                raise
-            await asyncio.sleep(backoff.next())
 
 
 def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 
 from broker.clock import ManualClock
-from broker.cluster.ownership import newest_checkpoint, seal_at, take
+from broker.cluster.ownership import BATCH, entries, newest_checkpoint, seal_at, take
 from broker.storage.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.log import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.settle import Fenced
+from broker.storage.recovery import recover
+from broker.storage.settle import Fenced, Patience
 from broker.storage.shard import ShardSettings
 from broker.storage.snapshot import read_snapshot
-from tests.storage.engine import MS, PATHS, Counting, Publisher, Rig, in_virtual_time, read_all
+from tests.storage.engine import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
 
 OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)
 """A round every three segments, swept at once: what an old owner or a reader relies on goes as soon as it may."""
@@ -139,7 +141,7 @@ def test_a_seal_in_a_swept_slot_is_not_the_end() -> None:
         await client.publish_many(4)
         await asyncio.sleep(1)
         assert old.shard is not None
-        stale = await newest_checkpoint(shared, PATHS, old.rng)
+        stale = await newest_checkpoint(shared, PATHS, Patience(shared, clock, old.rng))
         new = Rig(shared, clock, "new", 2, settings=OFTEN)
         swept = False
 
@@ -237,6 +239,55 @@ def test_every_epoch_below_is_sealed_used_or_not() -> None:
             await opening
         assert fenced.value.by == "b"
     in_virtual_time(main)
+
+
+@pytest.mark.parametrize("silence_s", [0, 5, 10])
+@pytest.mark.parametrize("what", ["take", "recover"])
+def test_a_store_that_does_not_answer_is_waited_for_a_quarter_of_a_minute(
+        what: str, silence_s: int, caplog: pytest.LogCaptureFixture) -> None:
+    """However long each try is silent: no try begins later than 15 s after the first, and the log says after 2 s, once,
+    what is waited for, and why once that is known."""
+    async def main(clock: ManualClock) -> None:
+        a = Rig(MemoryStore(), clock, "a", 1)
+        taken = await a.take()
+        began_ns = last_ns = clock.monotonic_ns()
+
+        async def silent(operation: str, key: str) -> None:
+            nonlocal last_ns
+            last_ns = clock.monotonic_ns()
+            await asyncio.sleep(silence_s)
+            raise Transient(f"{key}: 503")
+
+        a.store.before = silent
+        patience = Patience(a.store, clock, random.Random(1))
+        with pytest.raises(Transient):
+            await (a.take() if what == "take" else recover(a.store, PATHS, taken.epoch, patience))
+        assert 10 * SECOND <= last_ns - began_ns <= 15 * SECOND
+        assert clock.monotonic_ns() - began_ns <= (15.1 + silence_s) * SECOND
+    in_virtual_time(main)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no answer for 2 s to list shards/0/checkpoint" in line.replace("v1/", "")
+    assert ("503" in line) == (silence_s == 0)
+
+
+def test_one_line_for_many_calls_that_wait_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
+    """32 headers are asked for at once; a hiccup is not worth a line, one of a few is worth one."""
+    async def main(clock: ManualClock, seconds: float) -> None:
+        a = Rig(MemoryStore(), clock, "a", 1)
+        until_ns = clock.monotonic_ns() + int(seconds * SECOND)
+
+        async def down(operation: str, key: str) -> None:
+            if clock.monotonic_ns() < until_ns:
+                raise Transient("503")
+
+        a.store.before = down
+        found = await entries(a.store, PATHS, Position(1, 0), BATCH, Patience(a.store, clock, a.rng))
+        assert found == [None] * BATCH
+
+    for seconds, lines in [(0.5, 0), (5.0, 1)]:
+        caplog.clear()
+        in_virtual_time(lambda clock, seconds=seconds: main(clock, seconds))  # type: ignore[misc]
+        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == lines
 
 
 def test_a_claim_whose_answer_was_lost_is_ours() -> None:

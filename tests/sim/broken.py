@@ -5,14 +5,12 @@ Each entry patches one rule of the real engine; the text says what it drops. Com
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import broker.cluster.ownership as ownership
-from broker.clock import Clock
 from broker.cluster.identity import Identity
 from broker.storage.applied import LetGo, position_key
 from broker.storage.checkpointer import Checkpointer
@@ -20,6 +18,7 @@ from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.putter import Putter, Segment
+from broker.storage.settle import Patience
 from broker.storage.sweeper import Sweeper
 
 __all__ = ["RULES"]
@@ -62,13 +61,13 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
     """Only the epoch before one's own is sealed; of the others a look must do."""
     seal_epoch = ownership._seal_epoch
 
-    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity, clock: Clock,
-                     rng: random.Random) -> int:
+    async def broken(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity,
+                     patience: Patience) -> int:
         if first.epoch == epoch - 1:
-            return await seal_epoch(store, paths, first, epoch, me, clock, rng)
+            return await seal_epoch(store, paths, first, epoch, me, patience)
         number = first.number
         while True:
-            [header] = await ownership.entries(store, paths, Position(first.epoch, number), 1, rng)
+            [header] = await ownership.entries(store, paths, Position(first.epoch, number), 1, patience)
             if header is None or header.kind == ObjectKind.SEAL:
                 return number
             number += 1
@@ -82,7 +81,7 @@ def relist(patch: pytest.MonkeyPatch) -> None:
     seal_below = ownership._seal_below
 
     async def broken(store: ObjectStore, *args: Any) -> dict[int, int]:
-        first = await newest_checkpoint(store, args[0], args[4])
+        first = await newest_checkpoint(store, args[0], args[3])
 
         async def same(*_: Any) -> Position:
             return first
