@@ -31,7 +31,7 @@ __all__ = ["HOLD_SECONDS", "Inlet", "Room", "Run"]
 HOLD_SECONDS = 1.0
 
 _ROW_BYTES = 200
-"""A queued message beside its body: its tuple, its subject and its reply."""
+"""A queued message beside the bytes of its body and names: its tuple, and theirs as objects."""
 
 _MSGS_AT_ONCE = 4000
 """Sequenced in one turn of the loop when a queue drains: about 2 ms."""
@@ -77,7 +77,7 @@ class Inlet:
         """Queue a run, or refuse it."""
         run = ops[start:end]
         full = not self._log.room()
-        size = sum(len(op[3]) for op in run) + _ROW_BYTES * len(run)
+        size = _size(run)
         if (self._refusing and full) or self.bytes + size > self.bytes_max:
             self._turn_away(run)
             return
@@ -93,7 +93,7 @@ class Inlet:
 
     def requeue(self, run: Run) -> None:
         """Put the rest of a run back at the head of the queue: it waits for what it found missing."""
-        size = sum(len(op[3]) for op in run[0][run[1]:run[2]]) + _ROW_BYTES * (run[2] - run[1])
+        size = _size(run[0][run[1]:run[2]])
         self._queue.appendleft((run, size))
         self.bytes += size
         self.closed = True
@@ -240,3 +240,7 @@ class Inlet:
     def _turn_away(self, run: Sequence[Msg]) -> None:
         self.refused += len(run)
         self._refuse(run)
+
+
+def _size(run: Sequence[Msg]) -> int:
+    return sum([len(subject) + len(reply) + len(body) for subject, reply, _, body in run]) + _ROW_BYTES * len(run)

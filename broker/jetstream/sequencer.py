@@ -28,6 +28,7 @@ from broker.jetstream.rows import Cold
 from broker.jetstream.stored import user_size
 from broker.protocol import headers as header_block
 from broker.protocol.subject import is_literal, is_valid
+from broker.storage.open_block import NAMES_BYTES
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
@@ -150,7 +151,7 @@ class Sequencer:
         subject, reply, hlen, body = msg
         size = len(body)
         if (not self._lean or hlen or size > _RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
-                or _FAST_BATCH in reply):
+                or len(subject) + len(reply) > NAMES_BYTES or _FAST_BATCH in reply):
             return False
         live, log = self._live, self._log
         seq = live.last_seq + 1
@@ -188,12 +189,14 @@ class Sequencer:
         if raw_bytes > _RECORD_BYTES_MAX // 2 or (
                 0 <= self._max_msg_size < raw_bytes and max(map(len, bodies)) > self._max_msg_size):
             return False
-        if _FAST_BATCH in b" ".join(replies) or (with_headers and max(hlens) > _HEADERS_BYTES_MAX):
+        joined = b" ".join(replies)
+        if _FAST_BATCH in joined or (with_headers and max(hlens) > _HEADERS_BYTES_MAX):
             return False
         stream = self._stream
         live = stream.live
         first_seq = live.last_seq + 1
-        size = raw_bytes + 30 * count + sum(map(len, subjects)) + 4 * with_headers
+        subjects_bytes = sum(map(len, subjects))
+        size = raw_bytes + 30 * count + subjects_bytes + 4 * with_headers
         removed = None
         if self._per_subject:
             index = stream.subjects.index
@@ -203,7 +206,8 @@ class Sequencer:
             removed = index.add_run(subjects, map(user_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)
         block = stream.log.block(stream)
-        block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns)
+        block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
+                         subjects_bytes + len(joined))
         live.appended(block, count, size, first_seq, time_ns)
         if removed:
             stream.retention.take_out(removed)
@@ -250,7 +254,8 @@ class Sequencer:
             first_seq = pending.first_seq
             block = stream.log.block(stream)
             hlens = pending.hlens if any(pending.hlens) else None
-            block.append_run(first_seq, pending.subjects, hlens, pending.bodies, time_ns)
+            block.append_run(first_seq, pending.subjects, hlens, pending.bodies, time_ns,
+                             sum(map(len, pending.subjects)) + sum(map(len, pending.replies)))
             live.appended(block, count, pending.bytes, first_seq, time_ns)
             removed, replies = pending.removed, pending.replies
             pending.begin(first_seq + count)

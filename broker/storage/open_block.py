@@ -11,13 +11,17 @@ from typing import Final, Generic, TypeVar
 from .format.block import Outcome, Removed
 from .format.record import Record
 
-__all__ = ["BODY_BYTES_MAX", "ROW_BYTES", "OpenBlock", "Owner", "Tally", "user_bytes"]
+__all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "ROW_BYTES", "OpenBlock", "Owner", "Tally", "user_bytes"]
 
 BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
 
 ROW_BYTES: Final = 30
 """What a message counts for beside its subject and body: in nats-server's files 22 bytes of row and 8 of checksum."""
+
+NAMES_BYTES: Final = 256
+"""What a message's subject and reply may take without counting towards a segment: 10 MB in one of 2 * 20 000 messages.
+They may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
 
 Owner = TypeVar("Owner")
 
@@ -42,7 +46,7 @@ class Tally:
 class OpenBlock(Generic[Owner]):
     """What one stream has to say in the segment that is being gathered.
 
-    ``raw_bytes`` is its size so far (bodies, records, removed ranges), which decides when a segment is full;
+    ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names), which decides when a segment is full;
     ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
     Whatever is added counts in ``tally`` too.
     """
@@ -91,10 +95,11 @@ class OpenBlock(Generic[Owner]):
         raise IndexError(ordinal)
 
     def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
-                   bodies: Sequence[bytes], time_ns: int) -> None:
+                   bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:
         """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, not negative).
 
         ``first_seq`` lies beyond every sequence before it, with or without a gap. hlens None: none has headers.
+        ``names_bytes`` are those of the subjects, and of what else is held for these messages until they are stored.
         """
         count = len(bodies)
         if not count:
@@ -114,6 +119,10 @@ class OpenBlock(Generic[Owner]):
         self.bodies += bodies
         self.runs.append((first_seq, count, time_ns))
         size = sum(map(len, bodies))
+        if names_bytes is None:
+            names_bytes = sum(map(len, subjects))
+        if names_bytes > NAMES_BYTES * count:
+            size += names_bytes - NAMES_BYTES * count
         self.raw_bytes += size
         self.count += count
         self.tally.bytes += size
@@ -121,7 +130,7 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = first_seq + count - 1
 
     def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
-        """``append_run`` for one message without headers."""
+        """``append_run`` for one message without headers, with names of at most ``NAMES_BYTES``."""
         assert seq > self.last_seq, (seq, self.last_seq)
         assert time_ns >= 0
         if self._hlens is not None:

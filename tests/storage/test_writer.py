@@ -47,6 +47,22 @@ def test_raw_bytes_tell_when_a_segment_is_full() -> None:
     assert not only_record.empty
 
 
+def test_long_names_count_as_bodies_do() -> None:
+    """Subjects of the usual length are left aside, and so is one long one among many; what is told of others' names
+    counts in their place. The segment's tally has the same."""
+    block: OpenBlock[None] = OpenBlock(7, None)
+    block.append_run(1, [b"s" * 250] * 10, None, [b"x"] * 10, T0)
+    assert block.raw_bytes == 10
+    block.append_run(11, [b"s" * 1000, *[b"s"] * 9], None, [b"x"] * 10, T0)
+    assert block.raw_bytes == 20
+    block.append_run(21, [b"s", b"t" * 100_000], None, [b"x"] * 2, T0)
+    assert 20 + 99_000 < block.raw_bytes < 20 + 100_003
+    before = block.raw_bytes
+    block.append_run(23, [b"s"], None, [b"x"], T0, 50_000)
+    assert before + 49_000 < block.raw_bytes <= before + 50_001
+    assert block.tally.bytes == block.raw_bytes
+
+
 def test_sequences_never_go_back() -> None:
     """Shows the writer's own check: a sequence is written once, in order; nothing has a negative time."""
     block: OpenBlock[None] = OpenBlock(7, None)

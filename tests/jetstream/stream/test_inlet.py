@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from broker.jetstream.bus import Msg
 from broker.storage.log import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
@@ -117,6 +120,46 @@ async def test_queued_bytes_are_bounded() -> None:
     assert stream.inlet.refused == 2
     store.gone_on.set()
     await until(lambda: stream.last_seq == 38)
+    await world.close()
+
+
+@pytest.mark.parametrize("what", ["subjects", "replies"])
+@pytest.mark.parametrize("config", [{}, {"allow_rollup_hdrs": True}, {"discard": "new", "max_msgs": 10_000}])
+@pytest.mark.parametrize("run", [1, 40])
+async def test_long_names_fill_segments_and_the_tail(what: str, config: dict[str, Any], run: int) -> None:
+    """Messages without a body, 64 KiB of subject or reply each: no segment has many times its bound of them, so that no
+    index grows past what a reader takes; the tail has no room past its bound, the queue before the stream neither."""
+    world, store = stuck_world(segment_bytes=1 << 20, tail_bytes_max=8 << 20)
+    stream = world.stream(**config)
+    await world.settle()
+
+    def some(first: int) -> list[Msg]:
+        return [pub(b"S.%d.%b" % (i, b"s" * 65_536)) if what == "subjects" else
+                pub(b"S.a", reply=b"_R.%d.%b" % (i, b"r" * 65_536)) for i in range(first, first + run)]
+
+    before = world.log.commit_count
+    for first in range(0, 240, run):
+        publish(world, stream, *some(first))
+        await turns()
+    await world.settle(stream)
+    assert stream.last_seq == 240
+    assert world.log.commit_count - before >= (240 >> 4) // (5 if run > 1 else 3)
+    if what == "subjects":
+        blocks = world.log.state.streams[stream.stream_id].blocks
+        assert max(entry.ref.bytes for entry in blocks) < (5 << 20)
+        assert [subject for _, subject, _ in await everything(stream)] == [
+            b"S.%d.%b" % (i, b"s" * 65_536) for i in range(240)]
+    store.gone_on.clear()
+    stream.inlet.bytes_max = 4 << 20
+    for first in range(240, 640, run):
+        publish(world, stream, *some(first))
+        await turns(1)
+    assert not world.log.room()
+    assert world.log.tail_bytes < (8 << 20) + (3 << 20)
+    assert stream.inlet.bytes <= stream.inlet.bytes_max
+    assert stream.inlet.refused > 0
+    store.gone_on.set()
+    await world.settle(stream)
     await world.close()
 
 
