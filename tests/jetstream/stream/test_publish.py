@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.storage.log import LogSettings
-from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all
+from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all, turns
 
 
 def error(err_code: int, description: str, code: int = 400) -> dict[str, Any]:
@@ -237,6 +237,34 @@ async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
     world.clock.advance(500_000_000)
     assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="x")) == {"stream": "S", "seq": 4}
     assert await ask(world, stream, pub(b"S.b", Nats_Msg_Id="y")) == {"stream": "S", "seq": 2, "duplicate": True}
+    await world.close()
+
+
+async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
+    """The first publish with an id after a restart waits for a few round trips to the store, however many blocks the window
+    has: one get for each, some two dozen under way at a time, and none of an index."""
+    world = World()
+    stream = world.stream()
+    for i in range(100):
+        await ask(world, stream, pub(b"S.a", Nats_Msg_Id=f"id-{i}"))
+    stream = await world.restart(stream)
+    under_way = most = calls = 0
+    get = world.store.get
+
+    async def counted(*args: Any, **kwargs: Any) -> bytes:
+        nonlocal under_way, most, calls
+        under_way += 1
+        calls += 1
+        most = max(most, under_way)
+        await turns(3)
+        under_way -= 1
+        return await get(*args, **kwargs)
+
+    world.store.get = counted  # type: ignore[method-assign]
+    assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-42")) == {"stream": "S", "seq": 43, "duplicate": True}
+    assert calls == 100
+    assert 16 <= most <= 32
+    assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-100")) == {"stream": "S", "seq": 101}
     await world.close()
 
 
