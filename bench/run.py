@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bench.servers import Minio, Server, jetblock, nats_server
+from tests.real import parts
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -197,9 +198,11 @@ class Bench:
             ours.stop()  # Spark needs no broker
             words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory, "--nats", str(theirs.port),
                      "--repeat", str(self.args.repeat), "--per-trigger", str(messages // 4)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent)
+            environ = {**os.environ, "JAVA_HOME": str(parts.java()), "PYSPARK_PYTHON": sys.executable,
+                       "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
+            done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent, env=environ)
             if done.returncode:
-                raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-20:]))
+                raise RuntimeError(next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), done.stderr[-2000:]))
             got = json.loads(done.stdout.splitlines()[-1])
         for query, ours_took in got["forms"]["jetblock"].items():
             for codec in ("zstd", "snappy"):

@@ -10,6 +10,7 @@ and says whether both agree.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -69,6 +70,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("store", help="file:///DIR or s3://BUCKET/PREFIX, as the broker's --store")
     store = p.parse_args().store
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers: this Python, not the first python3 on PATH
     spark = SparkSession.builder.master("local[*]").config(map=builder_conf()).getOrCreate()
     began = time.perf_counter()
     found = by_sql(spark, store)
