@@ -202,7 +202,8 @@ class Bench:
                        "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
             done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent, env=environ)
             if done.returncode:
-                raise RuntimeError(next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), done.stderr[-2000:]))
+                errors = [line for line in done.stderr.splitlines() if "Error" in line]
+                raise RuntimeError(errors[-1] if errors else done.stderr[-2000:])
             got = json.loads(done.stdout.splitlines()[-1])
         for query, ours_took in got["forms"]["jetblock"].items():
             for codec in ("zstd", "snappy"):
