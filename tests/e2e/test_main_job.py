@@ -7,34 +7,22 @@ consumers get all of theirs, again only what the contract allows; last by subjec
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import nats.js.api
 
 from tests.harness import BrokerProcess
 from tests.stores import Store
+from tests.tour import tour
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def tour() -> ModuleType:
-    """docs/tour/library.py, which the README's tour runs as a script."""
-    spec = importlib.util.spec_from_file_location("library", ROOT / "docs" / "tour" / "library.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["library"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-library = tour()
+library = tour("library")
 
 PLAIN_ACK_GRACE = 1.5
 """Seconds before a kill in which plain acks may be lost: 1 s by the contract, and the put they ride in."""

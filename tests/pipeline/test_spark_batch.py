@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.pipeline import session
-from broker.pipeline.source import JetblockSource
+from tests.pipeline.environment import environment
 from tests.pipeline.published import Message, Published, broker_on, publish, published
 from tests.real.s3 import S3Server
 
@@ -57,19 +57,12 @@ def test_a_bucket_reads_as_it_was_published(spark: Any, server: str, request: py
     """The same on S3, credentials and endpoint from the environment of planner and workers."""
     s3: S3Server = request.getfixturevalue(server)
     there = asyncio.run(published(s3.new_url(), s3.env))
-    kept = dict(spark.sparkContext.environment)
-    spark.sparkContext.environment.update(s3.env)
-    spark.dataSource.register(JetblockSource)  # takes the environment of this moment along
-    try:
+    with environment(spark, s3.env):
         for stream, expected in there.streams.items():
             assert messages(load(spark, there, stream)) == expected
         forecast = session.explain_read(spark, **there.options())
         assert forecast["blocks"] == forecast["blocks_of"] > 1
         assert session.read(spark, **there.options()).count() == len(there.streams["ORDERS"])
-    finally:
-        spark.sparkContext.environment.clear()
-        spark.sparkContext.environment.update(kept)
-        spark.dataSource.register(JetblockSource)
 
 
 SCHEMAS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,11 @@ import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 
-from broker.pipeline.source import JetblockSource
 from tests.harness import BrokerProcess, free_port
+from tests.pipeline.environment import environment
 from tests.real.s3 import S3Server
 
 KINDS = 7
-
-
-@contextlib.contextmanager
-def _environment(spark: Any, environ: dict[str, str]) -> Iterator[None]:
-    """Planner and workers with these variables; the source takes those of the moment along."""
-    kept = dict(spark.sparkContext.environment)
-    spark.sparkContext.environment.update(environ)
-    spark.dataSource.register(JetblockSource)
-    try:
-        yield
-    finally:
-        spark.sparkContext.environment.clear()
-        spark.sparkContext.environment.update(kept)
-        spark.dataSource.register(JetblockSource)
 
 
 class Publisher:
@@ -135,7 +120,7 @@ def test_the_same_on_s3(spark: Any, server: str, request: pytest.FixtureRequest,
     """In a bucket, a larger stream."""
     s3: S3Server = request.getfixturevalue(server)
     messages = 60_000
-    with _environment(spark, s3.env):
+    with environment(spark, s3.env):
         batches = asyncio.run(_follow(spark, s3.new_url(), tmp_path, messages, s3.env))
     assert sum(batches) == messages
     _check(spark, tmp_path, messages)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from broker.pipeline.source import JetblockSource
 from tests.harness import BrokerProcess
+from tests.pipeline.environment import environment
 from tests.stores import make_store
-
-TOUR = Path(__file__).resolve().parents[2] / "docs" / "tour"
-
-
-def tour(name: str) -> ModuleType:
-    """A script of docs/tour, which the README runs."""
-    spec = importlib.util.spec_from_file_location(name, TOUR / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.tour import tour
 
 
 @pytest.mark.parametrize("kind", ["directory", "minio"])
@@ -39,14 +25,8 @@ async def test_sql_counts_as_python_does(spark: Any, kind: str, tmp_path: Path, 
         await library.publish(nc, files)
         await nc.close()
         await broker.kill()
-    kept = dict(spark.sparkContext.environment)
-    spark.sparkContext.environment.update(store.environ)
-    spark.dataSource.register(JetblockSource)  # takes the environment of this moment along
-    try:
+    with environment(spark, store.environ):
         found = library_spark.by_sql(spark, store.url)
-    finally:
-        spark.sparkContext.environment.clear()
-        spark.sparkContext.environment.update(kept)
     expected = library_spark.by_python(file.data for file in files)
     assert expected.files == len(files) > 1000
     assert len(expected.top) == 10

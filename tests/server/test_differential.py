@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from broker.server.listener import Server
-from broker.server.options import ServerOptions
 from tests.harness import NatsServerProcess
 
+from .running import running
 from .wire import Wire
 
 END = "end"
@@ -231,19 +230,8 @@ async def play(port: int, steps: list[Step]) -> list[tuple[str, bytes]]:
     return transcript
 
 
-@asynccontextmanager
-async def our_server(**fields: Any) -> AsyncIterator[Server]:
-    """Ours, in this process; ``fields`` of its options."""
-    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
 async def play_ours(steps: list[Step], **fields: Any) -> list[tuple[str, bytes]]:
-    async with our_server(**fields) as server:
+    async with running(**fields) as server:
         return await play(server.port, steps)
 
 
@@ -303,7 +291,7 @@ async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
 
 async def test_info_fields(tmp_path: Path) -> None:
     """The first INFO has nats-server's fields with values of the same types, and those that clients rely on equal."""
-    async with (our_server() as server, NatsServerProcess(monitor=False) as process, Wire(process.port) as real,
+    async with (running() as server, NatsServerProcess(monitor=False) as process, Wire(process.port) as real,
                 Wire(server.port) as ours):
         theirs = json.loads(real.info[5:])
         fields = json.loads(ours.info[5:])

@@ -18,6 +18,7 @@ from broker.protocol.parser import Msg
 from broker.server.listener import Server, duration, rfc3339, uptime
 from broker.server.options import ServerOptions
 
+from .running import running
 from .wire import Wire
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"name":"n"}\r\n'
@@ -33,17 +34,6 @@ def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLo
     """Every test on both loops: their transports buffer, pause and close in ways of their own."""
     policy: asyncio.AbstractEventLoopPolicy = request.param()
     return policy
-
-
-@asynccontextmanager
-async def running(**fields: Any) -> AsyncIterator[Server]:
-    """A server on a port of its own."""
-    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
 
 
 @asynccontextmanager

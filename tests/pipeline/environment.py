@@ -1,0 +1,25 @@
+"""The variables that Spark's planner and workers run with, for as long as a test needs others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from broker.pipeline.source import JetblockSource
+
+__all__ = ["environment"]
+
+
+@contextlib.contextmanager
+def environment(spark: Any, environ: Mapping[str, str]) -> Iterator[None]:
+    """Planner and workers with these variables; the source takes those of the moment along."""
+    kept = dict(spark.sparkContext.environment)
+    spark.sparkContext.environment.update(environ)
+    spark.dataSource.register(JetblockSource)
+    try:
+        yield
+    finally:
+        spark.sparkContext.environment.clear()
+        spark.sparkContext.environment.update(kept)
+        spark.dataSource.register(JetblockSource)
