@@ -15,11 +15,11 @@ from broker.inspect.problems import NEWER, RESTORE, Problem
 from broker.inspect.source import Source, each
 from broker.storage import snapshot
 from broker.storage.applied import ShardState, StreamState
-from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
 from broker.storage.objectstore import ObjectInfo
-from broker.storage.paths import ShardPaths, StreamPaths, object_key, parse
+from broker.storage.paths import ShardPaths, block_key, parse
 from broker.storage.snapshot import CutOff, Listing, Request, Snapshot, Steps, replay
 
 __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard", "shards"]
@@ -153,8 +153,7 @@ def _key_in(text: str, otherwise: str) -> str:
 
 def key_of(paths: ShardPaths, stream: StreamState, ref: BlockRef) -> str:
     """The key of the object that a block of ``stream`` lies in."""
-    own = StreamPaths(stream.account, stream.name, stream.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
-    return object_key(paths, ref, own)
+    return block_key(paths, stream.account, stream.name, ref)
 
 
 async def find_stream(source: Source, wanted: str, account: str | None = None, *, shard: int | None = None

@@ -21,7 +21,6 @@ a publish or a request first asks for them.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections.abc import Coroutine, Iterable, Sequence
@@ -531,19 +530,11 @@ class Stream:
         """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
         live, dedupe = self.live, self.dedupe
         assert live.blocks is not None, "which looks"
-        slots = asyncio.Semaphore(_IDS_AT_ONCE)
-
-        async def load(block: LiveBlock) -> list[tuple[int, Subject, int]]:
-            async with slots:
-                return await self._ids_of(block)
-
-        loads = [asyncio.ensure_future(load(block)) for block in self._with_ids]
-        try:
-            found = await asyncio.gather(*loads)
-        finally:
-            for task in loads:
-                task.cancel()
-        dedupe.restore(itertools.chain.from_iterable(found), live.last_seq, self.clock.now_ns())
+        ids: list[tuple[int, Subject, int]] = []
+        for at in range(0, len(self._with_ids), _IDS_AT_ONCE):
+            for found in await asyncio.gather(*map(self._ids_of, self._with_ids[at:at + _IDS_AT_ONCE])):
+                ids += found
+        dedupe.restore(ids, live.last_seq, self.clock.now_ns())
         self._with_ids = []
         self._expire_ids_later()
 
@@ -558,8 +549,7 @@ class Stream:
                     pairs += body
             if not pairs:
                 return []
-            gapless = block.count == block.last_seq - block.first_seq + 1
-            if gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
+            if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
                 # So little longer in the window saves a get of the index for each block.
                 return [(block.first_seq + at, msg_id, block.last_time_ns) for at, msg_id in pairs]
             rows = await self.rows(block)

@@ -69,7 +69,7 @@ class StreamBacklog:
         whole = first == ref.first_seq and last == ref.last_seq
         if whole:
             live = max(0, ref.count - entry.dead_count)
-        elif _gapless(entry):
+        elif entry.ref.gapless:
             live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry) if b >= first and a <= last)
         else:
             live = sum(1 for _ in self._live(entry, first, last))
@@ -79,7 +79,7 @@ class StreamBacklog:
 
     def _after(self, entry: BlockEntry, first: int, count: int) -> int:
         """The sequence after the first ``count`` live messages from ``first`` on."""
-        if not _gapless(entry):
+        if not entry.ref.gapless:
             for seq in self._live(entry, first, entry.ref.last_seq):
                 count -= 1
                 if not count:
@@ -102,11 +102,6 @@ class StreamBacklog:
                 return
             if not entry.is_dead(seqs[i]):
                 yield seqs[i]
-
-
-def _gapless(entry: BlockEntry) -> bool:
-    ref = entry.ref
-    return ref.last_seq - ref.first_seq + 1 == ref.count
 
 
 def _dead(entry: BlockEntry) -> Iterator[tuple[int, int]]:

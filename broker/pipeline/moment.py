@@ -32,7 +32,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
-from broker.storage.paths import ShardPaths, StreamPaths, object_key
+from broker.storage.paths import ShardPaths, block_key
 from broker.storage.snapshot import CutOff, Snapshot, Steps, replay, run_answering
 from broker.storage.table import BlockEntry
 
@@ -230,8 +230,7 @@ def _no_stream(blobs: Blobs, account: str, pattern: str, there: list[tuple[str, 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
     """The key of the object that a block of this stream lies in."""
-    own = StreamPaths(account, name, ref.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
-    return object_key(ShardPaths(shard), ref, own)
+    return block_key(ShardPaths(shard), account, name, ref)
 
 
 def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:

@@ -111,11 +111,10 @@ def live_messages(entry: BlockEntry, first_seq: int) -> int:
     many."""
     ref = entry.ref
     first = max(first_seq, ref.first_seq)
-    gapless = ref.last_seq - ref.first_seq + 1 == ref.count
-    if first == ref.first_seq and not gapless:
+    if first == ref.first_seq and not ref.gapless:
         return max(0, ref.count - entry.dead_count)
     live = min(ref.count, ref.last_seq - first + 1)
-    if gapless and entry.dead is not None:
+    if ref.gapless and entry.dead is not None:
         live -= sum(last - max(start, first) + 1 for start, last in entry.dead.seqs() if last >= first)
     return max(0, live)
 

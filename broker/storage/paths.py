@@ -161,6 +161,12 @@ def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = No
     return stream.run(ref.position, ref.object_id)
 
 
+def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
+    """``object_key`` of a block of the stream with these names."""
+    own = StreamPaths(account, name, ref.stream_id) if ref.place is BlockPlace.STREAM_RUN else None
+    return object_key(shard, ref, own)
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key taken apart. ``kind`` says what may lie there: SEGMENT stands for seals too, both being log entries.

@@ -59,11 +59,10 @@ class BlockEntry:
         new = self.dead.add(low, high)
         if not new:
             return False
-        gapless = ref.last_seq - ref.first_seq + 1 == ref.count
         if within:
             self.dead_count += min(msgs, new)
             self.dead_bytes += size
-        elif gapless:
+        elif ref.gapless:
             self.dead_count += new
             self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
         return True

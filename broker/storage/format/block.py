@@ -218,6 +218,11 @@ class BlockRef:
             return NotImplemented
         return self.pack() == other.pack()
 
+    @property
+    def gapless(self) -> bool:
+        """Whether every sequence from the first to the last has its message in the block."""
+        return self.last_seq - self.first_seq + 1 == self.count
+
     def __hash__(self) -> int:
         return hash((self.place, self.position, self.object_id, self.core_offset))
 
