@@ -2,6 +2,10 @@
 
 The in-process router provides it; JetStream never imports the server. Everything here is synchronous and runs on the
 event loop: a handler takes a whole run of messages and returns, it never awaits.
+
+Whatever JetStream publishes may go to a subject that one of its own streams keeps. So no call of the bus calls a handler
+before it returns: what is published here reaches clients at once, and handlers, in order, on a later turn of the loop.
+Nothing enters a stream from inside its own decision.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ class Source(Protocol):
 
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], None]
-"""handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns."""
+"""handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns.
+``source`` is None for what the broker itself published."""
 
 
 class Subscription(Protocol):
@@ -85,7 +90,7 @@ class Bus(Protocol):
     def unsubscribe(self, subscription: Subscription) -> None: ...
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to everybody who listens (clients and in-process); returns how many took it."""
+        """Route one message to everybody who listens (clients and in-process); returns how many take it."""
 
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.

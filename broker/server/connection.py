@@ -25,7 +25,8 @@ from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, Pr
 from broker.protocol.subject import is_literal, is_valid
 
 from .outbound import Outbound
-from .router import Router, Subscription
+from .route import Subscription
+from .router import Router
 
 if TYPE_CHECKING:
     from .listener import Server

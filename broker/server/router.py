@@ -12,7 +12,8 @@ repeat are kept by what their members share:
     _INBOX.<id>.<token>                       by _INBOX.<id>, when what listens there does not look at the token
     $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when nobody subscribes to the numbers
 
-This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients come as ``Peer``.
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients come as ``Peer``. What the broker publishes by
+it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
 """
@@ -30,9 +31,11 @@ from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
 
+from .inward import Inward
+from .route import BatchHandler, Peer, Refusal, Route, Subscription
 from .sublist import Match, Sublist
 
-__all__ = ["BatchHandler", "Columns", "Handle", "InterestWatch", "Peer", "Router", "Subscription"]
+__all__ = ["Columns", "Handle", "InterestWatch", "Router"]
 
 ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half goes."""
@@ -46,37 +49,6 @@ _ACK_TOKENS: Final = 9
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
-
-
-class Peer(Protocol):
-    """A client connection, as the router sees it; also the ``Source`` of what it publishes."""
-
-    headers: bool
-    no_echo: bool
-    wants_no_responders: bool
-
-    @property
-    def pending_bytes(self) -> int:
-        """Unsent bytes."""
-
-    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        """Queue ``count`` messages, ``size`` bytes in all, ``body_bytes`` of them theirs."""
-
-    def expire(self, sub: Subscription) -> None:
-        """Forget a subscription that got its last message."""
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None: ...
-
-    def refuse_publish(self, subject: bytes) -> None: ...
-
-    def identity(self) -> dict[str, Any]: ...
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
 
 
 class Handle(Protocol):
@@ -101,22 +73,6 @@ class Columns(Protocol):
     def __len__(self) -> int: ...
 
 
-class Subscription:
-    """A client's (``peer`` and ``sid``) or an in-process one (``handler``). ``max`` 0: no limit on ``delivered``."""
-
-    __slots__ = ("delivered", "handler", "max", "peer", "queue", "sid", "subject")
-
-    def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
-                 handler: BatchHandler | None = None) -> None:
-        self.subject = subject
-        self.queue = queue
-        self.peer = peer
-        self.sid = sid
-        self.handler = handler
-        self.max = 0
-        self.delivered = 0
-
-
 class InterestWatch:
     """A standing question; ``interested`` is always the present answer, ``changed`` is told a moment later."""
 
@@ -137,7 +93,7 @@ class InterestWatch:
         self._cancelled = True
         self._router._unwatch(self)
 
-    def _update(self, interested: bool, call_soon: Callable[..., object]) -> None:
+    def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.interested = interested
         # Not called from within a delivery or another handler: whoever watches may well be the one delivering.
         if not self._scheduled:
@@ -151,170 +107,29 @@ class InterestWatch:
             self.changed(self.interested)
 
 
-class _Route:
-    """Who takes the messages of some subjects. Only ``limited`` ever changes, so it may be walked while others do."""
-
-    __slots__ = ("__weakref__", "clients", "groups", "handlers", "limited", "receivers", "rng", "serial", "sole")
-
-    def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random) -> None:
-        self.receivers = receivers
-        self.clients = [sub for sub in match.plain if sub.peer is not None]
-        self.handlers = [sub.handler for sub in match.plain if sub.handler is not None]
-        self.groups = list(match.groups.values())
-        self.limited = any(sub.max for sub in receivers)
-        self.rng = rng
-        # A connection that hears the same message under two sids hears them message by message. Members of one queue
-        # group never hear the same one.
-        peers = [id(sub.peer) for sub in self.clients]
-        for group in self.groups:
-            peers += {id(sub.peer) for sub in group if sub.peer is not None}
-        self.serial = len(set(peers)) != len(peers)
-        self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
-        """The only receiver where that is a stream, say: it takes every run as it is."""
-
-    def only_client(self) -> Subscription | None:
-        """The subscription, when it is a client's and the only receiver, without a limit."""
-        if len(self.clients) == 1 and not self.groups and not self.handlers and not self.limited:
-            return self.clients[0]
-        return None
-
-    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
-        """Send ops[start:end] to everybody; returns how often one of them was taken."""
-        if self.groups or self.limited or self.serial:
-            taken = self.spread(ops[start:end], source, now_ns)
-            if source is not None and source.wants_no_responders and not all(taken):
-                for i, count in enumerate(taken):
-                    if not count and ops[start + i][1]:
-                        source.no_responders(ops[start + i][0], ops[start + i][1])
-            return sum(taken)
-        clients = self.clients
-        if clients:
-            if source is not None and source.no_echo:
-                clients = [sub for sub in clients if sub.peer is not source]
-            if clients:
-                _send(clients, encoder.Run(ops[start:end]))
-        handlers = self.handlers
-        for handler in handlers:
-            handler(ops, start, end, source, now_ns)
-        count = len(clients) + len(handlers)
-        if not count and source is not None and source.wants_no_responders:
-            for i in range(start, end):
-                if ops[i][1]:
-                    source.no_responders(ops[i][0], ops[i][1])
-        return count * (end - start)
-
-    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
-        """``batch`` for any mixture of limits and queue groups; returns how many took each message."""
-        if self.serial and len(msgs) > 1:
-            return [self.spread([msg], source, now_ns)[0] for msg in msgs]
-        count = len(msgs)
-        taken = [0] * count
-        silent = source if source is not None and source.no_echo else None
-        run = encoder.Run(msgs)
-        for sub in self.clients:
-            if sub.peer is silent and silent is not None:
-                continue
-            room = _room(sub, count)
-            if room:
-                _send_limited(sub, run if room == count else encoder.Run(msgs[:room]))
-                for i in range(room):
-                    taken[i] += 1
-        for group in self.groups:
-            for sub, indexes in self._assign(group, count, silent):
-                for i in indexes:
-                    taken[i] += 1
-                own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
-                if sub.handler is not None:
-                    sub.handler(own, 0, len(own), source, now_ns)
-                else:
-                    _send_limited(sub, run if own is msgs else encoder.Run(own))
-        for handler in self.handlers:
-            handler(msgs, 0, count, source, now_ns)
-            for i in range(count):
-                taken[i] += 1
-        return taken
-
-    def _assign(self, group: list[Subscription], count: int,
-                silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
-        """Give each message a random member of ``group``, or the next one that may still take it."""
-        if silent is not None:
-            group = [sub for sub in group if sub.peer is not silent]
-        size = len(group)
-        if not size:
-            return []
-        if size == 1:
-            room = _room(group[0], count)
-            return [(group[0], list(range(room)))] if room else []
-        chosen: dict[int, list[int]] = {}
-        rooms = [_room(sub, count) for sub in group]
-        randrange = self.rng.randrange
-        for i in range(count):
-            first = randrange(size)
-            for step in range(size):
-                at = (first + step) % size
-                if rooms[at]:
-                    rooms[at] -= 1
-                    chosen.setdefault(at, []).append(i)
-                    break
-        return [(group[at], indexes) for at, indexes in chosen.items()]
-
-
-class _Refusal(_Route):
-    """Subjects that only servers may publish to."""
-
-    __slots__ = ()
-
-    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
-        if source is not None:
-            for i in range(start, end):
-                source.refuse_publish(ops[i][0])
-        return 0
-
-
-def _room(sub: Subscription, count: int) -> int:
-    """How many of ``count`` messages ``sub`` may still have."""
-    return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
-
-
-def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:
-    count = run.count
-    for sub in subs:
-        peer = sub.peer
-        assert peer is not None
-        sub.delivered += count
-        own = run if peer.headers else run.without_headers()
-        buffers = own.encode(sub.sid)
-        peer.send(buffers, sum(map(len, buffers)), count, own.bytes)
-
-
-def _send_limited(sub: Subscription, run: encoder.Run) -> None:
-    _send((sub,), run)
-    if sub.max and sub.delivered >= sub.max:
-        assert sub.peer is not None
-        sub.peer.expire(sub)
-
-
 class Router:
-    """One account. ``call_soon`` defers interest news; by default they are told at once (tests without a loop)."""
+    """One account. ``call_soon`` has interest news told, and handlers called for what the broker publishes, on a later
+    turn of the loop."""
 
-    def __init__(self, clock: Clock, rng: random.Random | None = None,
-                 call_soon: Callable[..., object] | None = None, name: str = "$G") -> None:
+    def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
+                 name: str = "$G") -> None:
         self.name = name
         self._clock = clock
-        self._rng = rng if rng is not None else random.Random()
-        self._call_soon: Callable[..., object] = call_soon if call_soon is not None else lambda told: told()
+        self._rng = rng
+        self._call_soon = call_soon
+        self._inward = Inward(call_soon)
         self._subs: Sublist[Subscription] = Sublist()
         # routes by subject; by inbox prefix (None: ask for each subject); by the head of an ack subject.
-        self._routes: dict[bytes, _Route] = {}
-        self._inboxes: dict[bytes, _Route | None] = {}
-        self._acks: dict[bytes, _Route] = {}
-        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], _Route] = WeakValueDictionary()
+        self._routes: dict[bytes, Route] = {}
+        self._inboxes: dict[bytes, Route | None] = {}
+        self._acks: dict[bytes, Route] = {}
+        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
         self._changes = 0
         self._ack_readers = 0
         self._watches: dict[bytes, list[InterestWatch]] = {}
-        self._nobody = _Route(Match(), (), self._rng)
-        self._refusal = _Refusal(Match(), (), self._rng)
+        self._nobody = Route(Match(), (), self._rng, self._inward)
+        self._refusal = Refusal(Match(), (), self._rng, self._inward)
 
     @property
     def subscription_count(self) -> int:
@@ -324,7 +139,7 @@ class Router:
         """Deliver ops[start:end], published by ``source``, as runs."""
         get = self._routes.get
         resolve = self._resolve
-        ahead: _Route | None = None
+        ahead: Route | None = None
         while start < end:
             subject = ops[start][0]
             route, ahead = ahead or get(subject), None
@@ -344,7 +159,7 @@ class Router:
                     subject = following
                 at += 1
             changes = self._changes
-            if route.sole is not None:
+            if route.sole is not None and source is not None:
                 route.sole(ops, start, at, source, now_ns)
             else:
                 route.batch(ops, start, at, source, now_ns)
@@ -366,7 +181,7 @@ class Router:
         self.remove(subscription)
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to everybody who listens; returns how many took it."""
+        """Route one message to everybody who listens; returns how many take it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
@@ -490,6 +305,7 @@ class Router:
 
     def remove(self, sub: Subscription) -> None:
         """Take a subscription out; one that is not there is ignored."""
+        sub.ended = True
         if self._subs.remove(sub):
             if _reads_acks(sub.subject):
                 self._ack_readers -= 1
@@ -521,7 +337,7 @@ class Router:
 
     # Routes.
 
-    def _resolve(self, subject: bytes) -> _Route:
+    def _resolve(self, subject: bytes) -> Route:
         """The route of a subject that is not in ``_routes``; remembers it there or by its family.
 
         ``_family`` then says which other subjects have the same route: those with this head and so many dots. An ack
@@ -552,7 +368,7 @@ class Router:
         self._routes[subject] = route
         return route
 
-    def _inbox(self, prefix: bytes) -> _Route | None:
+    def _inbox(self, prefix: bytes) -> Route | None:
         """The route of all subjects one token longer than ``prefix``, or None where that differs."""
         try:
             return self._inboxes[prefix]
@@ -564,13 +380,13 @@ class Router:
             self._inboxes[prefix] = route
             return route
 
-    def _build(self, match: Match[Subscription]) -> _Route:
+    def _build(self, match: Match[Subscription]) -> Route:
         if not match.plain and not match.groups:
             return self._nobody
         receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
         route = self._by_receivers.get(receivers)
         if route is None:
-            route = self._by_receivers[receivers] = _Route(match, receivers, self._rng)
+            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
         return route
 
     def _changed(self, subject: bytes) -> None:
@@ -590,7 +406,7 @@ class Router:
             lead.append(token)
         prefix = b".".join(lead)
         dotted = prefix + b"."
-        caches: tuple[dict[bytes, _Route] | dict[bytes, _Route | None], ...] = (self._routes, self._inboxes, self._acks)
+        caches: tuple[dict[bytes, Route] | dict[bytes, Route | None], ...] = (self._routes, self._inboxes, self._acks)
         for cache in caches:
             if not prefix or len(cache) > _SCAN_MAX:
                 cache.clear()
@@ -616,7 +432,7 @@ class Router:
                 del self._watches[watch.subject]
 
 
-def _halve(cache: dict[bytes, _Route] | dict[bytes, _Route | None]) -> None:
+def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
     for key in list(islice(cache, len(cache) // 2)):
         del cache[key]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,27 @@ from broker.clock import ManualClock
 from broker.jetstream.bus import Bus, Deliveries, Source
 from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
-from broker.server.router import ROUTES_KEPT, Router, Subscription
+from broker.server.inward import MSGS_AT_ONCE
+from broker.server.route import Subscription
+from broker.server.router import ROUTES_KEPT, Router
+
+
+def at_once(fn: Callable[[], None]) -> None:
+    """For tests in which nothing depends on what comes later."""
+    fn()
+
+
+class Later(list[Callable[[], None]]):
+    """A loop's ``call_soon``; ``turn`` is one turn of the loop."""
+
+    def __call__(self, fn: Callable[[], None]) -> None:
+        self.append(fn)
+
+    def turn(self) -> None:
+        ready = self[:]
+        self.clear()
+        for fn in ready:
+            fn()
 
 
 class FakePeer:
@@ -84,7 +104,7 @@ def msg(subject: bytes, body: bytes = b"x", reply: bytes = b"") -> Msg:
 
 @pytest.fixture
 def router() -> Router:
-    return Router(ManualClock(), random.Random(1))
+    return Router(ManualClock(), random.Random(1), at_once)
 
 
 def test_is_a_bus(router: Router) -> None:
@@ -114,7 +134,7 @@ def test_acks_are_one_run(router: Router) -> None:
     consumer = Heard()
     router.subscribe(b"$JS.ACK.S.C.>", consumer)
     ops = [msg(b"$JS.ACK.S.C.1.%d.%d.99.0" % (i, i)) for i in range(20_000)]
-    router.route(ops, 0, len(ops), None, 5)
+    router.route(ops, 0, len(ops), FakePeer(router), 5)
     assert consumer.runs == [ops]
     assert not router._routes
 
@@ -216,7 +236,7 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
         wanted[0] = wanted[5] = b""
     outcomes = []
     for batched in (True, False):
-        made = Router(ManualClock(), random.Random(1))
+        made = Router(ManualClock(), random.Random(1), at_once)
         peer, other = FakePeer(made), FakePeer(made)
         peer.sub(b"_INBOX.me.*", b"7")
         if also:
@@ -241,7 +261,7 @@ def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> N
         acks += (reply, b'{"stream":"S%d%%","seq":' % i, 10 ** (i % 3) - i % 2)
     outcomes = []
     for batched in (True, False):
-        made = Router(ManualClock(), random.Random(1))
+        made = Router(ManualClock(), random.Random(1), at_once)
         peer, other = FakePeer(made), FakePeer(made)
         peer.sub(b"_INBOX.me.*", b"%7")
         if also:
@@ -346,8 +366,8 @@ def test_watches(router: Router) -> None:
 
 def test_watches_are_told_later() -> None:
     """Not from within the delivery that ended the interest; what is over again by then is not told."""
-    later: list[Any] = []
-    router = Router(ManualClock(), random.Random(1), later.append)
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
     told: list[bool] = []
     watch = router.watch_interest(b"d", b"", told.append)
     peer = FakePeer(router)
@@ -356,9 +376,99 @@ def test_watches_are_told_later() -> None:
     assert not told
     router.remove(sub)
     assert not watch.interested
-    for tell in later:
-        tell()
+    later.turn()
     assert told == []
+
+
+@pytest.mark.parametrize("queue", [b"", b"q"])
+def test_what_the_broker_publishes_reaches_handlers_on_a_later_turn(queue: bytes) -> None:
+    """By each way of the bus: whoever publishes is never called before his publish is over. Clients are served at once."""
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
+    stream, peer = Heard(), FakePeer(router)
+    router.subscribe(b"_INBOX.>", stream, queue=queue)
+    peer.sub(b"_INBOX.>")
+    inbox = replies(3)
+    assert router.publish(inbox[0], b"", 0, b"advisory") == 2
+    router.pub_acks(None, inbox, b"n", 1, b"")
+    router.pub_acks_each((inbox[0], b"n", 7, inbox[1], b"n", 8))
+    assert router.deliver(inbox[2], deliveries(2), queue=queue) == 2
+    assert not stream.runs
+    assert peer.taken().count(b"MSG ") == 8
+    later.turn()
+    bodies = [body for run in stream.runs for _, _, _, body in run]
+    assert bodies == [b"advisory", b"n1", b"n2", b"n3", b"n7}", b"n8}", b"body0", b"body1"]
+    assert set(stream.sources) == {None}
+
+
+def test_a_handler_that_publishes_is_not_called_from_within() -> None:
+    """A handler that answers every message on its own subject is called once a turn, however long that goes on."""
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
+    inside, deepest, heard = 0, 0, 0
+
+    def handler(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
+        nonlocal inside, deepest, heard
+        inside += 1
+        deepest, heard = max(deepest, inside), heard + 1
+        router.publish(b"s", b"", 0, b"again")
+        inside -= 1
+
+    router.subscribe(b"s", handler)
+    router.route([msg(b"s")], 0, 1, FakePeer(router), 0)
+    for _ in range(5000):
+        later.turn()
+    assert (heard, deepest) == (5001, 1)
+
+
+def test_an_ended_subscription_hears_nothing_more() -> None:
+    """What was published before a stream was deleted and would be handled after it is not handled."""
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
+    stays, goes = Heard(), Heard()
+    router.subscribe(b"s", stays)
+    gone = router.subscribe(b"s", goes)
+    router.publish(b"s", b"", 0, b"x")
+    router.unsubscribe(gone)
+    later.turn()
+    assert [len(stays.runs), len(goes.runs)] == [1, 0]
+
+
+def test_a_turn_has_a_bound() -> None:
+    """A crowd of replies is handled over several turns, in order, and a long queue in larger parts than a short one."""
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
+    stream = Heard()
+    router.subscribe(b"_INBOX.>", stream)
+    inbox = replies(10 * MSGS_AT_ONCE)
+    router.pub_acks(None, inbox, b"", 1, b"")
+    sizes = []
+    while later:
+        before = sum(map(len, stream.runs))
+        later.turn()
+        sizes.append(sum(map(len, stream.runs)) - before)
+    assert sizes[0] == 5 * MSGS_AT_ONCE
+    assert sizes[-1] <= MSGS_AT_ONCE
+    assert [reply for run in stream.runs for reply, *_ in run] == inbox
+
+
+def test_a_failing_handler_does_not_take_the_others_with_it() -> None:
+    """Its error is told by the loop; what waits behind it is handled on the next turn."""
+    later = Later()
+    router = Router(ManualClock(), random.Random(1), later)
+    stream = Heard()
+
+    def fails(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
+        raise ValueError("unforeseen")
+
+    router.subscribe(b"s", fails)
+    router.subscribe(b"s", stream)
+    router.publish(b"s", b"", 0, b"x")
+    with pytest.raises(ValueError, match="unforeseen"):
+        later.turn()
+    later.turn()
+    assert len(stream.runs) == 1
+    assert not later
 
 
 def test_refused_subjects(router: Router) -> None:
@@ -398,7 +508,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(ManualClock(), random.Random(1))
+        self.router = Router(ManualClock(), random.Random(1), at_once)
         self.subs: list[Subscription] = []
         self.sid = 0
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.protocol.subject import matches
-from broker.server.router import Subscription
+from broker.server.route import Subscription
 from broker.server.sublist import Sublist
 
 TOKENS = st.sampled_from([b"a", b"b", b"c", b"*"])
