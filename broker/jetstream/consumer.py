@@ -266,6 +266,11 @@ class Consumer:
         self._supply.count()
         self._kick()
 
+    def doubt(self) -> None:
+        """Something went wrong while the stream told it of a change: count afresh what is to come."""
+        self._cursor.doubt()
+        self._supply.count()
+
     def take_delta(self) -> dict[str, Any] | None:
         """CONSUMER_STATE record body of what changed since the last call; None: nothing, or nothing is stored."""
         self._dirty = False

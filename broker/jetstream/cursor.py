@@ -322,6 +322,10 @@ class Cursor:
         self.pending -= msgs if whole else high - low + 1
         self.pending += self.count_ahead(low, high)
 
+    def doubt(self) -> None:
+        """``pending`` may be wrong: it is no longer ``exact``, and a count under way begins again."""
+        self._off = self._void = True
+
     def is_to_come(self, seq: int) -> bool:
         """Whether ``seq``, not delivered yet, is there for us; where its subject is not in memory it passes for ours."""
         if not self.stream.may_hold(seq):

@@ -121,12 +121,14 @@ class Inlet:
 
     def begin(self) -> None:
         """The operation at hand waits for the store: queue what comes until ``end``. Only when not busy."""
-        assert not self.busy
+        if self.busy:
+            raise RuntimeError("one operation at a time waits for the store")
         self.busy = self.closed = True
 
     def end(self) -> None:
         """The operation that was waiting is done."""
-        assert self.busy
+        if not self.busy:
+            raise RuntimeError("no operation is waiting")
         self.busy = False
         self._drain()
 
@@ -186,7 +188,12 @@ class Inlet:
             queue.popleft()
             self.bytes -= item[1]
             taken += len(item[0][0])
-            self._sequence(*item[0])
+            try:
+                self._sequence(*item[0])
+            except BaseException:
+                # Told by whoever called; what is queued behind it goes on.
+                asyncio.get_running_loop().call_soon(self._has_room)
+                raise
         if not queue:
             self._release()
         self.closed = self.busy or bool(queue) or self._refusing

@@ -114,6 +114,12 @@ class Live:
         self._blocks = blocks
         self._begins = [block.first_seq for block in blocks]
 
+    @property
+    def sound(self) -> bool:
+        """Whether the numbers count every message of the open block."""
+        block, tail = self.open, self._tail
+        return block is None or (block.last_seq <= self.last_seq and (tail is None or tail.count == block.count))
+
     # --- growing ------------------------------------------------------------------------------------------------------
 
     def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int) -> None:
@@ -396,8 +402,8 @@ class Live:
     def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
         """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
         i = bisect_right(self._starts, old[0].first_seq) - 1
-        assert self.blocks[i:i + len(old)] == list(old)
-        assert new.count == sum(block.live_msgs for block in old)
+        if i < 0 or self.blocks[i:i + len(old)] != list(old) or new.count != sum(block.live_msgs for block in old):
+            raise ValueError("a block may take the place of its neighbours only with all that lives in them")
         self.blocks[i:i + len(old)] = [new]
         self._begins[i:i + len(old)] = [new.first_seq]
 

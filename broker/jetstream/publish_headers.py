@@ -1,6 +1,6 @@
 """The headers of a publish that a stream acts upon, as values.
 
-Owns: finding them in a header block and reading their text.
+Owns: finding them in a header block, reading their text, and what is wrong with it whatever stream it is for.
 Does not own: what they lead to (sequencer), nor the header block's syntax (protocol.headers).
 
 Most messages carry none of them: ``find`` is asked only of blocks in which ``Nats-`` occurs.
@@ -10,10 +10,17 @@ Source: nats-server, server/stream.go, getMsgId, getExpectedLastSeq, getRollup, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from zoneinfo import ZoneInfo
 
-__all__ = ["HINT", "MSG_ID", "TTL_INVALID", "PublishHeaders", "find", "msg_ids", "parse_sequence", "parse_ttl"]
+from broker.jetstream.errors import ApiError
+from broker.protocol import headers as header_block
+from broker.protocol.subject import is_literal, is_valid
+
+__all__ = ["HINT", "MSG_ID", "TTL_INVALID", "PublishHeaders", "as_stored", "check_schedule", "find", "is_integer",
+           "msg_ids", "parse_rollup", "parse_sequence", "parse_ttl"]
 
 HINT = b"Nats-"
 """Every header that a stream acts upon begins so."""
@@ -95,3 +102,59 @@ def parse_ttl(text: bytes) -> int:
         rest = rest[part.end():]
     total_ns *= sign
     return int(total_ns // 1_000_000_000) if total_ns >= 1_000_000_000 else TTL_INVALID
+
+
+def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:
+    """Headers as they are stored: without a status, and without what the server alone may say of a request."""
+    block, payload = body[:hlen], body[hlen:]
+    if block[8:10] != b"\r\n" and block.startswith(header_block.VERSION):
+        line_end = block.find(b"\r\n")
+        rest = block[line_end:] if line_end >= 0 else b""
+        block = header_block.VERSION + rest if rest != b"\r\n\r\n" else b""
+    if b"Nats-Request-Info:" in block:
+        block = header_block.remove(block, b"Nats-Request-Info")
+    return len(block), block + payload
+
+
+def parse_rollup(headers: PublishHeaders, *, allowed: bool) -> bytes:
+    """b"", b"sub" or b"all". Raises: ApiError 10111."""
+    value = headers.get(b"Nats-Rollup", b"").lower()
+    if not value:
+        return b""
+    if not allowed:
+        raise ApiError(10111, err="rollup not permitted")
+    if value not in (b"sub", b"all"):
+        raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
+    return value
+
+
+def check_schedule(headers: PublishHeaders, subject: bytes) -> None:
+    """Raises: ApiError: schedules are not there, and some are wrong besides."""
+    get = headers.get
+    if get(b"Nats-Schedule") or _bad_zone(get(b"Nats-Schedule-Time-Zone")):
+        raise ApiError(10188)
+    scheduler = get(b"Nats-Scheduler")
+    if following := get(b"Nats-Schedule-Next"):
+        literal = scheduler and is_valid(scheduler) and is_literal(scheduler)
+        if following != b"purge" or not literal or scheduler == subject:
+            raise ApiError(10212)
+        raise ApiError(10188)
+    if scheduler:
+        raise ApiError(10212)
+
+
+def is_integer(text: bytes) -> bool:
+    """Whether ``text`` is digits, with or without a sign."""
+    digits = text[1:] if text[:1] in (b"+", b"-") else text
+    return digits.isdigit()
+
+
+def _bad_zone(name: bytes | None) -> bool:
+    """Whether a schedule's time zone header is there and names none that is known."""
+    if name is None:
+        return False
+    try:
+        ZoneInfo(name.decode())
+    except (ValueError, OSError, KeyError):
+        return True
+    return False

@@ -1,41 +1,49 @@
 """Publishes become messages of a stream, or refusals: nats-server's checks, in its order, taken from the live state.
 
-Owns: every decision on a publish, and the reply that goes with it. Does not own: the live state (live), the subjects
-(subject_state), the ids (dedupe), what limits remove afterwards (retention), who waits before it gets here (inlet).
+Owns: every decision on a publish. Does not own: the live state (live), the subjects (subject_state), the ids (dedupe),
+what limits remove afterwards (retention), who waits before it gets here (inlet), the bytes of replies (replies).
 
     run of publishes ─┬─ nothing special in it ─────────> one append, one waiter for all its PubAcks   (``_bulk``)
                       ├─ the same, and a single message > as lean as it gets: many streams in turn     (``one``)
                       └─ headers or limits that decide ─> message by message, appended as runs         (``_one_by_one``)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
-not in memory raises ``Cold`` before it has changed anything; the rest of the run then waits at the inlet's head.
+not in memory raises ``Cold`` before it has changed anything; the rest of the run then waits at the inlet's head. Nothing
+enters the stream from inside a decision (see bus), and what a decision leads to is done in one place (``_commit``).
+
+An error that nobody foresaw refuses the message that met it, or what could not be appended with it. What was appended
+stands with its PubAcks, and nothing else remembers what was not. Should even that not hold, the log stops.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
 
 from broker.jetstream import publish_headers
-from broker.jetstream.errors import ApiError
+from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.pending import Pending
 from broker.jetstream.publish_headers import HINT, PublishHeaders
+from broker.jetstream.replies import Replies
 from broker.jetstream.rows import Cold
 from broker.jetstream.stored import user_size
-from broker.protocol import headers as header_block
-from broker.protocol.subject import is_literal, is_valid
+from broker.protocol.subject import is_literal
 from broker.storage.open_block import NAMES_BYTES
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.retention import Rollup
     from broker.jetstream.stream import Stream
     from broker.jetstream.stream_config import StreamConfig
+    from broker.jetstream.subjects import SubjectIndex
 
 __all__ = ["Sequencer"]
+
+_log = logging.getLogger(__name__)
 
 _RECORD_BYTES_MAX = 32 << 20
 """nats-server's bound on one message's record."""
@@ -54,28 +62,8 @@ _CEILING_MARGIN = 32_768
 
 _NO_HEADERS: PublishHeaders = {}
 
-_TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
-
-
-class _Pending:
-    """Messages accepted and not yet appended: all of one publisher, with consecutive sequences."""
-
-    __slots__ = ("bodies", "bytes", "first_seq", "hlens", "removed", "removed_bytes", "replies", "subjects")
-
-    def __init__(self, first_seq: int) -> None:
-        self.begin(first_seq)
-
-    def begin(self, first_seq: int) -> None:
-        """Hold nothing; the next message accepted is ``first_seq``."""
-        self.first_seq = first_seq
-        self.subjects: list[bytes] = []
-        self.replies: list[bytes] = []
-        self.hlens: list[int] = []
-        self.bodies: list[bytes] = []
-        self.bytes = 0
-        self.removed: list[tuple[int, int]] = []
-        """(sequence, size) of messages that the accepted ones replace."""
-        self.removed_bytes = 0
+_TELL_NS = 1_000_000_000
+"""Errors that nobody foresaw are logged no more often: they may come with each message."""
 
 
 class _Duplicate(Exception):
@@ -93,10 +81,10 @@ class Sequencer:
         self._stream = stream
         self._live, self._log, self._dedupe = stream.live, stream.log, stream.dedupe
         self._pub_acks_each = stream.bus.pub_acks_each
+        self.replies = Replies(stream)
         self.last_by_filter: dict[bytes, int] = {}
         """Answers that were loaded for the publish at the inlet's head: filter to last sequence."""
-        self.dropped = 0
-        """Publishes without a reply that were refused."""
+        self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
         """Take the limits of ``config``."""
@@ -116,10 +104,8 @@ class Sequencer:
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._bulky = not (self._discard_new or self._sealed)
         self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
-        name = json.dumps(config.name, ensure_ascii=False)
-        domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
-        self._prefix = f'{{"stream":{name},{domain}"seq":'.encode()
-        self._refusal_tail = f',"stream":{name},"seq":0}}'.encode()
+        self.replies.configure(config)
+        self._prefix = self.replies.prefix
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -134,15 +120,18 @@ class Sequencer:
                 stream.inlet.requeue((ops, start, end, source, now_ns))
                 stream.wait_for_ceiling()
                 return
-        if not (self._bulky and self._bulk(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
+        if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
                 # Behind it the inlet is busy, so what is left is what comes next.
                 stream.inlet.requeue((ops, done, end, source, now_ns))
-        if self._limited:
-            stream.retention.enforce()
-        if self._ages:
-            stream.retention.arm()
+        try:
+            if self._limited:
+                stream.retention.enforce()
+            if self._ages:
+                stream.retention.arm()
+        except Exception as error:
+            self._unforeseen(error, index=True)
         stream.log.urgent()
 
     def one(self, msg: Msg, now_ns: int) -> bool:
@@ -164,6 +153,15 @@ class Sequencer:
             log.gather(self._pub_acks_each, reply, self._prefix, seq)
         log.urgent()
         return True
+
+    def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+        """``_bulk``, or False: message by message, which also finds the one that an unforeseen error comes from."""
+        last_seq = self._live.last_seq
+        try:
+            return self._bulk(run, source, time_ns)
+        except Exception as error:
+            self._unforeseen(error, index=bool(self._per_subject))
+            return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
         """Append a whole run at once, if no message in it needs a look of its own."""
@@ -209,77 +207,122 @@ class Sequencer:
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
                          subjects_bytes + len(joined))
         live.appended(block, count, size, first_seq, time_ns)
-        if removed:
-            stream.retention.take_out(removed)
         if ids:
             stream.dedupe.add_run(ids, first_seq, time_ns)
         else:
             stream.dedupe.last_id = b""
-        self._answer(source, replies, first_seq)
+        self.replies.accepted(source, replies, first_seq)
+        if removed:
+            stream.retention.take_out(removed)
         return True
 
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
         """Decide on each message; returns the place of the first one that must wait, or ``end``."""
-        stream = self._stream
-        pending = _Pending(stream.live.last_seq + 1)
-        i = start
-        try:
-            for i in range(start, end):
-                subject, reply, hlen, body = ops[i]
-                try:
-                    self._accept(pending, subject, reply, hlen, body, source, time_ns)
-                    if self.last_by_filter:
-                        self.last_by_filter.clear()
-                except ApiError as error:
-                    self._append(pending, source, time_ns)
-                    self._refuse(reply, error)
-                except _Duplicate as duplicate:
-                    self._append(pending, source, time_ns)
-                    if self._acks and reply:
-                        self._later(stream.bus.publish, reply, b"", 0,
-                                    b'%b%d,"duplicate": true}' % (self._prefix, duplicate.seq))
-        except Cold as cold:
-            self._append(pending, source, time_ns)
-            stream.load_then_go_on(cold)
-            return i
+        stream, replies = self._stream, self.replies
+        pending = Pending(stream.live.last_seq + 1)
+        for i in range(start, end):
+            _, reply, _, _ = op = ops[i]
+            try:
+                plan = self._accept(pending, op, source, time_ns)
+                if plan is not None:
+                    self._roll_up(pending, plan, source, time_ns)
+                if self.last_by_filter:
+                    self.last_by_filter.clear()
+            except ApiError as error:
+                self._append(pending, source, time_ns)
+                replies.refused(reply, error)
+            except _Duplicate as duplicate:
+                self._append(pending, source, time_ns)
+                replies.duplicate(reply, duplicate.seq)
+            except Cold as cold:
+                self._append(pending, source, time_ns)
+                stream.load_then_go_on(cold)
+                return i
+            except Exception as error:
+                self._append(pending, source, time_ns)
+                self._unforeseen(error, index=pending.indexed)
+                pending.indexed = False
+                replies.refused(reply, ApiError(NOT_AVAILABLE))
         self._append(pending, source, time_ns)
         return end
 
-    def _append(self, pending: _Pending, source: Source | None, time_ns: int) -> None:
-        """Append what was accepted, take out what it replaces, and promise the PubAcks. ``pending`` is empty after it."""
-        count = len(pending.bodies)
+    def _append(self, pending: Pending, source: Source | None, time_ns: int) -> bool:
+        """Append what was accepted; False: it was refused, since that failed. ``pending`` is empty after it."""
+        appended = True
+        if pending.msgs:
+            try:
+                self._commit(pending, source, time_ns)
+            except Exception as error:
+                appended = self._live.last_seq >= pending.first_seq
+                self._unforeseen(error, index=True)
+                if not appended:
+                    for _, reply, _, _ in pending.msgs:
+                        self.replies.refused(reply, ApiError(NOT_AVAILABLE))
+        # A roll-up or a trim may have removed or skipped, too; sequences go on from wherever the stream is.
+        pending.begin(self._live.last_seq + 1)
+        return appended
+
+    def _commit(self, pending: Pending, source: Source | None, time_ns: int) -> None:
+        """Make messages of what was accepted: in the block, the numbers and the window of ids, then take out what they
+        replace. Their PubAcks are promised before that, since messages they are by then."""
+        stream, live, first_seq = self._stream, self._live, pending.first_seq
+        if first_seq != live.last_seq + 1:
+            raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
+        subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
+        block = stream.log.block(stream)
+        block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
+                         sum(map(len, subjects)) + sum(map(len, replies)))
+        live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
+        dedupe = stream.dedupe
+        for msg_id, seq in pending.ids.items():
+            dedupe.add(msg_id, seq, time_ns)
+        dedupe.last_id = pending.last_id
+        self.replies.accepted(source, replies, first_seq)
+        if pending.removed:
+            stream.retention.take_out(pending.removed)
+
+    def _roll_up(self, pending: Pending, plan: Rollup, source: Source | None, time_ns: int) -> None:
+        """Append the roll-up, which stands last in ``pending``, and take out what it replaces."""
+        if self._append(pending, source, time_ns):
+            try:
+                self._stream.retention.carry_out(plan)
+            except Exception as error:
+                self._unforeseen(error, index=True)
+
+    def _unforeseen(self, error: Exception, *, index: bool) -> None:
+        """An error that nobody foresaw: tell of it, and see to it that nothing wrong is built upon.
+
+        ``index``: the subjects may be out of step; they are read again from the messages.
+        """
         stream = self._stream
-        live = stream.live
-        if count:
-            first_seq = pending.first_seq
-            block = stream.log.block(stream)
-            hlens = pending.hlens if any(pending.hlens) else None
-            block.append_run(first_seq, pending.subjects, hlens, pending.bodies, time_ns,
-                             sum(map(len, pending.subjects)) + sum(map(len, pending.replies)))
-            live.appended(block, count, pending.bytes, first_seq, time_ns)
-            removed, replies = pending.removed, pending.replies
-            pending.begin(first_seq + count)
-            if removed:
-                stream.retention.take_out(removed)
-            self._answer(source, replies, first_seq)
-        else:
-            # A roll-up may have skipped or removed; sequences go on from wherever the stream is.
-            pending.first_seq = live.last_seq + 1
+        if index:
+            stream.subjects.forget()
+        now_ns = stream.clock.monotonic_ns()
+        if now_ns - self._told_ns >= _TELL_NS:
+            self._told_ns = now_ns
+            _log.error("stream %s: a publish failed", stream.name, exc_info=error)
+        if not self._live.sound:
+            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", stream.name)
+            stream.log.fail(error)
 
     # --- one message --------------------------------------------------------------------------------------------------
 
-    def _accept(self, pending: _Pending, subject: bytes, reply: bytes, hlen: int, body: bytes, source: Source | None,
-                time_ns: int) -> None:
-        """Add one message to ``pending``. Raises: ApiError or _Duplicate when it is not stored; Cold."""
+    def _accept(self, pending: Pending, op: Msg, source: Source | None, time_ns: int) -> Rollup | None:
+        """Add one message to ``pending``. Returns: what it takes out, when it is a roll-up, once it is appended.
+
+        Raises: ApiError or _Duplicate when it is not stored; Cold.
+        """
         stream = self._stream
+        subject, reply, hlen, body = op
         headers = _NO_HEADERS
-        if self._trim_each and self._over_with(len(pending.bodies) - len(pending.removed),
+        if self._trim_each and self._over_with(len(pending.msgs) - len(pending.removed),
                                                pending.bytes - pending.removed_bytes):
             self._append(pending, source, time_ns)
             stream.retention.trim()
         if hlen:
             if body[8:10] != b"\r\n" or b"Nats-Request-Info:" in body[:hlen]:
-                hlen, body = _without_status(hlen, body)
+                hlen, body = publish_headers.as_stored(hlen, body)
+                op = subject, reply, hlen, body
             if body.find(HINT, 0, hlen) >= 0:
                 headers = publish_headers.find(body[:hlen])
         size = user_size(subject, hlen, body)
@@ -297,9 +340,9 @@ class Sequencer:
                 self._check_headers(headers, subject, pending, source, time_ns)
             msg_id = headers.get(publish_headers.MSG_ID, b"")
             if msg_id:
-                self._check_msg_id(msg_id, time_ns)
-            self._check_last_msg_id(headers)
-            rollup = self._rollup(headers)
+                self._check_msg_id(msg_id, pending, time_ns)
+            self._check_last_msg_id(headers, pending)
+            rollup = publish_headers.parse_rollup(headers, allowed=self._allow_rollup)
         if 0 <= self._max_msg_size < len(body):
             raise ApiError(10054)
         if hlen > _HEADERS_BYTES_MAX:
@@ -310,7 +353,7 @@ class Sequencer:
         index = None
         if self._per_subject:
             index = stream.subjects.index
-            if index is None or index.merged_seq < pending.first_seq + len(pending.bodies) - 1:
+            if index is None or index.merged_seq < pending.last_seq:
                 self._append(pending, source, time_ns)
                 index = stream.subjects.ready()
         if self._discard_new:
@@ -321,31 +364,39 @@ class Sequencer:
             self._append(pending, source, time_ns)
             stream.retention.trim()
             plan = stream.retention.plan_rollup(subject if rollup == b"sub" else None)
-        seq = pending.first_seq + len(pending.bodies)
+        seq = pending.last_seq + 1
+        replaced: Sequence[tuple[int, int]] = ()
         if index is not None:
-            first_seq = stream.live.first_seq
-            one = index.replace(subject, seq, size) if self._per_subject == 1 and plan is None else None
-            if one is not None:
-                if one[0] and one[0] >= first_seq:
-                    pending.removed.append(one)
-                    pending.removed_bytes += one[1]
-            elif index.add(subject, seq, size) > self._per_subject and plan is None:
-                for one in index.messages(subject, first_seq)[:-self._per_subject]:
-                    index.remove(subject, one[0])
-                    pending.removed.append(one)
-                    pending.removed_bytes += one[1]
-            index.merged_seq = seq
-        pending.subjects.append(subject)
-        pending.replies.append(reply)
-        pending.hlens.append(hlen)
-        pending.bodies.append(body)
+            pending.indexed = True
+            replaced = self._index(index, subject, seq, size, plan is not None)
+            pending.indexed = False
+        pending.msgs.append(op)
         pending.bytes += size
         if msg_id:
-            stream.dedupe.add(msg_id, seq, time_ns)
-        stream.dedupe.last_id = msg_id
-        if plan is not None:
-            self._append(pending, source, time_ns)
-            stream.retention.carry_out(plan)
+            pending.ids[msg_id] = seq
+        pending.last_id = msg_id
+        for one in replaced:
+            pending.removed.append(one)
+            pending.removed_bytes += one[1]
+        return plan
+
+    def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:
+        """Add a message to the index of a stream that limits subjects; returns (sequence, size) of those it replaces.
+
+        A roll-up replaces by its plan.
+        """
+        first_seq = self._live.first_seq
+        one = index.replace(subject, seq, size) if self._per_subject == 1 and not rollup else None
+        replaced: Sequence[tuple[int, int]] = ()
+        if one is not None:
+            if one[0] and one[0] >= first_seq:
+                replaced = (one,)
+        elif index.add(subject, seq, size) > self._per_subject and not rollup:
+            replaced = index.messages(subject, first_seq)[:-self._per_subject]
+            for gone, _ in replaced:
+                index.remove(subject, gone)
+        index.merged_seq = seq
+        return replaced
 
     def _over_with(self, msgs: int, size: int) -> bool:
         """Whether ``msgs`` more messages of ``size`` user bytes take the stream past max_msgs or max_bytes."""
@@ -360,13 +411,13 @@ class Sequencer:
             raise ApiError(10054)
         raise ApiError(disabled)
 
-    def _check_headers(self, headers: PublishHeaders, subject: bytes, pending: _Pending, source: Source | None,
+    def _check_headers(self, headers: PublishHeaders, subject: bytes, pending: Pending, source: Source | None,
                        time_ns: int) -> None:
         """The checks before deduplication, in nats-server's order."""
         get = headers.get
         rare = not headers.keys() <= _COMMON
         if rare and (incr := get(b"Nats-Incr")):
-            if not _is_integer(incr):
+            if not publish_headers.is_integer(incr):
                 raise ApiError(10171)
             raise ApiError(10168)
         expected = get(b"Nats-Expected-Stream")
@@ -378,7 +429,7 @@ class Sequencer:
             wanted = get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject
             index = self._stream.subjects.index
             if (wanted is subject and self._per_subject and not self._limited and index is not None
-                    and index.merged_seq == pending.first_seq + len(pending.bodies) - 1):
+                    and index.merged_seq == pending.last_seq):
                 # A tracked stream's index has what is pending too.
                 last = index.last(subject, self._stream.live.first_seq) or 0
             else:
@@ -390,62 +441,38 @@ class Sequencer:
         elif get(b"Nats-Expected-Last-Subject-Sequence-Subject"):
             raise ApiError(10193)
         if text := get(b"Nats-Expected-Last-Sequence"):
-            last = pending.first_seq + len(pending.bodies) - 1
+            last = pending.last_seq
             if last != publish_headers.parse_sequence(text):
                 raise ApiError(10071, seq=last)
         if rare:
-            self._check_schedule(headers, subject)
+            publish_headers.check_schedule(headers, subject)
             if get(b"Nats-Stream-Source"):
                 raise ApiError(10227)
 
-    def _check_schedule(self, headers: PublishHeaders, subject: bytes) -> None:
-        get = headers.get
-        if get(b"Nats-Schedule") or _bad_zone(get(b"Nats-Schedule-Time-Zone")):
-            raise ApiError(10188)
-        scheduler = get(b"Nats-Scheduler")
-        if following := get(b"Nats-Schedule-Next"):
-            literal = scheduler and is_valid(scheduler) and is_literal(scheduler)
-            if following != b"purge" or not literal or scheduler == subject:
-                raise ApiError(10212)
-            raise ApiError(10188)
-        if scheduler:
-            raise ApiError(10212)
-
-    def _check_msg_id(self, msg_id: bytes, time_ns: int) -> None:
+    def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
         dedupe = self._stream.dedupe
         if not dedupe.known:
             raise Cold
         dedupe.expire(time_ns)
-        if seq := dedupe.seen(msg_id):
+        if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
         if dedupe.full:
             raise ApiError(10167)
 
-    def _check_last_msg_id(self, headers: PublishHeaders) -> None:
+    def _check_last_msg_id(self, headers: PublishHeaders, pending: Pending) -> None:
         expected = headers.get(b"Nats-Expected-Last-Msg-Id")
         if not expected:
             return
-        last_id = self._stream.dedupe.last_id
+        last_id = pending.last_id if pending.msgs else self._stream.dedupe.last_id
         if last_id is None:
             raise Cold
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 
-    def _rollup(self, headers: PublishHeaders) -> bytes:
-        """b"", b"sub" or b"all"."""
-        value = headers.get(b"Nats-Rollup", b"").lower()
-        if not value:
-            return b""
-        if not self._allow_rollup:
-            raise ApiError(10111, err="rollup not permitted")
-        if value not in (b"sub", b"all"):
-            raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
-        return value
-
-    def _check_room(self, pending: _Pending, subject: bytes, size: int, rollup: bool) -> None:
+    def _check_room(self, pending: Pending, subject: bytes, size: int, rollup: bool) -> None:
         """Discard policy new. Raises: ApiError 10077."""
         live = self._stream.live
-        msgs = live.msgs + len(pending.bodies) - len(pending.removed)
+        msgs = live.msgs + len(pending.msgs) - len(pending.removed)
         used = live.bytes + pending.bytes - pending.removed_bytes
         replaces, replaced_size = False, 0
         if self._per_subject:
@@ -467,72 +494,3 @@ class Sequencer:
         if subject not in self.last_by_filter:
             raise Cold(filters=Filters((subject,)))
         return self.last_by_filter[subject]
-
-    # --- replies ------------------------------------------------------------------------------------------------------
-
-    def _answer(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
-        if self._acks and any(replies):
-            self._later(self._stream.bus.pub_acks, source, replies, self._prefix, first_seq, b"}")
-
-    def _later(self, fn: object, *args: object) -> None:
-        """Send a reply: in log order, or at once where a PubAck depends on nothing."""
-        log = self._stream.log
-        if self._async and not log.muted:
-            fn(*args)  # type: ignore[operator]
-        else:
-            log.wait(fn, *args)  # type: ignore[arg-type]
-
-    def _refuse(self, reply: bytes, error: ApiError) -> None:
-        if self._acks and reply:
-            self._later(self._stream.bus.publish, reply, b"", 0, self._refusal(error))
-
-    def _refusal(self, error: ApiError) -> bytes:
-        told = json.dumps(error.to_json(), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
-        return b'{"error":%b%b' % (told, self._refusal_tail)
-
-    def turn_away(self, run: Sequence[Msg]) -> None:
-        """Refuse publishes that there is no room for: at once, since nothing was decided about them."""
-        body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
-        hlen = len(_TOO_MANY_REQUESTS)
-        for _, reply, _, _ in run:
-            if reply:
-                self._stream.bus.publish(reply, b"", hlen, body)
-            else:
-                self.dropped += 1
-
-    def fail(self, run: Sequence[Msg], error: ApiError) -> None:
-        """Refuse publishes whose decision could not be taken, because the store did not answer."""
-        body = self._refusal(error)
-        for reply in (op[1] for op in run):
-            if reply and self._acks:
-                self._stream.bus.publish(reply, b"", 0, body)
-
-
-def _without_status(hlen: int, body: bytes) -> tuple[int, bytes]:
-    """Headers as they are stored: without a status, and without what the server alone may say of a request."""
-    block, payload = body[:hlen], body[hlen:]
-    if block[8:10] != b"\r\n" and block.startswith(header_block.VERSION):
-        line_end = block.find(b"\r\n")
-        rest = block[line_end:] if line_end >= 0 else b""
-        block = header_block.VERSION + rest if rest != b"\r\n\r\n" else b""
-    if b"Nats-Request-Info:" in block:
-        block = header_block.remove(block, b"Nats-Request-Info")
-    return len(block), block + payload
-
-
-def _is_integer(text: bytes) -> bool:
-    digits = text[1:] if text[:1] in (b"+", b"-") else text
-    return digits.isdigit()
-
-
-def _bad_zone(name: bytes | None) -> bool:
-    """Whether a schedule's time zone header is there and names none that is known."""
-    if name is None:
-        return False
-    try:
-        ZoneInfo(name.decode())
-    except (ValueError, OSError, KeyError):
-        return True
-    return False
-
-

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
@@ -118,7 +118,7 @@ class Stream:
         self.subjects = SubjectState(self.live, config.max_msgs_per_subject > 0)
         self.retention = Retention(self)
         self.sequencer = Sequencer(self)
-        self.inlet = Inlet(log, self.sequencer.run, self.sequencer.turn_away, bytes_max=bytes_max)
+        self.inlet = Inlet(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.reading = Reading(self, self.live)
         self._configure(config)
         if state is None:
@@ -249,8 +249,7 @@ class Stream:
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
-            for consumer in list(self.consumers.values()):
-                consumer.wake()
+            self._tell_consumers(lambda consumer: consumer.wake())
 
     def dirty(self, consumer: Consumer) -> None:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
@@ -381,14 +380,26 @@ class Stream:
             finally:
                 self._unpin()
 
-    def removed(self, gone: Iterable[Removal], subject: Subject | None, purged: bool) -> None:
+    def removed(self, gone: Sequence[Removal], subject: Subject | None, purged: bool) -> None:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
         if self.consumers:
-            for consumer in list(self.consumers.values()):
+            def tell(consumer: Consumer) -> None:
                 for removal in gone:
                     consumer.removed(removal.first, removal.last, removal.msgs, subject, purged=purged)
+
+            self._tell_consumers(tell)
+
+    def _tell_consumers(self, tell: Callable[[Consumer], None]) -> None:
+        """Have each of them hear of what has happened to the stream; one that fails at it counts again what it has to come,
+        and keeps neither the others nor the stream from going on."""
+        for consumer in list(self.consumers.values()):
+            try:
+                tell(consumer)
+            except Exception as error:
+                _log.error("consumer %s > %s failed to follow its stream", self.name, consumer.name, exc_info=error)
+                consumer.doubt()
 
     def close(self) -> None:
         """Stop at once; nothing is written, nothing more is answered."""
@@ -520,7 +531,7 @@ class Stream:
             self.warn("a publish is refused, since what it depends on cannot be read: %s", error)
             refused = self.inlet.drop_first()
             if refused is not None:
-                self.sequencer.fail((refused,), ApiError(NOT_AVAILABLE))
+                self.sequencer.replies.fail((refused,), ApiError(NOT_AVAILABLE))
         finally:
             self.inlet.end()
             if not self.inlet.busy:

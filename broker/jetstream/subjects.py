@@ -145,7 +145,8 @@ class SubjectIndex:
 
         Returns: (sequence, size) of those taken out that are at or above ``first_seq``, the stream's.
         """
-        assert self.tracked
+        if not self.tracked:
+            raise ValueError("what one message is replaced by is known of tracked subjects only")
         rows, counts, lasts, of_last, histories = self._rows, self._counts, self._lasts, self._sizes, self._history
         find, out = rows.get, list[tuple[int, int]]()
         for subject, size in zip(subjects, sizes, strict=True):

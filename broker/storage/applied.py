@@ -237,7 +237,8 @@ class ShardState:
 
     def apply_segment(self, position: Position) -> None:
         """Begin a segment: called before its blocks are applied, also when it has none."""
-        assert position > self.position, f"{position} applied after {self.position}"
+        if position <= self.position:
+            raise ValueError(f"{position} applied after {self.position}")
         self.position = position
         key = position_key(position)
         self.segments.setdefault(key, 0)

@@ -104,7 +104,8 @@ class Log:
         Args: key_of gives a segment's key. executor encodes large segments; None: everything on the loop.
             began_ns is when, by the monotonic clock, the put of the opening began, from which the lease counts.
         """
-        assert state.position.epoch == epoch
+        if state.position.epoch != epoch:
+            raise ValueError(f"a log of epoch {epoch} cannot go on after {state.position}")
         self.store = store
         self.state = state
         self.epoch = epoch

@@ -83,10 +83,16 @@ class MemoryLog:
         await future
 
     def room(self) -> bool:
-        return True
+        return self.failure is None
 
     def when_room(self, fn: Callable[[], object]) -> None:
-        fn()
+        if self.room():
+            fn()
+
+    def fail(self, error: BaseException) -> None:
+        """Take nothing more: what is sequenced cannot be relied upon."""
+        self.failure = error
+        self.stop()
 
     async def drain(self) -> None:
         self.barrier()

@@ -104,9 +104,8 @@ class OpenBlock(Generic[Owner]):
         count = len(bodies)
         if not count:
             return
-        assert first_seq > self.last_seq, (first_seq, self.last_seq)
-        assert len(subjects) == count
-        assert time_ns >= 0
+        if first_seq <= self.last_seq or time_ns < 0 or len(subjects) != count or (hlens is not None and len(hlens) != count):
+            raise ValueError(f"{count} messages from {first_seq} at {time_ns} cannot follow {self.last_seq}")
         if hlens is not None:
             if self._hlens is None:
                 self._hlens = [0] * self.count
@@ -131,8 +130,8 @@ class OpenBlock(Generic[Owner]):
 
     def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
         """``append_run`` for one message without headers, with names of at most ``NAMES_BYTES``."""
-        assert seq > self.last_seq, (seq, self.last_seq)
-        assert time_ns >= 0
+        if seq <= self.last_seq or time_ns < 0:
+            raise ValueError(f"message {seq} at {time_ns} cannot follow {self.last_seq}")
         if self._hlens is not None:
             self._hlens.append(0)
         if not self.count:
@@ -162,7 +161,8 @@ class OpenBlock(Generic[Owner]):
 
         They may stand in this block or in an earlier one of the stream.
         """
-        assert 1 <= first_seq <= last_seq
+        if not 1 <= first_seq <= last_seq:
+            raise ValueError(f"no range of sequences: {first_seq}..{last_seq}")
         if isinstance(self.removed, tuple):
             self.removed = []
         self.removed.append(Removed(first_seq, last_seq, msgs, size))

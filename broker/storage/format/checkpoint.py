@@ -27,7 +27,8 @@ class Root(NamedTuple):
 
     def encode(self, nonce: bytes) -> bytes:
         """The whole object."""
-        assert self.replay_from <= self.position
+        if self.replay_from > self.position:
+            raise ValueError(f"a checkpoint at {self.position} cannot be replayed from {self.replay_from}")
         body = {"replay_from": list(self.replay_from), "pages": [ref.pack() for ref in self.pages],
                 "extra": self.extra}
         return encode_document(ObjectKind.ROOT, self.position, nonce, body)

@@ -21,7 +21,8 @@ class StoreFormat(NamedTuple):
     @classmethod
     def make(cls, store_id: bytes, made_at_ns: int) -> StoreFormat:
         """The format of a new store."""
-        assert len(store_id) == NONCE_BYTES
+        if len(store_id) != NONCE_BYTES:
+            raise ValueError(f"a store's id has {NONCE_BYTES} bytes")
         return cls(FORMAT_VERSION, store_id, made_at_ns)
 
     def encode(self) -> bytes:

@@ -107,7 +107,8 @@ class FaultyStore(Wrapper):
 
     def stall_put(self, number: int) -> Stall:
         """Hold put ``number`` (``puts`` is the next one's) before it reaches the store."""
-        assert number >= self.puts
+        if number < self.puts:
+            raise ValueError(f"put {number} is over")
         return self._stalls.setdefault(number, Stall())
 
     def halt(self) -> None:

@@ -103,7 +103,8 @@ class FileStore(ObjectStore):
         await self._in_thread(self._put, key, data)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        assert start >= 0
+        if start < 0:
+            raise ValueError("a read begins at byte 0 or later")
         if end is not None and end <= start:
             return b""
         path = self._path(key)

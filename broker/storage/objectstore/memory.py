@@ -40,7 +40,8 @@ class MemoryStore(ObjectStore):
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         self._open()
-        assert start >= 0
+        if start < 0:
+            raise ValueError("a read begins at byte 0 or later")
         if end is not None and end <= start:
             return b""
         data = self.objects.get(check_key(key))

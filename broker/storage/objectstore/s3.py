@@ -113,7 +113,8 @@ class S3Store(ObjectStore):
             self._note_date(answer)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        assert start >= 0
+        if start < 0:
+            raise ValueError("a read begins at byte 0 or later")
         if end is not None and end <= start:
             return b""
         asked = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}

@@ -72,7 +72,7 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
     assert source.holds == 0
     assert world.bus.headers[queued[1]] == b"NATS/1.0 429 Too Many Requests\r\n\r\n"
     assert world.bus.answer(queued[1])["error"]["err_code"] == 10167
-    assert (stream.inlet.refused, stream.sequencer.dropped) == (3, 1)
+    assert (stream.inlet.refused, stream.sequencer.replies.dropped) == (3, 1)
     late = pub(b"S.a", b"late")
     publish(world, stream, late, source=source)
     assert world.bus.answer(late[1])["error"]["err_code"] == 10167
