@@ -114,11 +114,10 @@ class Live:
         self._blocks = blocks
         self._begins = [block.first_seq for block in blocks]
 
-    @property
-    def sound(self) -> bool:
-        """Whether the numbers count every message of the open block."""
-        block, tail = self.open, self._tail
-        return block is None or (block.last_seq <= self.last_seq and (tail is None or tail.count == block.count))
+    def counts(self, block: OpenBlock[Any]) -> bool:
+        """Whether the numbers count every message of ``block``, which takes messages."""
+        tail = self._tail if self.open is block else None
+        return block.last_seq <= self.last_seq and (tail is None or tail.count == block.count)
 
     # --- growing ------------------------------------------------------------------------------------------------------
 

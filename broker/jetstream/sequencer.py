@@ -145,12 +145,17 @@ class Sequencer:
         live, log = self._live, self._log
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
-        block = live.open or log.block(self._stream)
-        block.append_one(seq, subject, body, time_ns)
-        live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
-        self._dedupe.last_id = b""
-        if reply:
-            log.gather(self._pub_acks_each, reply, self._prefix, seq)
+        try:
+            block = live.open or log.block(self._stream)
+            block.append_one(seq, subject, body, time_ns)
+            live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
+            self._dedupe.last_id = b""
+            if reply:
+                log.gather(self._pub_acks_each, reply, self._prefix, seq)
+        except Exception as error:
+            self._unforeseen(error, index=False)
+            if live.last_seq < seq:
+                self.replies.refused(reply, ApiError(NOT_AVAILABLE))
         log.urgent()
         return True
 
@@ -301,7 +306,7 @@ class Sequencer:
         if now_ns - self._told_ns >= _TELL_NS:
             self._told_ns = now_ns
             _log.error("stream %s: a publish failed", stream.name, exc_info=error)
-        if not self._live.sound:
+        if not self._live.counts(stream.log.block(stream)):
             _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", stream.name)
             stream.log.fail(error)
 

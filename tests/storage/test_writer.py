@@ -68,11 +68,11 @@ def test_sequences_never_go_back() -> None:
     block: OpenBlock[None] = OpenBlock(7, None)
     block.append_run(5, [b"a", b"a"], None, [b"", b""], T0)
     for first_seq in (5, 6):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match=r"sequences|follow"):
             block.append_run(first_seq, [b"a"], None, [b""], T0)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=r"sequences|follow"):
         block.append_run(7, [b"a"], None, [b""], -1)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=r"sequences|follow"):
         block.remove(3, 2, 0, 0)
 
 

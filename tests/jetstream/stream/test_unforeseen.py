@@ -1,0 +1,208 @@
+"""Errors that nobody foresaw, planted in each step of a run of publishes: the stream stays what its PubAcks say.
+
+Whatever fails, afterwards a retry of each publish finds its message exactly once, at the sequence that it is told, and so it
+is after a restart; numbers are those of the messages; other streams of the same log go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.jetstream.stream import Stream
+from tests.jetstream.stream.world import Listener, World, everything, pub, publish
+
+NOT_AVAILABLE = 10008
+
+
+class Once:
+    """Stands for a function: fails at its ``nth`` call, before or after its work, and never again."""
+
+    def __init__(self, work: Callable[..., Any], nth: int, after: bool) -> None:
+        self.work = work
+        self.left = nth
+        self.after = after
+        self.met = False
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self.left -= 1
+        fails = self.left == 0
+        if fails and not self.after:
+            self.met = True
+            raise ZeroDivisionError("nobody foresaw this")
+        result = self.work(*args, **named)
+        if fails:
+            self.met = True
+            raise ZeroDivisionError("nobody foresaw this")
+        return result
+
+
+RUN = [("a", "1", {}), ("b", "2", {}), ("a", "3", {}), ("c", "4", {"Nats_Expected_Stream": "S"}), ("a", "2", {}),
+       ("b", "5", {}), ("d", "6", {"Nats_Expected_Last_Sequence": "999"}), ("a", "7", {}), ("d", "8", {})]
+"""(subject, id, headers): the fifth is a duplicate, the seventh is refused."""
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {}, "one a subject": {"max_msgs_per_subject": 1}, "two a subject": {"max_msgs_per_subject": 2},
+    "limited": {"max_msgs": 4}, "both": {"max_msgs": 5, "max_msgs_per_subject": 1},
+    "memory": {"storage": "memory"}, "memory, one a subject": {"storage": "memory", "max_msgs_per_subject": 1},
+    "async": {"persist_mode": "async", "allow_msg_schedules": False}, "new": {"max_msgs": 50, "discard": "new"}}
+
+STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
+    "size": lambda stream: (stream.sequencer, "_check_headers"),
+    "dedupe": lambda stream: (stream.sequencer, "_check_msg_id"),
+    "index": lambda stream: (stream.sequencer, "_index"),
+    "commit": lambda stream: (stream.sequencer, "_commit"),
+    "block": lambda stream: (stream.log, "block"),
+    "answer": lambda stream: (stream.sequencer.replies, "accepted"),
+    "refusal": lambda stream: (stream.retention, "enforce"),
+    "take out": lambda stream: (stream.retention, "take_out"),
+    "trim": lambda stream: (stream.retention, "trim"),
+    "front": lambda stream: (stream.retention, "remove_front"),
+    "consumer": lambda stream: (stream.consumers["c"], "removed"),
+}
+
+
+def numbers(stream: Stream) -> tuple[int, int]:
+    return sum(block.live_msgs for block in stream.live.blocks), sum(block.live_bytes for block in stream.live.blocks)
+
+
+class Doubting(Listener):
+    """A consumer as the stream sees it, which notes that it is told to count again."""
+
+    doubts = 0
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its work", "after its work"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("config", CONFIGS)
+async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str, after: bool,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
+    """The error is planted at each call of the step in turn, until a run no longer meets it."""
+    caplog.set_level(logging.CRITICAL)
+    met = 0
+    for nth in range(1, 12):
+        world = World()
+        stream, other = world.stream(**CONFIGS[config]), world.stream("T")
+        stream.consumers["c"] = Doubting()  # type: ignore[assignment]
+        await world.settle(stream)
+        where, name = STEPS[step](stream)
+        once = Once(getattr(where, name), nth, after)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(where, name, once, raising=False)
+            publish(world, stream, *(pub(b"S.%b" % subject.encode(), msg_id.encode(), Nats_Msg_Id=msg_id, **headers)
+                                     for subject, msg_id, headers in RUN))
+        publish(world, other, pub(b"T.a", b"other", reply=b"_R.other.%d" % nth))
+        if not once.met:
+            await world.close()
+            break
+        met += 1
+        await check(world, stream)
+        assert world.bus.answer(b"_R.other.%d" % nth)["seq"] == 1
+        assert world.log.failure is None
+        await world.close()
+    assert met or nth == 1
+
+
+async def check(world: World, stream: Stream) -> None:
+    """What a publisher that retries is told is so, now and after a restart."""
+    await world.settle(stream)
+    told: dict[str, int] = {}
+    for subject, msg_id, headers in RUN:
+        if "Nats_Expected_Last_Sequence" in headers or msg_id in told:
+            continue
+        msg = pub(b"S.%b" % subject.encode(), msg_id.encode(), Nats_Msg_Id=msg_id)
+        publish(world, stream, msg)
+        await world.settle(stream)
+        told[msg_id] = world.bus.answer(msg[1])["seq"]
+    assert len(set(told.values())) == len(told)
+    await check_messages(world, stream, told)
+    if stream.stored:
+        await check_messages(world, await world.restart(stream, clean=True), told)
+
+
+async def check_messages(world: World, stream: Stream, told: dict[str, int]) -> None:
+    """Each id names the message at the sequence that was told, where that is still there, and numbers are right."""
+    await world.settle(stream)
+    kept = {seq: payload.decode() for seq, _, payload in await everything(stream)}
+    for msg_id, seq in told.items():
+        assert kept.get(seq, msg_id) == msg_id
+    payloads = list(kept.values())
+    assert len(set(payloads)) == len(payloads)
+    assert stream.msgs == len(kept)
+    assert (stream.msgs, stream.bytes) == numbers(stream)
+    assert stream.last_seq >= max(told.values())
+
+
+async def test_an_id_without_its_message_is_not_remembered() -> None:
+    """The publish between two others that cannot be decided is refused; neither it nor they are taken for duplicates."""
+    world = World()
+    stream = world.stream()
+    first, bad, last = (pub(b"S.a", msg_id.encode(), Nats_Msg_Id=msg_id, Nats_Expected_Stream="S") for msg_id in "xyz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream.sequencer, "_check_headers", Once(stream.sequencer._check_headers, 2, False))
+        publish(world, stream, first, bad, last)
+    await world.settle()
+    assert [world.bus.answer(msg[1]).get("seq") for msg in (first, last)] == [1, 2]
+    assert world.bus.answer(bad[1])["error"]["err_code"] == NOT_AVAILABLE
+    for msg, expected in ((bad, {"stream": "S", "seq": 3}), (first, {"stream": "S", "seq": 1, "duplicate": True}),
+                          (last, {"stream": "S", "seq": 2, "duplicate": True})):
+        publish(world, stream, msg)
+        await world.settle()
+        assert json.loads(world.bus.replies[msg[1]][-1]) == expected
+    await world.close()
+
+
+async def test_a_failing_consumer_keeps_nobody_from_going_on() -> None:
+    """A consumer that fails to hear of a removal is told to count again; the others hear of it, the message is acked."""
+    world = World()
+    stream = world.stream(max_msgs=1)
+    bad, good = Doubting("bad"), Doubting("good")
+    stream.consumers = {"bad": bad, "good": good}  # type: ignore[dict-item]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bad, "removed", Once(bad.removed, 1, False))
+        replies = publish(world, stream, pub(b"S.a"), pub(b"S.a"))
+    await world.settle()
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2]
+    assert (bad.doubts, good.doubts, len(good.gone), stream.msgs) == (1, 0, 1, 1)
+    await world.close()
+
+
+async def test_numbers_that_are_not_those_of_the_messages_stop_the_log() -> None:
+    """Should a message be in the block and not be counted, nothing of it is persisted and nothing acknowledged."""
+    world = World()
+    stream = world.stream()
+    await world.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream.live, "appended", Once(stream.live.appended, 1, False))
+        replies = publish(world, stream, pub(b"S.a"), pub(b"S.a"))
+    assert isinstance(world.log.failure, ZeroDivisionError)
+    assert not any(reply in world.bus.replies for reply in replies)
+    again = await world.restart(stream)
+    assert (again.last_seq, again.msgs, await everything(again)) == (0, 0, [])
+    await world.close()
+
+
+async def test_what_is_queued_goes_on_after_an_error() -> None:
+    """An error at a queued publish is told by the loop, and those behind it are decided."""
+    world = World()
+    stream = world.stream()
+    async with stream.inlet.turn():
+        replies = [publish(world, stream, pub(b"S.a"))[0] for _ in range(3)]
+        sequence = stream.inlet._sequence
+        stream.inlet._sequence = Once(sequence, 1, True)
+        leaving = stream.inlet.end
+        stream.inlet.end = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        leaving()
+    stream.inlet.end = leaving  # type: ignore[method-assign]
+    await world.settle(stream)
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
+    assert not stream.inlet.closed
+    await world.close()
