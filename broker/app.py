@@ -339,8 +339,8 @@ def server_options(settings: Settings) -> ServerOptions:
         max_connections=max(settings.max_connections, 0), max_subscriptions=max(settings.max_subscriptions, 0),
         ping_interval_ns=settings.ping_interval_ns, ping_max=settings.ping_max,
         write_deadline_ns=settings.write_deadline_ns, lame_duck_duration_ns=settings.lame_duck_duration_ns,
-        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, user=settings.user or "",
-        password=settings.password or "", token=settings.token or "",
+        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, closed_connections_max=settings.max_closed_clients,
+        user=settings.user or "", password=settings.password or "", token=settings.token or "",
         users=[(user.user, user.password) for user in settings.users], auth_timeout_ns=settings.auth_timeout_ns)
 
 

@@ -90,6 +90,8 @@ class Settings:
     lame_duck_grace_period_ns: int = _setting(
         10 * SECOND, kinds.duration_ns(), "Time a lame duck waits before it closes the first client.",
         "lame_duck_grace_period")
+    max_closed_clients: int = _setting(
+        1000, kinds.integer(0), "Ended connections that `/connz?state=closed` tells of; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
 
     # ---- who may connect -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -226,6 +227,7 @@ async def test_configuration_of_a_run(tmp_path: Path) -> None:
         http_base_path: /nats
         server_name: configured
         max_payload: 1k
+        max_closed_clients: 1
         ports_file_dir: "{ports}"
         authorization {{ user: joe, password: secret }}
         jetstream: disabled
@@ -240,7 +242,17 @@ async def test_configuration_of_a_run(tmp_path: Path) -> None:
         assert (client.max_payload, client._server_info["server_name"]) == (1000, "configured")
         status, body = await fetch(own["monitoring"][0] + "/nats/varz")
         assert (status, json.loads(body)["max_payload"]) == (200, 1000)
+        await (await nats.connect(own["nats"][0], user="joe", password="secret", name="the last")).close()
+        while [row.get("name") for row in await closed_connections(own)] != ["the last"]:
+            await asyncio.sleep(0.02)
         await client.close()
+
+
+async def closed_connections(ports: dict[str, list[str]]) -> list[dict[str, Any]]:
+    _, body = await fetch(ports["monitoring"][0] + "/nats/connz?state=closed")
+    rows: list[dict[str, Any]] = json.loads(body)["connections"]
+    assert len(rows) <= 1
+    return rows
 
 
 async def test_ipv6() -> None:
