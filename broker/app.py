@@ -287,7 +287,7 @@ class App:
 
 
 def commit_cost(interval_ns: int, puts_cost: bool) -> str:
-    """What the commit interval means for latency and the bill; the table is in docs/STORES.md."""
+    """What the commit interval means for latency and the bill; the table is in docs/STORES.md, "What commits cost"."""
     if not interval_ns:
         return "Commits: at once, as often as the store takes them" + (
             "; each put is paid for, see commit_interval" if puts_cost else "")
