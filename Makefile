@@ -52,17 +52,23 @@ clean:  ## what was built; neither ./data nor the caches outside the checkout
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Making the virtual environment $(VENV) ..."
 	$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
 
 # Stamps, so that an unchanged pyproject.toml installs nothing again.
+INSTALLING = @echo "Installing $(1) into $(VENV), once: this can take a minute ..."
+
 $(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(call INSTALLING,jetblock and what it needs)
 	$(BIN)/python -m pip install -q -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(call INSTALLING,jetblock and what its tests need)
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.soak: pyproject.toml | $(BIN)/python
+	$(call INSTALLING,jetblock and what its long runs need)
 	$(BIN)/python -m pip install -q -e '.[soak]'
 	@touch $@ $(VENV)/.dev $(VENV)/.run

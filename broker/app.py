@@ -22,6 +22,7 @@ from broker.clock import Clock, GuardedClock
 from broker.config.settings import Settings
 from broker.errors import StartError
 from broker.loop_lag import LoopLag
+from broker.machine import memory_bytes
 from broker.process_files import urls
 from broker.server.listener import Server
 from broker.server.options import COMPATIBLE_VERSION, ServerOptions
@@ -128,11 +129,13 @@ class App:
         self.tenure = Tenure(self.settings, self.clock, self._lost)
         url = self.tenure.store.url
         self.tenure.on_standby = self._begin_to_wait
+        told = jetstream_settings(self.settings, self.server.server_name)
         log.info("Starting JetStream")
+        log.info("  Max Memory:      %s", _friendly_bytes(told.server.max_memory))
+        log.info("  Max Storage:     %s", _friendly_bytes(told.server.max_storage))
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
         await self.tenure.check()
-        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng,
-                                   jetstream_settings(self.settings, self.server.server_name))
+        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, told)
         self.jetstream.listen()
         await self._take_over()
 
@@ -264,9 +267,9 @@ class App:
         from broker.jetstream import overview
         from broker.jetstream.limits import API_LEVEL
 
-        settings = self.settings
-        view = JetStreamView({"max_memory": settings.max_memory_store, "max_storage": settings.max_file_store,
-                              "store_dir": tenure.store.url.removeprefix("file://"), "strict": settings.jetstream_strict},
+        told = js.settings
+        view = JetStreamView({"max_memory": told.server.max_memory, "max_storage": told.server.max_storage,
+                              "store_dir": tenure.store.url.removeprefix("file://"), "strict": told.strict},
                              api_level=API_LEVEL, list_streams=lambda: overview.streams(js))
         for account in js.accounts.values():
             used = account.info()
@@ -284,7 +287,7 @@ class App:
 
 
 def commit_cost(interval_ns: int, puts_cost: bool) -> str:
-    """What the commit interval means for latency and the bill; the table is in docs/STORES.md."""
+    """What the commit interval means for latency and the bill; the table is in docs/STORES.md, "What commits cost"."""
     if not interval_ns:
         return "Commits: at once, as often as the store takes them" + (
             "; each put is paid for, see commit_interval" if puts_cost else "")
@@ -299,10 +302,14 @@ def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSetting
     from broker.jetstream.account import JetStreamSettings
     from broker.jetstream.limits import ServerLimits
 
+    max_memory = settings.max_memory_store
+    if max_memory < 0:
+        # -1, no bound, where the system does not say what it has.
+        max_memory = memory_bytes() // 4 * 3 or -1
     return JetStreamSettings(
         server_name=server_name, version=COMPATIBLE_VERSION, domain=settings.jetstream_domain or "",
         strict=settings.jetstream_strict, max_payload=settings.max_payload, direct_bytes_max=settings.max_pending,
-        server=ServerLimits(max_memory=settings.max_memory_store, max_storage=settings.max_file_store,
+        server=ServerLimits(max_memory=max_memory, max_storage=settings.max_file_store,
                             max_ack_pending=max(settings.jetstream_max_ack_pending, 0),
                             max_request_batch=max(settings.jetstream_max_request_batch, 0),
                             duplicate_window_ns=settings.jetstream_duplicate_window_ns))
@@ -332,9 +339,17 @@ def server_options(settings: Settings) -> ServerOptions:
         max_connections=max(settings.max_connections, 0), max_subscriptions=max(settings.max_subscriptions, 0),
         ping_interval_ns=settings.ping_interval_ns, ping_max=settings.ping_max,
         write_deadline_ns=settings.write_deadline_ns, lame_duck_duration_ns=settings.lame_duck_duration_ns,
-        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, user=settings.user or "",
-        password=settings.password or "", token=settings.token or "",
+        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, closed_connections_max=settings.max_closed_clients,
+        user=settings.user or "", password=settings.password or "", token=settings.token or "",
         users=[(user.user, user.password) for user in settings.users], auth_timeout_ns=settings.auth_timeout_ns)
+
+
+def _friendly_bytes(size: int) -> str:
+    """As nats-server's log shows a size; -1: none."""
+    if size < 0:
+        return "unlimited"
+    power = min(max(size.bit_length() - 1, 0) // 10, 6)
+    return f"{size / (1 << 10 * power):.2f} {'KMGTPE'[power - 1]}B" if power else f"{size} B"
 
 
 def _host_port(host: str, port: int) -> str:

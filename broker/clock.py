@@ -60,7 +60,7 @@ class GuardedClock:
     store's own clock where it has one. While the wall clock stands more than ``APART_NS`` away from where the pair says
     it should be, ``now_ns`` goes on from the pair, and nobody expires or forgets anything (``trusted`` is False).
 
-    Source: STORAGE protocol, deleting: a clock ten years ahead for one second must not empty every stream.
+    Without it a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
     """
 
     APART_NS = 60_000_000_000

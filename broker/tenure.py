@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 _TRIES = 6
 """Times one request's longest time (5 s) that a read, or the start, waits for a store in trouble: half a minute."""
 _SILENCE_SECONDS = 2.0
-"""A start that waits for its store longer than this says so."""
+"""A start that waits for its store longer than this says so, also while no request has failed."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
 
@@ -81,6 +81,7 @@ class Tenure:
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
         self._identity = Identity.make(settings.server_name, bare.url, self._rng)
         self._paths = ShardPaths()
+        self._waiting_told = False
         self._lock: StoreLock | None = None
         self._executor: ThreadPoolExecutor | None = None
 
@@ -93,6 +94,8 @@ class Tenure:
         """Probe the store. Raises: StartError."""
         fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
         waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell_waiting)
+        # A request that fails sooner than that is told at once: the last try may be over before the time is.
+        self._patient.on_trouble = self._tell_waiting
         try:
             StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
             self._clock.compare(await self.store.now_ns())
@@ -100,8 +103,12 @@ class Tenure:
             raise StartError(self._told(error)) from None
         finally:
             waiting.cancel()
+            self._patient.on_trouble = None
 
     def _tell_waiting(self) -> None:
+        if self._waiting_told:
+            return
+        self._waiting_told = True
         log.warning("%s has not answered yet, trying for %g s in all (%d failed requests so far)", self.store.url,
                     _TRIES * self._settings.put_timeout_ns / 1e9, self.store.errors)
 

@@ -59,8 +59,7 @@ _REFUSED: dict[str, str] = {
 _NO_EFFECT: dict[str, str] = {
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
-    "no_fast_producer_stall": "a fast publisher waits for JetStream only",
-    "max_closed_clients": "closed connections are not kept",
+    "no_fast_producer_stall": "a fast publisher is slowed down for a receiver that is far behind, and no message is dropped",
     "jetstream.sync_interval": "what is acknowledged is always synced first",
     "jetstream.sync": "what is acknowledged is always synced first",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",

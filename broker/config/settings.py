@@ -90,6 +90,8 @@ class Settings:
     lame_duck_grace_period_ns: int = _setting(
         10 * SECOND, kinds.duration_ns(), "Time a lame duck waits before it closes the first client.",
         "lame_duck_grace_period")
+    max_closed_clients: int = _setting(
+        1000, kinds.integer(0), "Ended connections that `/connz?state=closed` tells of; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
 
     # ---- who may connect -----------------------------------------------------------------------------------------
@@ -128,10 +130,12 @@ class Settings:
         None, kinds.text, "Where streams are kept: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
         "directory.", "jetblock.store")
     max_memory_store: int = _setting(
-        -1, kinds.size(-1), "Bytes of all `storage: memory` streams; -1: three quarters of the machine's memory.",
+        -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams, past which publishes to them are refused "
+        "(10023); -1: three quarters of the memory of the machine, or of the container.",
         "jetstream.max_memory_store", "jetstream.max_mem_store", "jetstream.max_mem")
     max_file_store: int = _setting(
-        -1, kinds.size(-1), "Bytes of all stored streams; -1: no bound.",
+        -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused (10023); "
+        "-1: no bound.",
         "jetstream.max_file_store", "jetstream.max_file")
     jetstream_domain: str | None = _setting(None, kinds.text, "JetStream domain.", "jetstream.domain")
     jetstream_strict: bool = _setting(

@@ -5,8 +5,8 @@ ack.py's, the state delivery.py's, and when the reply goes out (once the state i
 
 A run of plain acks, which is what a busy consumer gets, is parsed by one split each and applied in one call.
 
-Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm; DESIGN, "Contract": an ack for any
-delivery that a crash may have forgotten is accepted.
+Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for any
+delivery that a crash may have forgotten is accepted, since plain acks and deliveries are stored behind the answer.
 """
 
 from __future__ import annotations

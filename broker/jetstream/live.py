@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.jetstream.live_block import LiveBlock
 from broker.jetstream.rows import Cold, OpenRows, Rows, size_between, sizes
+from broker.jetstream.usage import Usage
 from broker.storage.dead import DeadSet
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ class Live:
     """The numbers and the block table of one stream.
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
-        persisted blocks when somebody first looks; None: there are none, and never will be.
+        persisted blocks when somebody first looks; None: there are none, and never will be. ``usage`` counts the bytes of
+        all streams of its kind.
     Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
         message, kept for as long as nobody has ``looked``.
     """
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
-                 stored: Callable[[], Iterable[LiveBlock]] | None = None) -> None:
+                 stored: Callable[[], Iterable[LiveBlock]] | None = None, usage: Usage | None = None) -> None:
+        self.usage = usage or Usage()
         self.first_seq = 0
         self.last_seq = 0
         self.msgs = 0
@@ -143,6 +146,7 @@ class Live:
         self.last_time_ns = time_ns
         self.msgs += count
         self.bytes += size
+        self.usage.bytes += size
 
     def _begin(self, block: OpenBlock[Any]) -> None:
         self.open = block
@@ -369,6 +373,7 @@ class Live:
             block.live_bytes -= size
             self.msgs -= msgs
             self.bytes -= size
+            self.usage.bytes -= size
         for block in self.blocks:
             if block.last_seq >= end_seq or not block.persisted:
                 break
@@ -392,6 +397,7 @@ class Live:
         block.live_bytes -= size
         self.msgs -= count
         self.bytes -= size
+        self.usage.bytes -= size
         if seqs[0] == self.first_seq or not self.msgs:
             self._seek_first(self.first_seq)
         if not block.live_msgs and block.persisted:
@@ -405,6 +411,11 @@ class Live:
             raise ValueError("a block may take the place of its neighbours only with all that lives in them")
         self.blocks[i:i + len(old)] = [new]
         self._begins[i:i + len(old)] = [new.first_seq]
+
+    def leave(self) -> None:
+        """The stream is let go of: what it holds, and what still happens to that, counts for nobody."""
+        self.usage.bytes -= self.bytes
+        self.usage = Usage()
 
     def skip_to(self, last_seq: int) -> None:
         """Use up the sequences up to ``last_seq`` without storing anything."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from broker.clock import Clock
 from broker.jetstream.account import Account, JetStreamSettings
 from broker.jetstream.stream import Stream
+from broker.jetstream.usage import Usage
 from broker.storage.memory_log import MemoryLog
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class JetStream:
         self._memory_log: MemoryLog | None = None
         self._reader: BlockReader | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        limits = self.settings.server
+        self._usage = {"memory": Usage("memory", limits.max_memory), "file": Usage("file", limits.max_storage)}
         self.accounts = {name: Account(self, name, bus) for name, bus in buses.items()}
 
     @property
@@ -118,7 +121,7 @@ class JetStream:
             config, state, account=account.name, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=account.bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain)
+            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage])
 
     def _wake(self) -> None:
         """What consumers held back while our proof of owning the shard was too old goes out now."""

@@ -143,6 +143,9 @@ class Sequencer:
                 or len(subject) + len(reply) > NAMES_BYTES or _FAST_BATCH in reply):
             return False
         live, log = self._live, self._log
+        usage = live.usage
+        if usage.bytes > usage.bytes_max:
+            return False
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         try:
@@ -200,6 +203,8 @@ class Sequencer:
         first_seq = live.last_seq + 1
         subjects_bytes = sum(map(len, subjects))
         size = raw_bytes + 30 * count + subjects_bytes + 4 * with_headers
+        if live.usage.bytes + size > live.usage.bytes_max:
+            return False
         removed = None
         if self._per_subject:
             index = stream.subjects.index
@@ -352,6 +357,14 @@ class Sequencer:
             raise ApiError(10054)
         if hlen > _HEADERS_BYTES_MAX:
             raise ApiError(10097)
+        usage = self._live.usage
+        if usage.bytes + pending.bytes - pending.removed_bytes > usage.bytes_max:
+            # What the stream's own limits take out for those before it makes room.
+            self._append(pending, source, time_ns)
+            stream.retention.trim()
+            if usage.bytes > usage.bytes_max:
+                usage.refused(time_ns)
+                raise ApiError(10023)
         ttl = headers.get(b"Nats-TTL")
         if ttl and publish_headers.parse_ttl(ttl) == publish_headers.TTL_INVALID:
             raise ApiError(10165)

@@ -39,6 +39,7 @@ from broker.jetstream.rows import Cold, OpenRows, Rows
 from broker.jetstream.sequencer import Sequencer
 from broker.jetstream.stored import StoredMsg
 from broker.jetstream.subject_state import SubjectState
+from broker.jetstream.usage import Usage
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
@@ -82,8 +83,9 @@ _PINNED_MAX = 64
 class Stream:
     """One live stream.
 
-    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``bytes_max`` bounds what queues
-        while the stream waits for the store, ``dedupe_bytes_max`` its window of message ids.
+    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
+        of its storage; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
+        window of message ids.
     Attributes: ``offline``: why it cannot be used, or None.
     """
 
@@ -91,7 +93,8 @@ class Stream:
 
     def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
                  created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
-                 domain: str = "", bytes_max: int = 16 << 20, dedupe_bytes_max: int = 256 << 20) -> None:
+                 domain: str = "", usage: Usage | None = None, bytes_max: int = 16 << 20,
+                 dedupe_bytes_max: int = 256 << 20) -> None:
         self.name = config.name
         self.account = account
         self.config = config
@@ -107,7 +110,7 @@ class Stream:
         self.ceiling = 0
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
-        self.live = Live(self._cached_head, self._stored_blocks if self.stored else None)
+        self.live = Live(self._cached_head, self._stored_blocks if self.stored else None, usage)
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pinned: list[LiveBlock] = []
@@ -142,6 +145,7 @@ class Stream:
         live = self.live
         live.first_seq, live.last_seq = state.first_seq, state.last_seq
         live.msgs, live.bytes = state.msgs, state.bytes
+        live.usage.bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1:
@@ -405,6 +409,7 @@ class Stream:
         """Stop at once; nothing is written, nothing more is answered."""
         self.inlet.close()
         self.retention.close()
+        self.live.leave()
         if self._dedupe_timer is not None:
             self._dedupe_timer.cancel()
         for task in self._tasks:

@@ -152,7 +152,7 @@ class S3Blobs:
             from obstore.exceptions import BaseError
             from obstore.store import S3Store
         except ImportError as e:
-            raise Unreachable(f"s3:// needs obstore, here and on every executor: pip install 'jetblock[spark]' ({e})") from e
+            raise Unreachable(f"s3:// needs obstore, here and on every executor: pip install obstore ({e})") from e
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._base = f"{prefix}/" if prefix else ""
         environment = S3Environment.read(self.url)

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     except PipelineError as error:
         return _cannot(str(error))
     except ModuleNotFoundError as error:
-        return _cannot(f"no module {error.name!r}: pip install 'jetblock[spark]'")
+        return _cannot(f"no module {error.name!r}, which jetblock's extra 'spark' brings; in a checkout: pip install '.[spark]'")
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -108,13 +108,24 @@ def _plan(options: argparse.Namespace) -> int:
     shown: dict[str, Any] = {
         "streams": ", ".join(f"{one['account']}/{one['stream']}" for one in said["streams"]),
         "blocks": f"{count(said['blocks'])} of {count(said['blocks_of'])}",
+        "excluded": f"{_blocks(said['blocks_of'] - said['blocks'])}, without reading anything of them",
+        **_undecided(said["unsure_blocks"]),
         "messages": f"at most {count(said['messages'])}",
         "indexes": size(said["index_bytes"]),
-        "frames": f"{size(said['frames_bytes'])}, where headers or data are asked for",
+        "frames": f"{'at most ' if said['unsure_blocks'] else ''}{size(said['frames_bytes'])}, where headers or data are asked for",
         "partitions": count(said["partitions"]),
     }
     print("\n".join(outline(shown)))
     return 0
+
+
+def _undecided(blocks: int) -> dict[str, str]:
+    """Without this line, a subject that no message has would look as if it had not been given."""
+    return {"undecided": f"{_blocks(blocks)}, of which only the index can tell what subjects they hold"} if blocks else {}
+
+
+def _blocks(number: int) -> str:
+    return f"{count(number)} block{'' if number == 1 else 's'}"
 
 
 def _cannot(why: str) -> int:

@@ -68,5 +68,5 @@ def _missing(error: ModuleNotFoundError) -> PipelineError:
     if error.name is None or error.name.partition(".")[0] not in _NEEDED:
         raise error
     return MissingModule(f"{platform.node()}: {sys.executable} has no module {error.name!r}, which reading jetblock's "
-                         f"streams needs: install jetblock[spark] for the Python of the driver and of all executors, "
-                         f"or name another by PYSPARK_PYTHON")
+                         f"streams needs: install jetblock with its extra [spark] for the Python of the driver and "
+                         f"of all executors, or name another by PYSPARK_PYTHON")

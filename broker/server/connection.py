@@ -481,8 +481,6 @@ class Client(asyncio.Protocol):
         self._server.stalled.clear()
         self.stalls += 1
         self._server.stalled_clients += 1
-        if not self._server.options.fast_producer_stall:
-            return
         self.hold()
         left = len(behind)
         held = True

@@ -43,7 +43,6 @@ class ServerOptions:
     ping_interval_ns: int = 120 * _SECOND
     ping_max: int = 2
     write_deadline_ns: int = 10 * _SECOND
-    fast_producer_stall: bool = True
     lame_duck_duration_ns: int = 120 * _SECOND
     lame_duck_grace_ns: int = 10 * _SECOND
     closed_connections_max: int = 1000

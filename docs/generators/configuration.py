@@ -21,7 +21,8 @@ Made by `docs/generators/configuration.py`; change `broker/config/settings.py` i
 A setting can come from the command line, from the environment (`JETBLOCK_…`) and from a configuration file
 (`-c FILE`): flags beat the environment, which beats the file. The file is written in nats-server's language, with its
 keys; what only jetblock has stands in a block `jetblock { … }`. A key that means nothing is refused with its file, line
-and column, and so is a key of nats-server's that jetblock does not serve, with the reason.
+and column, and so is a key of nats-server's that jetblock does not serve, with the reason; one that would change nothing
+here is taken, and the log says why it has no effect.
 
 Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
 `ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file.

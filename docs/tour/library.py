@@ -1,11 +1,12 @@
 """The tour's job: every .py file of the running Python's standard library is one message of the stream LIBRARY.
 
-    python docs/tour/library.py publish  [--url nats://127.0.0.1:4222]     publish them, many in flight; safe to run again
+    python docs/tour/library.py publish                                    publish them, many in flight; safe to run again
     python docs/tour/library.py read     [--filter lib.asyncio.> …]        read them back with a durable pull consumer
     python docs/tour/library.py show lib.asyncio.events                    the last message of one subject
 
-Subject ``lib.<dotted.path>``, payload the file's bytes, headers its size and SHA-256. Uses nats-py alone; nothing here
-knows which server answers.
+Each takes ``--url``, nats://127.0.0.1:4222 unless said. Subject ``lib.<dotted.path>``, payload the file's bytes, headers
+its size and SHA-256. The stream keeps the last message of each subject, so a file is there once however often it is
+published; within a day its message id alone sees to that. Uses nats-py alone; nothing here knows which server answers.
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 
-__all__ = ["File", "Reading", "connect", "files", "make_stream", "publish", "read"]
+__all__ = ["File", "Reading", "connect", "files", "main", "make_stream", "parse", "publish", "read"]
 
 STREAM = "LIBRARY"
+DAY_SECONDS = 86_400
+DIFFERS = 10058
+"""JetStream's error code: a stream of this name is there with another configuration."""
+
+
+class Failed(Exception):
+    """Why a command could not be done, in words for its user."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +68,45 @@ def files(root: pathlib.Path | None = None) -> list[File]:
     return list(found.values())
 
 
-async def connect(url: str) -> Client:
-    """A connection that rides over a broker's restarts."""
+async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Client:
+    """A connection that rides over a broker's restarts, and says by ``tell`` when it has to wait for one.
+
+    Raises: Failed when nobody answers now.
+    """
+    why: list[Exception] = []
+
+    async def first(error: Exception) -> None:
+        why.append(error)
+
     async def quiet(_: Exception) -> None:
         """Losing the connection is part of the job; what matters is raised by the calls themselves."""
 
-    return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, allow_reconnect=True, error_cb=quiet)
+    async def lost() -> None:
+        if not nc.is_closed:
+            tell(f"the connection to {url} is lost; waiting for it to come back")
+
+    try:
+        # Once without the patience: nobody is waited for who was never there.
+        await (await nats.connect(url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0.1,
+                                  connect_timeout=5, error_cb=first)).close()
+    except (OSError, NatsError, ValueError) as error:
+        raise Failed(f"no broker at {url}: {why[0] if why else error}; `make run` starts one") from None
+    nc = Client()
+    await nc.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, allow_reconnect=True, error_cb=quiet,
+                     disconnected_cb=lost)
+    return nc
 
 
 async def make_stream(js: JetStreamContext) -> None:
-    await js.add_stream(StreamConfig(name=STREAM, subjects=["lib.>"], allow_direct=True))
+    """The stream LIBRARY, also where an earlier run made it otherwise."""
+    config = StreamConfig(name=STREAM, subjects=["lib.>"], max_msgs_per_subject=1, duplicate_window=DAY_SECONDS,
+                          allow_direct=True)
+    try:
+        await js.add_stream(config)
+    except BadRequestError as error:
+        if error.err_code != DIFFERS:
+            raise
+        await js.update_stream(config)
 
 
 async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
@@ -86,6 +124,8 @@ async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
             while file.subject not in seqs:
                 try:
                     ack = await js.publish(file.subject, file.data, headers=file.headers, timeout=timeout)
+                except BadRequestError:  # asking again would not help
+                    raise
                 except (TimeoutError, NatsError, APIError):  # killed, or not yet back: the id makes it safe
                     await asyncio.sleep(0.05)
                     continue
@@ -102,7 +142,11 @@ class Reading:
     """What one durable consumer has seen."""
 
     seqs: dict[str, int] = field(default_factory=dict)
+    """Each subject's last sequence."""
     wrong: list[str] = field(default_factory=list)
+    """Subjects of messages that differ from their own checksum or size."""
+    moved: list[str] = field(default_factory=list)
+    """Subjects that came with a second sequence: they were published again meanwhile."""
     acked_at: dict[int, float] = field(default_factory=dict)
     again: list[tuple[int, float | None]] = field(default_factory=list)
     """(sequence, when it had been acked, or None) of each message that came more than once."""
@@ -121,6 +165,8 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
             await js.add_consumer(STREAM, config)
             sub = await js.pull_subscribe_bind(consumer=durable, stream=STREAM)
             break
+        except (BadRequestError, NotFoundError):
+            raise
         except (TimeoutError, NatsError, APIError):
             await asyncio.sleep(0.1)
     while len(reading.seqs) < expected:
@@ -133,9 +179,11 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
             seq, headers = msg.metadata.sequence.stream, msg.headers or {}
             if seq in reading.acked_at or msg.subject in reading.seqs:
                 reading.again.append((seq, reading.acked_at.get(seq)))
-            if (headers.get("SHA-256") != hashlib.sha256(msg.data).hexdigest() or headers.get("Size") != str(len(msg.data))
-                    or reading.seqs.setdefault(msg.subject, seq) != seq):
+            if headers.get("SHA-256") != hashlib.sha256(msg.data).hexdigest() or headers.get("Size") != str(len(msg.data)):
                 reading.wrong.append(msg.subject)
+            if reading.seqs.get(msg.subject, seq) != seq:
+                reading.moved.append(msg.subject)
+            reading.seqs[msg.subject] = seq
             try:
                 await msg.ack()
                 reading.acked_at[seq] = time.monotonic()
@@ -147,51 +195,101 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
     return reading
 
 
-async def tour(args: argparse.Namespace) -> int:
-    nc = await connect(args.url)
-    js = nc.jetstream()
+async def publish_all(js: JetStreamContext, nc: Client) -> int:
+    """``publish``."""
     began = time.perf_counter()
-    if args.what == "publish":
-        todo = files()
-        await make_stream(js)
-        counts = {True: 0, False: 0}
+    todo = files()
+    await make_stream(js)
+    counts = {True: 0, False: 0}
 
-        def count(_: File, __: int, duplicate: bool) -> None:
-            counts[duplicate] += 1
+    def count(_: File, __: int, duplicate: bool) -> None:
+        counts[duplicate] += 1
 
-        await publish(nc, todo, acked=count)
-        size = sum(len(f.data) for f in todo)
-        seconds = time.perf_counter() - began
-        print(f"{len(todo)} files, {size / 1e6:.1f} MB acknowledged in {seconds:.1f} s ({counts[True]} had been there before)")
-    elif args.what == "read":
-        filters = args.filter or []
-        info = await js.stream_info(STREAM, subjects_filter=">")
-        names = list(info.state.subjects or {})
-        wanted = [n for n in names if not filters or any(n.startswith(f.removesuffix(">")) for f in filters)]
-        durable = "tour-" + hashlib.sha256(repr(filters).encode()).hexdigest()[:8]
-        try:
-            await js.delete_consumer(STREAM, durable)
-        except NotFoundError:
-            pass
-        got = await read(nc, durable, filters, len(wanted))
-        print(f"{len(got.seqs)} messages read and acknowledged in {time.perf_counter() - began:.1f} s, "
-              f"{len(got.wrong)} differ from their checksum")
-        return bool(got.wrong)
-    else:
-        last = await js.get_last_msg(STREAM, args.subject, direct=True)
-        print(f"sequence {last.seq}, {len(last.data or b'')} bytes, {dict(last.headers or {})}")
-    await nc.close()
+    await publish(nc, todo, acked=count)
+    size = sum(len(f.data) for f in todo)
+    seconds = time.perf_counter() - began
+    print(f"{len(todo)} files, {size / 1e6:.1f} MB acknowledged in {seconds:.1f} s ({counts[True]} had been there before)")
     return 0
 
 
-def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--url", default="nats://127.0.0.1:4222")
+async def read_all(js: JetStreamContext, nc: Client, filters: list[str]) -> int:
+    """``read``."""
+    began = time.perf_counter()
+    wanted: set[str] = set()
+    for one in filters or [">"]:
+        info = await js.stream_info(STREAM, subjects_filter=one)
+        found = info.state.subjects or {}
+        if not found:
+            raise Failed(f"no subject of the stream {STREAM} matches {one}" if filters else f"the stream {STREAM} is empty")
+        wanted.update(found)
+    durable = "tour-" + hashlib.sha256(repr(filters).encode()).hexdigest()[:8]
+    try:
+        await js.delete_consumer(STREAM, durable)
+    except NotFoundError:
+        pass
+    got = await read(nc, durable, filters, len(wanted))
+    checked = f"{len(got.wrong)} differ from their checksum" if got.wrong else "all as their checksums say"
+    print(f"{len(got.seqs)} messages read and acknowledged in {time.perf_counter() - began:.1f} s, {checked}")
+    return bool(got.wrong)
+
+
+async def show(js: JetStreamContext, subject: str) -> int:
+    """``show``."""
+    await js.stream_info(STREAM)
+    try:
+        last = await js.get_last_msg(STREAM, subject, direct=True)
+    except NotFoundError:
+        raise Failed(f"no message under the subject {subject} in the stream {STREAM}") from None
+    print(f"sequence {last.seq}, {len(last.data or b'')} bytes, {dict(last.headers or {})}")
+    return 0
+
+
+async def run(args: argparse.Namespace) -> int:
+    """One command; returns the exit status. Raises: Failed."""
+    nc = await connect(args.url, lambda told: print(told, file=sys.stderr))
+    js = nc.jetstream()
+    try:
+        if args.what == "publish":
+            return await publish_all(js, nc)
+        if args.what == "read":
+            return await read_all(js, nc, args.filter or [])
+        return await show(js, args.subject)
+    except (NoRespondersError, ServiceUnavailableError):
+        raise Failed(f"the broker at {args.url} has no JetStream, or not yet") from None
+    except NotFoundError as error:
+        raise Failed(f"the broker at {args.url} has no stream {STREAM}: publish first ({error.description})") from None
+    except APIError as error:
+        raise Failed(f"the broker at {args.url} answered: {error.description} ({error.err_code})") from None
+    except (NatsError, TimeoutError) as error:
+        raise Failed(f"the broker at {args.url}: {error or type(error).__name__}") from None
+    finally:
+        await nc.close()
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``--url`` stands before the command or behind it."""
+    url = argparse.ArgumentParser(add_help=False)
+    url.add_argument("--url", default=argparse.SUPPRESS, help="of the broker; nats://127.0.0.1:4222 unless said")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[url])
     what = p.add_subparsers(dest="what", required=True)
-    what.add_parser("publish")
-    what.add_parser("read").add_argument("--filter", nargs="*")
-    what.add_parser("show").add_argument("subject")
-    return asyncio.run(tour(p.parse_args()))
+    what.add_parser("publish", parents=[url])
+    what.add_parser("read", parents=[url]).add_argument(
+        "--filter", nargs="+", metavar="SUBJECT", help="only these; * and > as in NATS")
+    what.add_parser("show", parents=[url]).add_argument("subject")
+    args = p.parse_args(arguments)
+    if "url" not in args:
+        args.url = "nats://127.0.0.1:4222"
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return asyncio.run(run(parse(arguments)))
+    except Failed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

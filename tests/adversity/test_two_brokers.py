@@ -219,7 +219,7 @@ async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> 
                     await ask()
                 assert refused.value.err_code == 10008
             with pytest.raises(NoRespondersError):
-                await nc.request("$JS.API.DIRECT.GET.S", b'{"seq":1}', timeout=1)
+                await nc.request("$JS.API.DIRECT.GET.S", b'{"seq":1}', timeout=10)
             pushed = await nc.subscribe("to.me")
             with pytest.raises(FAILED):
                 await pull.fetch(1, timeout=0.5)
@@ -232,8 +232,8 @@ async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> 
             proxy.resume()
             await until(lambda: health_is(broker, 200))
             await js.publish("s.x", b"after")
-            assert [message.data for message in await pull.fetch(3, timeout=5)]
-            assert (await pushed.next_msg(timeout=5)).data == b"0"
+            assert [message.data for message in await pull.fetch(3, timeout=30)]
+            assert (await pushed.next_msg(timeout=30)).data == b"0"
             assert (await js.stream_info("S")).state.messages >= 11
             assert (await broker.monitor("/varz"))["jetblock"]["log"]["epoch"] == epoch
             await nc.close()

@@ -66,6 +66,7 @@ async def test_library_through_two_kills(store: Store) -> None:
         await asyncio.gather(*reading)
         for name, got in readings.items():
             assert not got.wrong, (name, got.wrong[:3])
+            assert not got.moved, (name, got.moved[:3])
             assert len(got.seqs) == sizes[name]
             assert all(seqs[subject] == seq for subject, seq in got.seqs.items())
             for seq, acked_at in got.again:

@@ -27,7 +27,20 @@ class AnyPage:
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[MonitorServer]:
-    found = MonitorServer(AnyPage(), ManualClock(), "127.0.0.1", -1, exchange_seconds_max=0.5)  # type: ignore[arg-type]
+    async for found in serving(exchange_seconds_max=60):
+        yield found
+
+
+@pytest_asyncio.fixture
+async def hasty() -> AsyncIterator[MonitorServer]:
+    """One that cuts off clients soon."""
+    async for found in serving(exchange_seconds_max=0.5):
+        yield found
+
+
+async def serving(exchange_seconds_max: float) -> AsyncIterator[MonitorServer]:
+    found = MonitorServer(AnyPage(), ManualClock(), "127.0.0.1", -1,  # type: ignore[arg-type]
+                          exchange_seconds_max=exchange_seconds_max)
     await found.start()
     yield found
     await found.close()
@@ -74,15 +87,15 @@ async def test_bad_requests(server: MonitorServer, request_bytes: bytes, status:
     assert (await ask(server, request_bytes)).split()[1] == status
 
 
-async def test_silent_and_slow_clients_are_cut_off(server: MonitorServer) -> None:
+async def test_silent_and_slow_clients_are_cut_off(hasty: MonitorServer) -> None:
     """Who says nothing, or never finishes its request, is closed when its time is over."""
-    assert await ask(server, b"") == b""
-    assert await ask(server, b"GET / HTTP/1.1\r\nHos") == b""
+    assert await ask(hasty, b"") == b""
+    assert await ask(hasty, b"GET / HTTP/1.1\r\nHos") == b""
 
 
-async def test_client_that_does_not_read_is_cut_off(server: MonitorServer) -> None:
+async def test_client_that_does_not_read_is_cut_off(hasty: MonitorServer) -> None:
     """A reply that nobody takes is dropped when its time is over, and the server goes on."""
-    reader, writer = await asyncio.open_connection(server.host, server.port, limit=1024)
+    reader, writer = await asyncio.open_connection(hasty.host, hasty.port, limit=1024)
     writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
     await asyncio.sleep(1.0)
     received = 0
@@ -92,13 +105,13 @@ async def test_client_that_does_not_read_is_cut_off(server: MonitorServer) -> No
         raise ConnectionError("closed early")
     assert received < 64 << 20
     writer.close()
-    assert (await ask(server, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
+    assert (await ask(hasty, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
 
 
-async def test_many_silent_clients_keep_nobody_out(server: MonitorServer) -> None:
+async def test_many_silent_clients_keep_nobody_out(hasty: MonitorServer) -> None:
     """More connections than are served at once: those behind them wait no longer than one time-out."""
-    silent = [await asyncio.open_connection(server.host, server.port) for _ in range(http.CONNECTIONS_MAX + 8)]
-    assert (await ask(server, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
+    silent = [await asyncio.open_connection(hasty.host, hasty.port) for _ in range(http.CONNECTIONS_MAX + 8)]
+    assert (await ask(hasty, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
     for _, writer in silent:
         writer.close()
 
@@ -115,7 +128,7 @@ async def test_close_ends_exchanges_under_way(server: MonitorServer) -> None:
     """Closing does not wait for silent clients."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     await asyncio.sleep(0.05)
-    async with asyncio.timeout(0.3):
+    async with asyncio.timeout(20):
         await server.close()
         assert await reader.read() == b""
     writer.close()

@@ -17,13 +17,16 @@ from tests.pipeline.stores import Owner, Stream
 
 
 async def filled(url: str) -> Stream:
-    """A stream of three blocks: ``A.x`` in the first, ``A.y`` in the others."""
+    """A stream of three blocks: ``A.x`` in the first, ``A.y`` in the others; and one whose block has many subjects."""
     owner = Owner(open_store(url))
     await owner.start()
     stream = await owner.make("A")
     for subject in (b"A.x", b"A.y", b"A.y"):
         stream.append([(subject, b"", b"payload %d" % i) for i in range(10)])
         await owner.log.persisted()
+    many = await owner.make("MANY")
+    many.append([(b"MANY.%d" % i, b"", b"payload") for i in range(1000)])
+    await owner.log.persisted()
     await owner.stop()
     return stream
 
@@ -55,6 +58,24 @@ def test_plan_as_text(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines["streams"].strip() == "$G/A"
     assert lines["blocks"].strip() == "2 of 3"
     assert lines["messages"].strip() == "at most 20"
+    assert lines["excluded"].strip() == "1 block, without reading anything of them"
+    assert "undecided" not in lines
+
+
+def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the catalogue excludes is told apart from what only an index can, so that no plan looks as if it had no filter."""
+    assert main(["plan", store, "A", "--subjects", "none.>"]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 3" in said
+    assert "3 blocks, without" in said
+    assert "undecided" not in said
+    assert main(["plan", store, "MANY"]) == 0
+    assert "undecided" not in capsys.readouterr().out
+    assert main(["plan", store, "MANY", "--subjects", "none.>"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1" in said
+    assert "0 blocks, without" in said
+    assert "undecided:  1 block, of which only the index can tell" in said
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
@@ -101,5 +122,5 @@ def test_without_the_extra(store: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=60, check=False,
                           cwd=tmp_path, env=os.environ | {"PYTHONPATH": root})
     assert done.returncode == 2
-    assert "pip install 'jetblock[spark]'" in done.stderr
+    assert "pip install '.[spark]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -83,5 +83,5 @@ def test_a_missing_module_says_where_and_what_to_do(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert MissingModule.__name__ in last
     assert "no module 'numpy'" in last
-    assert "jetblock[spark]" in last
+    assert "jetblock with its extra [spark]" in last
     assert sys.executable in last

@@ -43,6 +43,8 @@ class RetryingStore(Wrapper):
         self._sleep = sleep
         self.retries = 0
         """How often anything was tried again."""
+        self.on_trouble: Callable[[], None] | None = None
+        """Told of each try that failed, before the next one or the end."""
 
     async def put(self, key: str, data: Buffers) -> None:
         await self._tried(lambda: self.inner.put(key, data))
@@ -68,6 +70,8 @@ class RetryingStore(Wrapper):
             try:
                 return await call()
             except Transient:
+                if self.on_trouble is not None:
+                    self.on_trouble()
                 pause_ns = int(ceiling_ns * self._rng.uniform(0.5, 1.0))
                 if self._clock.monotonic_ns() + pause_ns - began_ns > self._give_up_ns:
                     raise

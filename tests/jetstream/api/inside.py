@@ -111,4 +111,9 @@ class Inside:
         answer = await self.client.request(subject, payload, timeout=2)
         return int(json.loads(answer.data)["seq"])
 
+    async def refusal(self, subject: str, payload: bytes = b"x") -> dict[str, Any]:
+        """The error of a JetStream publish that must fail."""
+        error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=2)).data)["error"]
+        return error
+
 

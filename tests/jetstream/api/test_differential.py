@@ -28,6 +28,8 @@ from tests.jetstream.api.scenarios import SCENARIOS
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SILENCE_SECONDS = 0.4
+"""What is not answered by then will not be; a machine busy with much else gets more, where that would be a difference."""
+PATIENT_SECONDS = 5.0
 NOT_GONE_YET = 10049
 """nats-server's "error creating store": it removes the directory of a deleted stream behind its answer."""
 
@@ -41,6 +43,7 @@ class Server:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.silence_seconds = SILENCE_SECONDS
 
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
         """Each step with its answer."""
@@ -69,7 +72,7 @@ class Server:
 
     async def _request(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Any:
         try:
-            msg = await self.client.request(subject, body, timeout=SILENCE_SECONDS, headers=headers)
+            msg = await self.client.request(subject, body, timeout=self.silence_seconds, headers=headers)
         except NoRespondersError:
             return "no responders"
         except TimeoutError:
@@ -83,7 +86,7 @@ class Server:
         await self.client.publish(subject, body, reply=inbox, headers=headers)
         try:
             while True:
-                msg = await subscription.next_msg(timeout=SILENCE_SECONDS)
+                msg = await subscription.next_msg(timeout=self.silence_seconds)
                 answers.append(shown(msg))
                 if msg.headers and "Status" in msg.headers:
                     break
@@ -153,7 +156,12 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_answers_are_those_of_nats_server(servers: tuple[Server, Server], name: str) -> None:
-    await asyncio.gather(*(server.clear() for server in servers))
-    expected, got = await asyncio.gather(*(server.play(SCENARIOS[name]) for server in servers))
+    for seconds in (SILENCE_SECONDS, PATIENT_SECONDS):
+        for server in servers:
+            server.silence_seconds = seconds
+        await asyncio.gather(*(server.clear() for server in servers))
+        expected, got = await asyncio.gather(*(server.play(SCENARIOS[name]) for server in servers))
+        if expected == got:
+            break
     for (step, theirs), (_, ours) in zip(expected, got, strict=True):
         assert ours == theirs, step

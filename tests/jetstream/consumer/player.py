@@ -35,13 +35,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["Player"]
+__all__ = ["PATIENT_SECONDS", "SILENT_SECONDS", "Player"]
 
 SECONDS = 5.0
 SILENCE_SECONDS = 0.15
 """What a box got by then is all that comes."""
 SILENT_SECONDS = 0.8
-"""A publish that is not answered by then will not be."""
+"""A publish that is not answered by then will not be; a machine busy with much else gets more on a second try."""
+PATIENT_SECONDS = 5.0
 STILL_SECONDS = 0.02
 TAKEN_SECONDS = 0.02
 """After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
@@ -91,6 +92,7 @@ class Player:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.silent_seconds = SILENT_SECONDS
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
@@ -233,7 +235,7 @@ class Player:
 
     async def do_pub(self, headers: str, rest: str) -> Any:
         subject, _, body = rest.partition(" ")
-        msg = await self._request(subject, body.encode(), headers, SILENT_SECONDS)
+        msg = await self._request(subject, body.encode(), headers, self.silent_seconds)
         return "silence" if msg is None else msg.shown()[2:]
 
     async def do_fill(self, rest: str) -> Any:
@@ -291,7 +293,7 @@ class Player:
 
     async def do_ask(self, rest: str) -> Any:
         reply, payload = self._answer(rest)
-        msg = await self._request(reply, payload, seconds=SILENT_SECONDS)
+        msg = await self._request(reply, payload, seconds=self.silent_seconds)
         return "silence" if msg is None else msg.shown()[2:]
 
     async def do_nxt(self, rest: str) -> None:

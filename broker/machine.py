@@ -1,0 +1,44 @@
+"""What the machine, or the container that the process is in, has to give."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+__all__ = ["memory_bytes"]
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may count on: the machine's, or the least that a control group above it allows.
+
+    0 where the system does not say. ``root``: another root for /proc and /sys, for tests.
+    """
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+    return min([physical, *_group_bounds(root)])
+
+
+def _group_bounds(root: Path) -> list[int]:
+    """The bounds of the process's control groups, innermost first; version 2, or the memory controller of version 1."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    bounds = []
+    for line in groups:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            mount, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            try:
+                bounds.append(int((mount / group / name).read_text()))
+            except (OSError, ValueError):  # not shown in this container; "max"
+                continue
+    return bounds

@@ -1,0 +1,127 @@
+"""The README's tour as its reader runs it: also twice, with days in between, and with what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+
+from tests.harness import BrokerProcess, free_port
+from tests.tour import tour
+
+library = tour("library")
+
+SCRIPT = Path(str(library.__file__))
+
+
+def some_files(root: Path) -> list[library.File]:
+    """A small library: two packages, one in the other."""
+    for name in ("a", "b", "asyncio/one", "asyncio/two", "asyncio/inner/three"):
+        path = root / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    return list(library.files(root))
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with BrokerProcess("-js", "-sd", str(tmp_path / "store")) as broker:
+        yield broker
+
+
+@pytest_asyncio.fixture
+async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
+    client = await library.connect(broker.url)
+    yield client
+    await client.close()
+
+
+async def script(*words: str) -> tuple[int, str, str]:
+    """The script with these arguments, to its end: exit status, standard output, standard error."""
+    process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *words, stdout=asyncio.subprocess.PIPE,
+                                                   stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_published_again_after_the_duplicate_window(broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
+    """A file is in the stream once, whether its id is remembered or not; `read` and Spark see each once."""
+    files, js = some_files(tmp_path / "library"), client.jetstream()
+    # As earlier versions of the tour made it.
+    await js.add_stream(StreamConfig(name=library.STREAM, subjects=["lib.>"], allow_direct=True))
+    await library.make_stream(js)
+    config = (await js.stream_info(library.STREAM)).config
+    assert (config.duplicate_window, config.max_msgs_per_subject) == (86_400, 1)
+    first = await library.publish(client, files)
+    known: list[bool] = []
+    assert await library.publish(client, files, acked=lambda file, seq, duplicate: known.append(duplicate)) == first
+    assert known == [True] * len(files)
+    # A day later.
+    await js.update_stream(config.evolve(duplicate_window=0.1))
+    await asyncio.sleep(0.2)
+    again = await library.publish(client, files)
+    assert min(again.values()) > max(first.values())
+    state = (await js.stream_info(library.STREAM, subjects_filter=">")).state
+    assert state.subjects == dict.fromkeys(first, 1)
+    status, said, _ = await script("read", "--url", broker.url)
+    assert (status, "5 messages read" in said, "all as their checksums say" in said) == (0, True, True), said
+
+
+async def test_reading_tells_damage_from_what_was_published_again(client: Client, tmp_path: Path) -> None:
+    """Only what differs from its own checksum is said to; a new sequence is no difference."""
+    files, js = some_files(tmp_path / "library"), client.jetstream()
+    await library.make_stream(js)
+    await library.publish(client, files)
+    await js.publish("lib.b", b"not what the header says", headers=files[1].headers | {"Nats-Msg-Id": "other"})
+    reading = library.Reading(seqs={"lib.a": 99})
+    await library.read(client, "D", [], len(files), reading=reading)
+    assert (reading.wrong, reading.moved) == (["lib.b"], ["lib.a"])
+    assert reading.seqs["lib.a"] == 1
+
+
+async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
+    """As NATS has them; one that matches nothing says so, and one that the server refuses."""
+    await library.make_stream(client.jetstream())
+    await library.publish(client, some_files(tmp_path / "library"))
+    for filters, count in ((["lib.asyncio.*"], 2), (["lib.asyncio.>"], 3), (["lib.asyncio.*", "lib.a"], 3)):
+        status, said, err = await script("--url", broker.url, "read", "--filter", *filters)
+        assert (status, err) == (0, "")
+        assert said.startswith(f"{count} messages read")
+    for filters, why in ((["lib.none.*"], "no subject of the stream LIBRARY matches lib.none.*\n"),
+                         (["lib.>", "lib.asyncio.*"], "consumer subject filters cannot overlap")):
+        status, said, err = await script("read", "--url", broker.url, "--filter", *filters)
+        assert (status, said) == (1, "")
+        assert why in err
+        assert err.count("\n") == 1
+
+
+async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
+    """No stream, no subject, no JetStream, no broker: one line on standard error and status 1, and no waiting."""
+    for words in (["read"], ["show", "lib.a"]):
+        status, said, err = await script(*words, "--url", broker.url)
+        assert (status, said, err) == (1, "", f"the broker at {broker.url} has no stream LIBRARY: publish first "
+                                              f"(stream not found)\n")
+    await library.make_stream(client.jetstream())
+    for words, why in ((["read"], "the stream LIBRARY is empty\n"),
+                       (["show", "lib.nobody"], "no message under the subject lib.nobody in the stream LIBRARY\n")):
+        assert await script(*words, "--url", broker.url) == (1, "", why)
+    nowhere = f"nats://127.0.0.1:{free_port()}"
+    for words in (["publish"], ["read"], ["show", "lib.a"]):
+        status, said, err = await script(*words, "--url", nowhere)
+        assert (status, said, err.count("\n")) == (1, "", 1)
+        assert err.startswith(f"no broker at {nowhere}: ")
+        assert "make run" in err
+
+
+def test_arguments() -> None:
+    """--url stands before the command or behind it, as its help has it."""
+    for words in (["--url", "nats://x", "publish"], ["publish", "--url", "nats://x"], ["show", "lib.a", "--url", "nats://x"]):
+        assert library.parse(words).url == "nats://x"
+    assert library.parse(["read"]).url == "nats://127.0.0.1:4222"
