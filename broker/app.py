@@ -64,7 +64,7 @@ class App:
         log.info("  Version:  %s", COMPATIBLE_VERSION)
         log.info("  Name:     %s", server.server_name)
         log.info("  ID:       %s", server.server_id)
-        for notice in settings.notices:
+        for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
         if settings.jetstream:
             await self._start_jetstream()

@@ -98,9 +98,9 @@ class Settings:
     user: str | None = _setting(
         None, kinds.text, "User name asked of every client.", "authorization.user", "authorization.username")
     password: str | None = _setting(
-        None, kinds.text, "That user's password.", "authorization.password", "authorization.pass", secret=True)
+        None, kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass", secret=True)
     token: str | None = _setting(
-        None, kinds.text, "Token asked of every client.", "authorization.token", secret=True)
+        None, kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="-")
     auth_timeout_ns: int = _setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to say who it is.", "authorization.timeout")

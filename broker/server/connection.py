@@ -16,7 +16,6 @@ Source: nats-server, server/client.go (processConnect, processPing, processPingT
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,7 +23,9 @@ from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.protocol.subject import is_literal, is_valid
 
-from .outbound import Outbound
+from .connect import CONNECT_DEFAULTS, described, read_connect
+from .login import Login
+from .outbound import Outbound, hold_until_caught_up
 from .route import Subscription
 from .router import Router
 
@@ -48,25 +49,18 @@ _READ_BYTES: Final = 64 * 1024
 _RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 _SYSTEM_QUEUE: Final = b"_sys_"
 
-_CONNECT_TYPES: Final[dict[str, type]] = {
-    "verbose": bool, "pedantic": bool, "echo": bool, "headers": bool, "no_responders": bool, "tls_required": bool,
-    "new_account": bool, "protocol": int, "name": str, "lang": str, "version": str, "user": str, "pass": str,
-    "auth_token": str, "nkey": str, "jwt": str, "sig": str, "account": str,
-}
-_CONNECT_DEFAULTS: Final[dict[str, Any]] = {"verbose": True, "pedantic": True, "echo": True, "protocol": 0}
-
 
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self._loop = server.loop
         self._clock = server.clock
         options = server.options
         self.router: Router = server.router
         self.parser = Parser(options.max_control_line, options.max_payload)
-        self.options: dict[str, Any] = dict(_CONNECT_DEFAULTS)
+        self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
         self.subs: dict[bytes, Subscription] = {}
         self.cid = 0
         self.ip = ""
@@ -90,7 +84,10 @@ class Client(asyncio.Protocol):
         self._verbose = True
         self._strict = True
         self._pong_sent = False
-        self._awaiting_connect = False
+        self._login = Login(self)
+        self.label = ""
+        """What log lines about this client begin with."""
+
         self._turn_bytes = 0
         self._holds = 0
         self._later = b""
@@ -99,12 +96,11 @@ class Client(asyncio.Protocol):
         self._pings_out = 0
         self._ping_sent_ns = 0
         self._ping_timer: asyncio.TimerHandle | None = None
-        self._auth_timer: asyncio.TimerHandle | None = None
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        server = self._server
+        server = self.server
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -113,15 +109,15 @@ class Client(asyncio.Protocol):
         self._outbound = Outbound(self._loop, server.flusher, self._transport, options.max_pending,
                                   options.write_deadline_ns, self._slow)
         self.cid = server.next_cid()
+        self.label = f"{self.ip}:{self.port} - cid:{self.cid}"
         server.made()
-        self._awaiting_connect = server.authenticate is not None
         self._proto(encoder.info(server.info(self)))
         refused = server.admit(self)
         if refused:
-            self._fail(refused, "Maximum Connections Exceeded")
+            self.fail(refused, "Maximum Connections Exceeded")
             return
-        if self._awaiting_connect:
-            self._auth_timer = self._loop.call_later(options.auth_timeout_ns / 1e9, self._auth_timeout)
+        if self._login.pending:
+            self._login.set_timer()
         self._set_first_ping()
 
     def data_received(self, data: bytes) -> None:
@@ -152,21 +148,21 @@ class Client(asyncio.Protocol):
             return
         now_ns = self._clock.now_ns()
         parser = self.parser
-        stalled = self._server.stalled
+        stalled = self.server.stalled
         if stalled:
             stalled.clear()
-        if self._awaiting_connect and parser.idle and data[:1] not in b"Cc" and not self._admit_without_connect():
+        if self._login.pending and not self._login.may_speak(data):
             return
         size = len(data)
         self.last_at_ns = now_ns
         try:
             self._serve(parser.feed(data), now_ns)
-            while parser.held and not self.closed:
+            while parser.held and not self.closed and not self._login.checking:
                 self._serve(parser.feed(b""), now_ns)
         except ProtocolError as error:
             self._serve(error.ops, now_ns)
             if not self.closed:
-                self._fail(error.text, error.reason)
+                self.fail(error.text, error.reason)
             return
         self._turn_bytes += size
         if stalled:
@@ -176,6 +172,13 @@ class Client(asyncio.Protocol):
             self.hold()
             self._loop.call_soon(self.release)
 
+    def go_on(self, early: bytes) -> None:
+        """Serve what came while a login was checked, and what stood behind its CONNECT."""
+        if self._later:  # slices of one large read: the next one takes it along
+            self._later = early + self._later
+        else:
+            self.data_received(early)
+
     def eof_received(self) -> bool:
         self.close("Client Closed")
         return True
@@ -184,7 +187,7 @@ class Client(asyncio.Protocol):
         self._closing("Read Error" if isinstance(exc, OSError) and not isinstance(exc, ConnectionResetError)
                       else "Client Closed")
         self._outbound.lost()
-        self._server.lost()
+        self.server.lost()
 
     def pause_writing(self) -> None:
         self._outbound.pause()
@@ -205,7 +208,7 @@ class Client(asyncio.Protocol):
         self.out_msgs += count
         self.out_bytes += body_bytes
         if outbound.stalled:
-            self._server.stalled.append(outbound)
+            self.server.stalled.append(outbound)
 
     def expire(self, sub: Subscription) -> None:
         """A subscription got its last message."""
@@ -225,7 +228,7 @@ class Client(asyncio.Protocol):
         self._error(f'Permissions Violation for Publish to "{_text(subject)}"')
 
     def identity(self) -> dict[str, Any]:
-        return self._server.identity(self)
+        return self.server.identity(self)
 
     def hold(self) -> None:
         """Stop reading until ``release``; holds nest."""
@@ -252,7 +255,7 @@ class Client(asyncio.Protocol):
             self._closing(reason)
             self._outbound.close()
 
-    def _fail(self, text: str | None, reason: str) -> None:
+    def fail(self, text: str | None, reason: str) -> None:
         """Close for the client's fault, with -ERR unless ``text`` is None."""
         if text is not None:
             self._error(text)
@@ -260,7 +263,7 @@ class Client(asyncio.Protocol):
 
     def _slow(self, reason: str) -> None:
         if not self.closed:
-            self._server.count_slow(self, reason)
+            self.server.count_slow(self, reason)
             self._closing(reason)
             self._outbound.abort()
 
@@ -271,11 +274,11 @@ class Client(asyncio.Protocol):
         self.closed = True
         self.close_reason = reason
         self.stopped_at_ns = self._clock.now_ns()
-        for timer in (self._ping_timer, self._auth_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+        self._login.close()
         subs = list(self.subs.values())
-        self._server.left(self)
+        self.server.left(self)
         self.subs = {}
         for sub in subs:
             self.router.remove(sub)
@@ -332,7 +335,7 @@ class Client(asyncio.Protocol):
             if self.connected and not self._pong_sent:
                 self._pong_sent = True
                 if self.options["protocol"] >= 1:
-                    fields = self._server.info(self)
+                    fields = self.server.info(self)
                     fields.update(connect_info=True, remote_account=self.router.name)
                     self._proto(encoder.info(fields))
         elif kind is Pong:
@@ -355,7 +358,7 @@ class Client(asyncio.Protocol):
         if op.queue == _SYSTEM_QUEUE:
             self._error(f'Permissions Violation for Subscription to "{_text(op.subject)}" using queue "_sys_"')
             return
-        limit = self._server.options.max_subscriptions
+        limit = self.server.options.max_subscriptions
         if limit and len(self.subs) >= limit:
             self._error("maximum subscriptions exceeded")
             return
@@ -381,13 +384,10 @@ class Client(asyncio.Protocol):
             self._proto(encoder.OK)
 
     def _connect(self, arg: bytes) -> None:
-        fields = _connect_fields(arg)
+        fields = read_connect(arg)
         if fields is None:
-            self._fail(None, "Protocol Violation")
+            self.fail(None, "Protocol Violation")
             return
-        if self._auth_timer is not None:
-            self._auth_timer.cancel()
-            self._auth_timer = None
         self.rtt_ns = self.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
         self._set_first_ping()
         options = self.options
@@ -398,43 +398,31 @@ class Client(asyncio.Protocol):
             self.subs = {}
             for sub in subs:
                 self.router.remove(sub)
-        authenticate = self._server.authenticate
-        welcome = authenticate is None or authenticate(options)
+        self._login.decide(options)
+
+    def logged_in(self, welcome: bool) -> None:
+        """The rest of CONNECT, whose credentials were right or not."""
+        options = self.options
         if not welcome or options.get("account") or options.get("new_account"):
-            self._fail("Authorization Violation", "Authentication Failure")
+            self._login.refuse()
             return
-        self._awaiting_connect = False
+        if not self.connected:
+            self.label += described(options, self.router.name)
         self.connected = True
         self._verbose = options["verbose"]
         self._strict = self._verbose or options["pedantic"]
         self.no_echo = not options["echo"]
-        self.headers = self.parser.headers = self._server.options.headers and bool(options.get("headers"))
+        self.headers = self.parser.headers = self.server.options.headers and bool(options.get("headers"))
         if options["protocol"] not in (0, 1):
-            self._fail("invalid client protocol", "Bad Client Protocol Version")
+            self.fail("invalid client protocol", "Bad Client Protocol Version")
             return
         wanted = bool(options.get("no_responders"))
         if wanted and not self.headers:
-            self._fail("no responders requires headers support", "No Responders Requires Headers")
+            self.fail("no responders requires headers support", "No Responders Requires Headers")
             return
         self.wants_no_responders = wanted
         if self._verbose:
             self._proto(encoder.OK)
-
-    def _admit_without_connect(self) -> bool:
-        """The first operation is not CONNECT although one must log in: only a no_auth_user may go on."""
-        authenticate = self._server.authenticate
-        if authenticate is not None and self._server.options.no_auth_user and authenticate({}):
-            self._awaiting_connect = False
-            if self._auth_timer is not None:
-                self._auth_timer.cancel()
-                self._auth_timer = None
-            return True
-        self._fail("Authorization Violation", "Authentication Failure")
-        return False
-
-    def _auth_timeout(self) -> None:
-        self._auth_timer = None
-        self._fail("Authentication Timeout", "Authentication Timeout")
 
     # Sending
 
@@ -447,14 +435,14 @@ class Client(asyncio.Protocol):
     def send_info(self) -> None:
         """The server's present INFO, if this client can take one at any time (protocol 1, first PONG sent)."""
         if self._pong_sent and self.options["protocol"] >= 1:
-            self._proto(encoder.info(self._server.info(self)))
+            self._proto(encoder.info(self.server.info(self)))
 
     # Keeping alive and slowing down
 
     def _set_first_ping(self) -> None:
-        interval_ns = min(self._server.options.ping_interval_ns, _FIRST_PING_NS)
+        interval_ns = min(self.server.options.ping_interval_ns, _FIRST_PING_NS)
         # Up to a fifth later, so that clients that came together are not asked together.
-        self._set_ping(interval_ns + int(self._server.rng.random() * interval_ns / 5))
+        self._set_ping(interval_ns + int(self.server.rng.random() * interval_ns / 5))
 
     def _set_ping(self, after_ns: int) -> None:
         if self._ping_timer is not None:
@@ -462,13 +450,13 @@ class Client(asyncio.Protocol):
         self._ping_timer = self._loop.call_later(after_ns / 1e9, self._ping)
 
     def _ping(self) -> None:
-        options = self._server.options
+        options = self.server.options
         now_ns = self._clock.monotonic_ns()
         wants_rtt = not self._ping_sent_ns or now_ns - self._ping_sent_ns > _RTT_AGE_NS
         if wants_rtt or self._clock.now_ns() - self._last_in_ns >= options.ping_interval_ns:
             if self._pings_out + 1 > options.ping_max:
-                self._server.stale_connections += 1
-                self._fail("Stale Connection", "Stale Connection")
+                self.server.stale_connections += 1
+                self.fail("Stale Connection", "Stale Connection")
                 return
             self._pings_out += 1
             self._ping_sent_ns = now_ns
@@ -477,54 +465,13 @@ class Client(asyncio.Protocol):
 
     def _stall(self, read_bytes: int) -> None:
         """Somebody that this read published to is far behind: read on when they have caught up, or a little later."""
-        behind = {id(outbound): outbound for outbound in self._server.stalled}
-        self._server.stalled.clear()
+        behind = {id(outbound): outbound for outbound in self.server.stalled}
+        self.server.stalled.clear()
         self.stalls += 1
-        self._server.stalled_clients += 1
-        self.hold()
-        left = len(behind)
-        held = True
-
-        def go_on() -> None:
-            nonlocal held
-            if held:
-                held = False
-                timer.cancel()
-                self.release()
-
-        def caught_up() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                go_on()
-
+        self.server.stalled_clients += 1
         reads = -(-read_bytes // _READ_BYTES)
-        timer = self._loop.call_later(reads * _STALL_PER_READ_NS / 1e9, go_on)
-        for outbound in behind.values():
-            outbound.waiting.append(caught_up)
+        hold_until_caught_up(self, behind.values(), reads * _STALL_PER_READ_NS / 1e9)
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-def _connect_fields(arg: bytes) -> dict[str, Any] | None:
-    """The known fields of CONNECT; None when the server could not decode it. Names match in any case, as Go's do."""
-    try:
-        decoded = json.loads(arg.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):  # the second: brackets in brackets, a thousand deep
-        return None
-    if decoded is None:
-        return {}
-    if not isinstance(decoded, dict):
-        return None
-    fields: dict[str, Any] = {}
-    for name, value in decoded.items():
-        key = name.lower()
-        wanted = _CONNECT_TYPES.get(key)
-        if wanted is None or value is None:
-            continue
-        if type(value) is not wanted:
-            return None
-        fields[key] = value
-    return fields

@@ -20,10 +20,11 @@ from typing import Any
 
 from broker.clock import Clock, SystemClock
 
-from .auth import authenticator
+from .auth import Decide, authenticator, warnings
 from .connection import Client
-from .options import Authenticate, ServerOptions
+from .options import ServerOptions
 from .outbound import SLOW_BYTES, Flusher, Outbound
+from .password_checks import PasswordChecks
 from .router import Router
 
 __all__ = ["Server"]
@@ -51,7 +52,10 @@ class Server:
         self.router = router if router is not None else Router(self.clock, self.rng, self._call_soon)
         self.server_id = _server_id(self.rng)
         self.server_name = options.server_name or self.server_id
-        self.authenticate: Authenticate | None = authenticator(options)
+        self.authenticate: Decide | None = authenticator(options)
+        self.password_checks = PasswordChecks()
+        self.warnings = warnings(options)
+        """For the log of a start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = options.host
         self.port = options.port
@@ -188,7 +192,7 @@ class Server:
         self.slow_consumers += 1
         if reason == SLOW_BYTES:
             self.slow_by_bytes += 1
-        log.info("%s:%d - cid:%d - %s", client.ip, client.port, client.cid, reason)
+        log.info("%s - %s", client.label, reason)
 
     def info(self, client: Client) -> dict[str, Any]:
         """INFO's fields for ``client``."""

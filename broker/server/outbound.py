@@ -13,10 +13,10 @@ Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
 
-__all__ = ["SLOW_BYTES", "SLOW_TIME", "Flusher", "Outbound"]
+__all__ = ["SLOW_BYTES", "SLOW_TIME", "Flusher", "Outbound", "hold_until_caught_up"]
 
 SLOW_BYTES: Final = "Slow Consumer (Pending Bytes)"
 SLOW_TIME: Final = "Slow Consumer (Write Deadline)"
@@ -166,3 +166,35 @@ class Outbound:
         elif left:
             self._mark = self._handed
             self._deadline = self._loop.call_later(self._deadline_s, self._check)
+
+
+class Reader(Protocol):
+    """A connection whose reading can be held; holds nest."""
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def hold_until_caught_up(reader: Reader, behind: Collection[Outbound], seconds: float) -> None:
+    """Hold ``reader``, which published to those ``behind``, until all have caught up, but no longer than ``seconds``."""
+    reader.hold()
+    left = len(behind)
+    held = True
+
+    def go_on() -> None:
+        nonlocal held
+        if held:
+            held = False
+            timer.cancel()
+            reader.release()
+
+    def caught_up() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            go_on()
+
+    timer = asyncio.get_running_loop().call_later(seconds, go_on)
+    for outbound in behind:
+        outbound.waiting.append(caught_up)

@@ -13,11 +13,11 @@ Passwords, tokens and keys in CONNECT are left out. Source: nats-server, server/
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 from broker.protocol.parser import Connect, Err, Op, Ping, Sub, Unsub
 
+from .connect import shown_connect
 from .connection import Client
 
 __all__ = ["TracedClient"]
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 _TRACE = 5
 """Below DEBUG (broker.log_lines)."""
 
-_SECRETS = re.compile(rb'("(?:pass|auth_token|jwt|sig|nkey)"\s*:\s*)"(?:[^"\\]|\\.)*"')
 
 
 class TracedClient(Client):
@@ -57,7 +56,7 @@ class TracedClient(Client):
             self._trace("<<-", b" ".join(word for word in words if word))
             self._trace_payload("<<-", body)
         elif type(op) is Connect:
-            self._trace("<<-", b"CONNECT " + _SECRETS.sub(rb'\1"[REDACTED]"', op.arg))
+            self._trace("<<-", b"CONNECT " + shown_connect(op.arg))
         elif type(op) is Sub:
             self._trace("<<-", b" ".join(word for word in (b"SUB", op.subject, op.queue, op.sid) if word))
         elif type(op) is Unsub:
@@ -80,7 +79,7 @@ class TracedClient(Client):
     def _trace_payload(self, way: str, body: bytes) -> None:
         if not body:
             return
-        limit = self._server.options.max_traced_msg_len
+        limit = self.server.options.max_traced_msg_len
         shown = body[:limit] if 0 < limit < len(body) else body
         rest = "..." if len(shown) < len(body) else ""
         self._log(f'{way} MSG_PAYLOAD: ["{_printable(shown)}{rest}"]')
@@ -89,11 +88,7 @@ class TracedClient(Client):
         self._log(f"{way} [{_printable(line)}]")
 
     def _log(self, text: str) -> None:
-        options = self.options
-        who = f"{self.ip}:{self.port} - cid:{self.cid}"
-        if self.connected:
-            who += f' - "v{options.get("version", "")}:{options.get("lang", "")}:{options.get("name", "")}"'
-        log.log(_TRACE, "%s - %s", who, text)
+        log.log(_TRACE, "%s - %s", self.label, text)
 
 
 def _printable(data: bytes) -> str:

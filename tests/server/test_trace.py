@@ -50,6 +50,19 @@ async def test_payloads_are_cut_and_one_line_each() -> None:
     assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines
 
 
+async def test_secrets_are_found_however_they_are_spelled() -> None:
+    """Names of any case and with escapes, which the server takes; what it cannot decode is not shown at all."""
+    for connect in (b'{"PASS":"hunter2","Auth_Token":"hunter2"}', b'{"p\\u0061ss":"hunter2"}', b'{"pass":["hunter2"]}',
+                    b'{"pass":"a","pass":"hunter2","Sig":"hunter2"}', b'{"pass":"hunter2', b'"hunter2"'):
+        async with BrokerProcess("-V") as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"CONNECT " + connect + b"\r\n\r\n")
+            await server.wait_line(r"<<- \[CONNECT ")
+            writer.close()
+            await server.stop()
+            assert "hunter2" not in server.tail(1000), connect
+
+
 @pytest.mark.parametrize("flags", [(), ("-D",)])
 async def test_no_trace_without_being_asked(flags: tuple[str, ...]) -> None:
     """Neither by default nor by ``-D``."""

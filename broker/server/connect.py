@@ -1,0 +1,92 @@
+"""CONNECT's fields: decoded as Go's decoder does, and shown without what is secret in them.
+
+Names match in any case, the last of several counts, unknown ones and nulls are passed over, and a value of another type
+makes the whole of it unreadable. A lone surrogate, which no UTF-8 text can hold, becomes U+FFFD.
+
+Source: nats-server, server/client.go (ClientOpts, processConnect).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["CONNECT_DEFAULTS", "described", "go_quoted", "read_connect", "shown_connect"]
+
+_TYPES: Final[dict[str, type]] = {
+    "verbose": bool, "pedantic": bool, "echo": bool, "headers": bool, "no_responders": bool, "tls_required": bool,
+    "new_account": bool, "protocol": int, "name": str, "lang": str, "version": str, "user": str, "pass": str,
+    "auth_token": str, "nkey": str, "jwt": str, "sig": str, "account": str,
+}
+CONNECT_DEFAULTS: Final[dict[str, Any]] = {"verbose": True, "pedantic": True, "echo": True, "protocol": 0}
+
+_SECRET: Final = frozenset({"pass", "auth_token", "jwt", "sig", "nkey"})
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
+                   "\t": "\\t", "\v": "\\v"}
+
+
+def read_connect(arg: bytes) -> dict[str, Any] | None:
+    """The known fields by their lower-case names; None when the server could not decode it."""
+    decoded = _decoded(arg)
+    if decoded is None:
+        return {} if arg.strip() == b"null" else None
+    fields: dict[str, Any] = {}
+    for name, value in decoded.items():
+        key = name.lower()
+        wanted = _TYPES.get(key)
+        if wanted is None or value is None:
+            continue
+        if type(value) is not wanted:
+            return None
+        fields[key] = _whole(value) if isinstance(value, str) else value
+    return fields
+
+
+def shown_connect(arg: bytes) -> bytes:
+    """``arg`` as a log may show it.
+
+    Secrets are found by decoding: a name can be spelled in any case and with escapes, which no pattern would see. What
+    cannot be decoded is not shown at all.
+    """
+    decoded = _decoded(arg)
+    if decoded is None:
+        return b"(%d bytes that are no JSON object)" % len(arg)
+    if not any(name.lower() in _SECRET for name in decoded):
+        return arg
+    shown = {name: "[REDACTED]" if name.lower() in _SECRET else value for name, value in decoded.items()}
+    return json.dumps(shown, separators=(",", ":")).encode()
+
+
+def described(fields: Mapping[str, Any], account: str) -> str:
+    """What log lines say of a client from its first login on, behind its address: its software, and who it is."""
+    said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
+                    for key in ("version", "lang", "name") if fields.get(key))
+    who = f"user:{fields['user']}" if fields.get("user") else "token" if fields.get("auth_token") else ""
+    return "".join(f" - {go_quoted(text)}" for text in (said, who and f"{account}/{who}") if text)
+
+
+def go_quoted(text: str) -> str:
+    """``text`` as Go's ``%q`` prints it: in quotes, on one line, whatever a client put into it."""
+    return '"' + "".join(_ESCAPES.get(char) or (char if char.isprintable() else _escaped(ord(char)))
+                         for char in text) + '"'
+
+
+def _escaped(code: int) -> str:
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _decoded(arg: bytes) -> dict[str, Any] | None:
+    try:
+        decoded = json.loads(arg.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):  # the second: brackets in brackets, a thousand deep
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
+def _whole(text: str) -> str:
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
