@@ -17,6 +17,7 @@ from pathlib import Path
 from broker import __version__
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError
+from broker.suggest import did_you_mean
 
 __all__ = ["NATS_VERSION", "PROGRAM", "run"]
 
@@ -27,7 +28,7 @@ NATS_VERSION = "2.15.1"
 """The nats-server whose behaviour this is; clients and their launchers decide by it what they may use."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
-            "reopen": signal.SIGUSR1, "reload": signal.SIGHUP}
+            "reopen": signal.SIGUSR1}
 # `stop` kills, as nats-server's does; what was acknowledged is in the store by then.
 
 
@@ -54,8 +55,9 @@ def run(arguments: Sequence[str]) -> int:
             return _send_signal(line.signal)
         return _broker(line)
     except FlagError as error:
+        # The usage is long: on a terminal, what is wrong must not scroll away above it.
+        print(USAGE, flush=True)
         print(error, file=sys.stderr)
-        print(USAGE)
         return 0
     except ConfigError as error:
         for text in str(error).splitlines():
@@ -69,7 +71,8 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    raise ConfigError(f'unrecognized command: "{word}"')
+    near = did_you_mean(word, ("inspect", "pipeline", "version", "help"))
+    raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 
 def _version() -> int:
@@ -99,15 +102,20 @@ def _send_signal(words: str) -> int:
     """``NAME=PID`` or ``NAME=PIDFILE``."""
     name, _, target = words.partition("=")
     number = _SIGNALS.get(name.lower())
+    if name.lower() == "reload":
+        # A signal sent is no configuration read: only the broker's log would tell that nothing has changed.
+        raise ConfigError("--signal reload is not supported by this version of jetblock, and nothing was sent: the "
+                          "configuration is read at the start only; check it with -t, then restart the broker")
     if number is None:
-        raise ConfigError(f"unknown signal {name!r}; one of {', '.join(_SIGNALS)}")
+        raise ConfigError(f"unknown signal {name!r}; one of {', '.join(_SIGNALS)}{did_you_mean(name, _SIGNALS)}")
     if not target:
         raise ConfigError(f"--signal {name} needs a process: {name}=PID, or {name}=FILE written by --pid")
     if not target.isdigit():
         try:
             target = Path(target).read_text("ascii").strip()
         except (OSError, UnicodeError) as error:
-            raise ConfigError(f"no process id in {target}: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"no process id in {target}: {(why or str(error)).lower()}") from None
     try:
         pid = int(target)
         if pid <= 0:

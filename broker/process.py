@@ -96,21 +96,36 @@ class _Process:
         settings = self._settings
         try:
             if settings.pid_file:
-                write_pid_file(settings.pid_file)
+                self._write_pid_file(settings.pid_file)
             await self._app.start()
-            if self._ports_file is not None:
-                self._ports_file.write(self._app.ports())
         except StartError as error:
             log.critical("%s", error)
             return False
         except OSError as error:
             log.critical("%s", error)
             return False
+        self._write_ports_file()
         # What start-up made stays: no collection need ever look at it again.
         gc.enable()
         gc.freeze()
         log.info("Server is ready")
         return True
+
+    def _write_pid_file(self, path: str) -> None:
+        try:
+            write_pid_file(path)
+        except OSError as error:
+            raise StartError(f"Could not write pidfile: open {path}: {(error.strerror or str(error)).lower()}") from None
+
+    def _write_ports_file(self) -> None:
+        """Clients can connect without it, so that it cannot be written is no reason to end, as in nats-server."""
+        if self._ports_file is None:
+            return
+        try:
+            self._ports_file.write(self._app.ports())
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            log.error("Error writing ports file (%s): open %s: %s", self._ports_file.path, self._ports_file.path, why)
 
     async def _stop(self) -> None:
         log.info("Initiating Shutdown...")
@@ -128,7 +143,7 @@ class _Process:
                 log.info("File log re-open ignored, not a file logger")
         elif number == signal.SIGHUP:
             log.error("Failed to reload server configuration: this version of jetblock reads it at its start only; "
-                      "restart the broker")
+                      "restart the broker. Nothing has changed")
         elif number == signal.SIGUSR2:
             if self._lame_duck is None:
                 self._lame_duck = asyncio.create_task(self._go_lame(), name="lame duck")

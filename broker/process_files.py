@@ -23,14 +23,14 @@ class PortsFile:
     """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. The name is nats-server's, whoever runs."""
 
     def __init__(self, directory: str) -> None:
-        self._path = Path(directory, f"nats-server_{os.getpid()}.ports")
+        self.path = Path(directory, f"nats-server_{os.getpid()}.ports")
 
     def write(self, ports: Mapping[str, Sequence[str]]) -> None:
         """``ports``: e.g. ``{"nats": ["nats://127.0.0.1:4222"]}``. Raises: OSError."""
-        _write_whole(self._path, json.dumps(ports))
+        _write_whole(self.path, json.dumps(ports))
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 def urls(scheme: str, host: str, port: int) -> list[str]:

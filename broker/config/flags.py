@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.config import kinds
 from broker.config.settings import SETTINGS, ConfigError
+from broker.suggest import nearest
 
 __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
 
@@ -28,7 +29,7 @@ Server Options:
     -m, --http_port <port>           Use port for http monitoring
     -c, --config <file>              Configuration file
     -t                               Test configuration and exit
-    -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen, reload)
+    -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen)
                                      <pid> can be either a PID (e.g. 1) or the path to a PID file
         --ports_file_dir <dir>       Creates a ports file in the specified directory (nats-server_<pid>.ports)
 
@@ -128,7 +129,7 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
         target = FLAGS.get(name)
         if target is None and name not in _REFUSED:
-            raise FlagError(f"flag provided but not defined: -{name}")
+            raise FlagError(f"flag provided but not defined: -{name}{_nearest(name)}")
         if target in _SWITCHES or name in _REFUSED_SWITCHES:
             value = value if equals else "true"
         elif not equals:
@@ -139,6 +140,11 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             raise ConfigError(f"--{name} {_REFUSED[name]}")
         _take(line, name, target, value)
     return line
+
+
+def _nearest(name: str) -> str:
+    near = nearest(name, FLAGS)
+    return f"; did you mean {'--' if len(near) > 3 else '-'}{near}?" if near else ""
 
 
 def _take(line: CommandLine, name: str, target: str, value: str) -> None:

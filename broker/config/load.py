@@ -19,7 +19,11 @@ from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
 from broker.config.settings import ConfigError, Settings, default_store_url
 
-__all__ = ["load", "read_text"]
+__all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
+
+TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on system reboot; name one with --store_dir, "
+                    "or a bucket with --store")
+"""Begins as nats-server's line does."""
 
 _SCHEMES = ("file", "s3", "memory")
 
@@ -41,6 +45,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     values["jetstream"] = _jetstream(line, outer, file)
     if values["jetstream"] and values["store"] is None:
         values["store"] = default_store_url()
+        file.notices.append(TEMPORARY_NOTICE)
     values["notices"] = tuple(file.notices)
     settings = Settings(**values)
     errors = []

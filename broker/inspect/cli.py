@@ -31,7 +31,7 @@ from broker.inspect.report import (
     stream_json,
     stream_table,
 )
-from broker.inspect.shardview import NoStream, find_stream, key_of
+from broker.inspect.shardview import NoStream, find_stream, key_of, require_shard
 from broker.inspect.source import CannotInspect, Source, each, open_source, read_format
 from broker.inspect.survey import Survey, read_survey
 from broker.inspect.tables import Table, count, outline, plain, printable, size, when
@@ -43,6 +43,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore import NotFound, ObjectInfo, StoreError, Transient
 from broker.storage.paths import Key, parse
+from broker.suggest import did_you_mean
 
 __all__ = ["inspect", "main", "parse_arguments"]
 
@@ -107,7 +108,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(list(arguments))
     what = options.what
     if what not in _WHAT:
-        parser.error(f"nothing to show is called {what!r}; one of {', '.join(_WHAT)}")
+        parser.error(f"nothing to show is called {what!r}; one of {', '.join(_WHAT)}{did_you_mean(what, _WHAT)}")
     if (what in _NAMED) != (options.name is not None):
         parser.error(f"{what} takes {'a ' + _NAMED[what] if what in _NAMED else 'no name'}")
     if options.verify and what != "overview":
@@ -168,6 +169,8 @@ class _Inspection:
             "overview": self.overview, "shards": self.shards, "epochs": self.epochs, "streams": self.streams,
             "stream": self.stream, "segments": self.segments, "blocks": self.blocks, "messages": self.messages,
             "consumers": self.consumers, "dump": self.dump}
+        if self.options.shard is not None:
+            await require_shard(self.source, self.options.shard)
         await show[self.options.what]()
         return 1 if self.problems else 0
 

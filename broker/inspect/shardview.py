@@ -12,7 +12,7 @@ import re
 from typing import Any, NamedTuple, TypeVar
 
 from broker.inspect.problems import NEWER, RESTORE, Problem
-from broker.inspect.source import Source, each
+from broker.inspect.source import CannotInspect, Source, each, read_format
 from broker.storage import snapshot
 from broker.storage.applied import ShardState, StreamState
 from broker.storage.format.block import BlockRef
@@ -22,7 +22,8 @@ from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import ShardPaths, block_key, parse
 from broker.storage.snapshot import CutOff, Listing, Request, Snapshot, Steps, replay
 
-__all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard", "shards"]
+__all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard",
+           "require_shard", "shards"]
 
 NAMED_AND_GONE = ", which it names, is gone"
 """How ``snapshot`` ends what it says of a checkpoint's page that is not there."""
@@ -64,6 +65,21 @@ async def shards(source: Source) -> list[int]:
         if not there:
             return found or [0]
         found = list(range(there[-1] + 1))
+
+
+async def require_shard(source: Source, number: int) -> None:
+    """Refuse a shard of which nothing is there; one without claims but with a log is damaged, and looked at.
+
+    Raises: CannotInspect, also where no store is; StoreError.
+    """
+    there = await shards(source)
+    try:
+        found = number in there or bool(await source.list(ShardPaths(number).prefix, limit=1))
+    except ValueError:  # no shard can have such a number
+        found = False
+    if not found:
+        await read_format(source)
+        raise CannotInspect(f"{source.url}: there is no shard {number}; there is: {', '.join(map(str, there))}")
 
 
 async def read_shard(source: Source, paths: ShardPaths) -> ShardView:

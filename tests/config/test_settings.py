@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.config.flags import FlagError, read_flags
-from broker.config.load import load
+from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
 from broker.storage.log import W_MAX, LogSettings
 from tests.harness import NatsServerProcess
@@ -40,6 +40,8 @@ def changed(found: Settings) -> dict[str, Any]:
     return {field.name: getattr(found, field.name) for field in dataclasses.fields(Settings)
             if getattr(found, field.name) != getattr(plain, field.name)}
 
+
+TEMPORARY = {"jetstream": True, "store": default_store_url(), "notices": (TEMPORARY_NOTICE,)}
 
 FILES: list[tuple[str, dict[str, Any]]] = [
     ("port: -1", {"port": -1}),
@@ -68,9 +70,9 @@ FILES: list[tuple[str, dict[str, Any]]] = [
      {"users": (User("a", "§12"), User("b", "007"))}),
     ("mine: 4777\nport: $mine", {"port": 4777}),
     ("authorization { extra: secret, user: u, password: $extra }", {"user": "u", "password": "secret"}),
-    ("jetstream: true", {"jetstream": True, "store": default_store_url()}),
-    ("jetstream: enabled", {"jetstream": True, "store": default_store_url()}),
-    ("jetstream {}", {"jetstream": True, "store": default_store_url()}),
+    ("jetstream: true", TEMPORARY),
+    ("jetstream: enabled", TEMPORARY),
+    ("jetstream {}", TEMPORARY),
     ("jetstream: disabled", {}),
     ("jetstream { enabled: false, store_dir: /x }", {"store": "file:///x"}),
     ("jetstream { store_dir: '/x y', max_mem_store: 64MiB, max_file: 10TB, domain: hub, strict: false }",

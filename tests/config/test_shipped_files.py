@@ -36,7 +36,9 @@ def _interpolated(text: str) -> str:
 def test_shipped_configuration() -> None:
     """It is valid, and does what its comments say."""
     found = load(read_flags(["-c", str(CONF)]), {})
-    assert (found.port, found.http_port, found.jetstream, found.notices) == (4222, 8222, True, ())
+    assert (found.port, found.http_port, found.jetstream) == (4222, 8222, True)
+    assert [line.partition(",")[0] for line in found.notices] == ["Temporary storage directory used"]
+    assert load(read_flags(["-c", str(CONF), "--store", "file:///srv/jetblock"]), {}).notices == ()
 
 
 def test_what_is_commented_out_is_the_default() -> None:

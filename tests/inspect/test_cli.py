@@ -176,3 +176,38 @@ async def test_terminals_are_safe_from_names() -> None:
     _, out, _ = await show(store, "messages", "logs", "--from", "1201", "--json")
     assert json.loads(out)["messages"][0]["data"] == {"base64": "G1szMW1yZWQK"}
     await owner.kill()
+
+
+@pytest.mark.parametrize("view", [[], ["--verify"], ["shards"], ["epochs"], ["streams"], ["segments"],
+                                  ["stream", "ORDERS"], ["messages", "ORDERS"]], ids=" ".join)
+def test_a_shard_that_is_not_there(directory: Path, view: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing could be inspected, which is not the same as nothing wrong; with the shard that is there all is well."""
+    for number in ("3", "99999999999"):
+        assert main([f"file://{directory}", *view, "--shard", number]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err) == (
+            "", f"jetblock inspect: file://{directory}: there is no shard {number}; there is: 0\n")
+    assert main([f"file://{directory}", *view, "--shard", "0"]) == 0
+
+
+def test_a_shard_of_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That there is no store at all is what is said."""
+    assert main([f"file://{tmp_path}", "--shard", "3"]) == 2
+    assert "no jetblock store lies here" in capsys.readouterr().err
+
+
+async def test_a_shard_whose_claims_are_lost() -> None:
+    """Damage is no absence: a shard with a log and no claim is looked at, and its problems are listed."""
+    store = MemoryStore()
+    await (await filled(store)).kill()
+    for info in await store.list(PATHS.epochs):
+        await store.delete(info.key)
+    options = parse_arguments(["file:///x", "--shard", "0"])
+    out = io.StringIO()
+    assert await inspect(Source(store), options, out, out) == 1
+
+
+def test_what_was_meant(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A view that is nearly one is named."""
+    assert main([f"file://{directory}", "strems"]) == 2
+    assert "did you mean streams?" in capsys.readouterr().err

@@ -43,7 +43,13 @@ def test_help_and_unknown_flags() -> None:
         assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
     done = run("-foo")
     assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
-    assert "flag provided but not defined: -foo" in done.stderr
+    assert done.stderr == "flag provided but not defined: -foo\n"
+    for flag, meant in (("--prot", "--port"), ("--stor_dir", "--store_dir"), ("--jetsream", "--jetstream"),
+                        ("--http-port", "--http_port"), ("-dv", "-DV")):
+        done = run(flag)
+        assert (done.returncode, done.stderr) == (
+            0, f"flag provided but not defined: -{flag.lstrip('-')}; did you mean {meant}?\n")
+    assert run("inspct").stderr == 'nats-server: unrecognized command: "inspct"; did you mean inspect?\n'
     done = run("stray")
     assert (done.returncode, done.stderr) == (1, 'nats-server: unrecognized command: "stray"\n')
 
@@ -85,6 +91,41 @@ def test_store_directory_that_cannot_be(tmp_path: Path) -> None:
     done = run("-js", "-sd", "/proc/nothing/here", "-p", "-1")
     assert done.returncode == 1
     assert re.search(r"\[FTL\] .*could not create storage directory", done.stderr), done.stderr
+
+
+def test_pid_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """Status 1 and nats-server's words, with the path that was given."""
+    (tmp_path / "file").write_text("")
+    for path, why in ((tmp_path / "no" / "pid", "no such file or directory"), (tmp_path / "file" / "pid",
+                      "not a directory"), (tmp_path, "is a directory")):
+        done = run("-P", str(path), "-p", "-1")
+        assert done.returncode == 1
+        assert f"[FTL] Could not write pidfile: open {path}: {why}\n" in done.stderr
+        assert "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-l", "-P", "-c", "--ports_file_dir", "-sd"])
+async def test_no_raw_error_of_a_path(flag: str, tmp_path: Path) -> None:
+    """Whatever path cannot be used is named with what is wrong with it, in one line, and no error number."""
+    (tmp_path / "file").write_text("port: -1")
+    path = str(tmp_path / "file" / "below")
+    server = BrokerProcess("-js", flag, path) if flag != "--ports_file_dir" else BrokerProcess(
+        "-a", "127.0.0.1", "-p", "-1", monitor=False, listen=False)
+    try:
+        if flag == "--ports_file_dir":
+            server._directory = Path(path)
+            await server.start(ready=False)
+            await server.wait_line("Error writing ports file")
+            await server.wait_line("Server is ready")
+        else:
+            await server.start(ready=False)
+            assert await server.wait_end() == 1
+        said = [line for line in server.stderr if path in line]
+        assert len(said) == 1
+        assert "not a directory" in said[0].lower()
+        assert not any("Errno" in line or "Traceback" in line for line in server.stderr)
+    finally:
+        await server.close()
 
 
 class BlockedPort:
@@ -199,8 +240,32 @@ async def test_other_signals() -> None:
         server.send_signal(signal.SIGUSR1)
         await server.wait_line("File log re-open ignored, not a file logger")
         server.send_signal(signal.SIGHUP)
-        await server.wait_line(r"\[ERR\] Failed to reload server configuration: .*restart the broker")
+        await server.wait_line(r"\[ERR\] Failed to reload server configuration: .*Nothing has changed")
         await (await nats.connect(server.url)).close()
+
+
+async def test_reload_is_refused_by_the_command(tmp_path: Path) -> None:
+    """Status 1 with the reason, as long as there is none; the broker is not even asked."""
+    pid_file = tmp_path / "pid"
+    async with BrokerProcess("-P", str(pid_file)) as server:
+        for word in ("reload", f"reload={server.pid}", f"RELOAD={pid_file}"):
+            done = await asyncio.to_thread(run, "--signal", word)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr.startswith("nats-server: --signal reload is not supported"), word
+        assert (await asyncio.to_thread(run, "--signal", f"reopen={server.pid}")).returncode == 0
+        await server.wait_line("user defined signal 1")
+        assert not any("hangup" in line for line in server.stderr)
+
+
+@BOTH
+@pytest.mark.parametrize("named", [False, True])
+async def test_temporary_store_is_warned_of(process: type[ServerProcess], named: bool, tmp_path: Path) -> None:
+    """``-js`` alone keeps streams where a reboot may lose them, and says so; with a directory there is no such line."""
+    flags = ("-js", *(("-sd", str(tmp_path / "store")) if named else ()))
+    async with process(*flags, environ={"TMPDIR": str(tmp_path)}) as server:
+        said = [line for line in server.stderr
+                if "[WRN] Temporary storage directory used, data could be lost on system reboot" in line]
+        assert len(said) == (0 if named else 1)
 
 
 async def test_signals_by_the_command(tmp_path: Path) -> None:
