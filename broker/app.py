@@ -38,6 +38,9 @@ __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
 
+_QUIET_START_SECONDS = 2.0
+"""A start that takes longer has its monitoring pages up meanwhile."""
+
 
 class App:
     """One broker. ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
@@ -66,11 +69,18 @@ class App:
         log.info("  ID:       %s", server.server_id)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
-        if settings.jetstream:
-            await self._start_jetstream()
+        # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
+        pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
+        try:
+            if settings.jetstream:
+                await self._start_jetstream()
+        finally:
+            pages.cancel()
         await self._listen()
         # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
         # from the moment it begins to wait.
+        if self._waiting is not None:
+            await self._waiting
         await self._start_monitor()
         # What a start imports and reads keeps nobody waiting.
         self.lag.start()
@@ -192,7 +202,12 @@ class App:
 
     def _begin_to_wait(self) -> None:
         """Another broker owns the store: who asks for our health is told so."""
-        self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
+        self._show_pages()
+
+    def _show_pages(self) -> None:
+        """Have the monitoring pages up before clients may connect."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
 
     async def _monitor_standby(self) -> None:
         try:
@@ -251,9 +266,9 @@ class App:
 
         tenure = self.tenure
         if tenure is not None and tenure.standby:
-            return Health("standby", "another broker owns the store")
+            return Health("standby", "another broker owns the store", serving=False)
         if not self._serving:
-            return Health("unavailable", "starting, or stopping")
+            return Health("unavailable", "starting, or stopping", serving=False)
         if tenure is not None and tenure.shard is not None and tenure.shard.log.muted:
             return Health("unavailable", f"the store does not answer: {tenure.shard.log.store_error}")
         return Health()

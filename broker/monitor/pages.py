@@ -42,6 +42,9 @@ _SORTS: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
     "stop": (lambda row: row["stop"][:-1], True), "reason": (lambda row: row["reason"], False),
     "rtt": (lambda row: _seconds(row.get("rtt", "0s")), True),
 }
+_HEALTH_FLAGS = ("js-enabled", "js-enabled-only", "js-server-only", "js-meta-only", "details", "live")
+"""Of /healthz: nats-server's, and ``live``."""
+
 _ENDED_SORTS = frozenset({"stop", "reason"})
 _STATES = frozenset({"open", "closed", "any", "all"})
 
@@ -148,14 +151,22 @@ class Pages:
         return Page(200, text.encode(), "text/html; charset=utf-8")
 
     def _healthz(self, query: _Query) -> Page:
+        """Whether clients are served; with ``live`` whether the process is alive, which a standby is, too.
+
+        That this is answered at all is the proof of life: the page is made on the broker's own loop.
+        """
+        asked = {name: query.flag(name) for name in _HEALTH_FLAGS}
+        if asked["live"]:
+            return Page(200, _compact({"status": "ok"}))
         health = self._views.health()
-        status = 200 if health.status == "ok" else 503
-        if status == 200 and not query.flag("js-server-only") and (missing := self._missing(query)):
+        if asked["js-server-only"] and health.serving:
+            return Page(200, _compact({"status": "ok"}))
+        if health.status != "ok":
+            return Page(503, _compact({"status": health.status} | ({"error": health.error} if health.error else {})))
+        skips = asked["js-enabled-only"] or asked["js-enabled"]
+        if not skips and (missing := self._missing(query)):
             return Page(404, _compact({"status": "unavailable", "error": missing}))
-        body = {"status": health.status}
-        if health.error:
-            body["error"] = health.error
-        return Page(status, _compact(body))
+        return Page(200, _compact({"status": "ok"}))
 
     def _missing(self, query: _Query) -> str:
         """Why the stream or consumer that is asked for is not there; "" when it is, or none is asked for."""

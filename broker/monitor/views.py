@@ -46,6 +46,8 @@ class Health:
 
     status: str = "ok"
     error: str = ""
+    serving: bool = True
+    """Whether clients can connect, however JetStream is."""
 
 
 @dataclass(slots=True)

@@ -1,16 +1,25 @@
 """The files that are shipped say what they should: configuration, compose file, image, the page of settings.
 
 Where no Docker engine runs this is as far as they can be checked: that the compose file's command, its variables and
-its configuration are ones that the broker takes, and that the order of its services is the one that works.
+its configuration are ones that the broker takes, that the order of its services is the one that works, that the policy
+of the broker's user is enough on a real MinIO, and that the image's health check passes where it should.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import re
 import runpy
+import signal
+import socket
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 import yaml
 
@@ -18,9 +27,12 @@ from broker.config.flags import read_flags
 from broker.config.load import load, read_text
 from broker.config.settings import SETTINGS, Settings
 from broker.config.syntax import parse, plain
+from tests.harness import BrokerProcess, fetch, free_port
+from tests.real.s3 import S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "config" / "jetblock.conf"
+POLICY = ROOT / "config" / "minio-policy.json"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +40,9 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def _interpolated(text: str) -> str:
-    """``${NAME:-default}`` as the engine reads it with no variable set."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+def _interpolated(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """``${NAME:-default}`` as the engine reads it, with no variable set unless one is given."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda name: (environ or {}).get(name[1]) or name[2], text)
 
 
 def test_shipped_configuration() -> None:
@@ -75,9 +87,121 @@ def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
     found = load(read_flags(service["command"]), environ, lambda _path: read_text(str(CONF)))
     assert (found.store, found.commit_interval_ns, found.server_name) == ("s3://jetblock/streams", 0, "jetblock")
     assert (found.port, found.http_port) == (4222, 8222)
-    minio = compose["services"]["minio"]["environment"]
-    assert environ["AWS_ACCESS_KEY_ID"] == _interpolated(minio["MINIO_ROOT_USER"])
-    assert environ["AWS_SECRET_ACCESS_KEY"] == _interpolated(minio["MINIO_ROOT_PASSWORD"])
+
+
+def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
+    """With user and password in the environment clients log in; a hash, too, is taken as it is."""
+    service = compose["services"]["jetblock"]
+    given = {"JETBLOCK_USER": "app", "JETBLOCK_PASSWORD": "$2b$04$abc"}
+    environ = {name: _interpolated(value, given) for name, value in service["environment"].items()}
+    found = load(read_flags(service["command"]), environ, lambda _path: read_text(str(CONF)))
+    assert (found.user, found.password) == ("app", "$2b$04$abc")
+
+
+def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) -> None:
+    """Each variable has a default, and by default everything is reached from this machine alone."""
+    text = "\n".join(line.partition("#")[0] for line in (ROOT / "docker-compose.yml").read_text().splitlines())
+    assert re.sub(r"\$\{\w+:-[^}$]*\}|\$\$", "", text).count("$") == 0
+    ports = [_interpolated(port) for service in compose["services"].values() for port in service.get("ports", ())]
+    assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8222:8222", "127.0.0.1:9001:9001"]
+    moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "CONSOLE_PORT": "9333"}
+    ports = [_interpolated(port, moved) for service in compose["services"].values()
+             for port in service.get("ports", ())]
+    assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8333:8222", "127.0.0.1:9333:9001"]
+
+
+def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> None:
+    """The broker is the user that the first container makes, and no variable of it has anything of root's."""
+    services = compose["services"]
+    made = {name: _interpolated(value) for name, value in services["bucket"]["environment"].items()}
+    broker = {name: _interpolated(value) for name, value in services["jetblock"]["environment"].items()}
+    assert (broker["AWS_ACCESS_KEY_ID"], broker["AWS_SECRET_ACCESS_KEY"]) == (made["S3_ACCESS_KEY"],
+                                                                             made["S3_SECRET_KEY"])
+    root = services["minio"]["environment"]
+    assert {name: made[name] for name in root} == {name: _interpolated(value) for name, value in root.items()}
+    assert not {made[name] for name in root} & set(broker.values())
+    assert {len(secret) >= 8 for secret in (made["MINIO_ROOT_PASSWORD"], made["S3_SECRET_KEY"])} == {True}
+
+
+def test_everything_is_pinned(compose: dict[str, Any]) -> None:
+    """Images by a tag that never moves; both stages of the image have one base."""
+    for name in ("minio", "bucket"):
+        assert re.fullmatch(r"minio/\w+:RELEASE\.\d{4}-\d\d-\d\dT[\d-]+Z", compose["services"][name]["image"])
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+
+
+async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path) -> None:
+    """A broker with the shipped policy alone makes, fills, purges and deletes a stream; another bucket is closed to it.
+
+    The policy is that of a session here, which MinIO grants without its admin client.
+    """
+    text = POLICY.read_text()
+    assert text.count("arn:aws:s3:::jetblock") == 2
+    session = _session(minio, text.replace(":::jetblock", f":::{minio.bucket}"))
+    minio.make_bucket(f"other-{minio.bucket}")
+    async with BrokerProcess("--store", minio.new_url(), environ=session) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(name="S", subjects=["s.>"])
+        for _ in range(20):
+            await js.publish("s.x", bytes(1000))
+        await js.purge_stream("S")
+        await js.delete_stream("S")
+        await client.close()
+        assert await broker.stop() == 0
+        assert not [line for line in broker.stderr if "[ERR]" in line or "[WRN]" in line]
+    broker = BrokerProcess("--store", f"s3://other-{minio.bucket}/x", environ=session)
+    try:
+        await broker.start(ready=False)
+        await broker.wait_line("AccessDenied")
+        assert await broker.wait_end() == 1
+    finally:
+        await broker.close()
+
+
+def _session(server: S3Server, policy: str) -> dict[str, str]:
+    """The environment of a process that may do what ``policy`` allows."""
+    from botocore.session import Session
+
+    session = Session()
+    session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
+    sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
+    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]
+    return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            "AWS_SESSION_TOKEN": key["SessionToken"]}
+
+
+async def test_health_check_of_the_image(tmp_path: Path) -> None:
+    """The very command: an owner and a standby pass it, on whatever port; a stopped process and none do not."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    found = re.search(r"^HEALTHCHECK .*?CMD (\[.*\])$", text, re.MULTILINE)
+    assert found
+    command = [sys.executable, *json.loads(found[1])[1:]]
+
+    async def passes(port: int) -> bool:
+        environ = {**os.environ, "JETBLOCK_HTTP_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        check = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.DEVNULL)
+        return await check.wait() == 0
+
+    store = f"file://{tmp_path / 'store'}"
+    standby_port = free_port()
+    async with BrokerProcess("--store", store) as owner:
+        standby = BrokerProcess("--store", store, "-m", str(standby_port), monitor=False)
+        try:
+            await standby.start(ready=False)
+            await standby.wait_line("Starting http monitor")
+            assert (await fetch(f"http://127.0.0.1:{standby_port}/healthz"))[0] == 503
+            assert await passes(standby_port)
+            owner_port = int(owner.monitor_url.rpartition(":")[2])
+            assert await passes(owner_port)
+            owner.send_signal(signal.SIGSTOP)
+            assert not await passes(owner_port), "its loop does not turn"
+            owner.send_signal(signal.SIGCONT)
+        finally:
+            await standby.close()
+    assert not await passes(owner_port)
 
 
 def test_compose_waits_in_order(compose: dict[str, Any]) -> None:
@@ -86,8 +210,11 @@ def test_compose_waits_in_order(compose: dict[str, Any]) -> None:
     assert services["bucket"]["depends_on"] == {"minio": {"condition": "service_healthy"}}
     assert services["jetblock"]["depends_on"] == {"bucket": {"condition": "service_completed_successfully"}}
     assert [name for name, service in services.items() if service.get("volumes")] == ["minio"]
-    assert all("healthcheck" in services[name] for name in ("minio", "jetblock"))
+    assert "test" in services["minio"]["healthcheck"]
+    assert "test" not in services["jetblock"]["healthcheck"], "the image's own is meant"
     assert Path(ROOT, compose["configs"]["jetblock"]["file"]) == CONF
+    assert Path(ROOT, compose["configs"]["policy"]["file"]) == POLICY
+    assert services["bucket"]["configs"][0]["target"] == services["bucket"]["environment"]["POLICY"]
 
 
 def test_image_has_what_the_build_copies() -> None:
@@ -98,8 +225,34 @@ def test_image_has_what_the_build_copies() -> None:
         for source in sources.split():
             assert source.split("/")[0] in allowed, source
             assert (ROOT / source).exists() or source == "README.md", source
-    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
-    assert "HEALTHCHECK" in text
+    # By number and not root; what it keeps is a volume that is its own before it is declared one.
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    made = text.index("install --directory --owner=jetblock --group=jetblock --mode=0750 /var/lib/jetblock/data")
+    volume = re.search(r"^VOLUME (\S+)$", text, re.MULTILINE)
+    command = re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    assert volume is not None
+    assert command is not None
+    assert made < volume.start()
+    found = load(read_flags(json.loads(command[1])), {}, lambda _path: read_text(str(CONF)))
+    assert found.store == f"file://{volume[1]}"
+
+
+async def test_a_long_start_is_alive() -> None:
+    """A store that does not answer yet: clients are not served, and whoever ends what is dead leaves the broker alone."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = free_port()
+        broker = BrokerProcess("--store", "s3://bucket/x", "-m", str(port), monitor=False, environ={
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1", "JETBLOCK_PUT_TIMEOUT": "2s"})
+        try:
+            await broker.start(ready=False)
+            await broker.wait_line("Starting http monitor")
+            assert await fetch(f"http://127.0.0.1:{port}/healthz?live=1") == (200, b'{"status":"ok"}')
+            assert (await fetch(f"http://127.0.0.1:{port}/healthz"))[0] == 503
+        finally:
+            await broker.close()
 
 
 def test_settings_page_is_up_to_date() -> None:

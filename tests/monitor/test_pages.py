@@ -156,6 +156,32 @@ def test_healthz(server: Server) -> None:
     assert body(pages.answer("/healthz"), 503) == {"status": "standby", "error": "waiting for the owner of the store"}
 
 
+@pytest.mark.parametrize(("health", "plain", "server_only", "enabled_only"), [
+    (Health(), 200, 200, 200),
+    (Health("standby", "another broker owns the store", serving=False), 503, 503, 503),
+    (Health("unavailable", "starting, or stopping", serving=False), 503, 503, 503),
+    (Health("unavailable", "the store does not answer"), 503, 200, 503),
+], ids=["owner", "standby", "starting", "store away"])
+def test_healthz_asks_for_more_or_less(server: Server, health: Health, plain: int, server_only: int,
+                                       enabled_only: int) -> None:
+    """``live`` is for whoever ends processes: all of these live. nats-server's own leave JetStream out, or its streams."""
+    server.health = health
+    pages = server.pages()
+    assert body(pages.answer("/healthz?live=1")) == body(pages.answer("/healthz?live=true")) == {"status": "ok"}
+    for query, status in (("", plain), ("?live=0", plain), ("?js-server-only=1", server_only),
+                          ("?js-server-only=true", server_only), ("?js-enabled-only=1", enabled_only),
+                          ("?js-enabled=1", enabled_only), ("?js-enabled-only=1&stream=X", enabled_only)):
+        assert pages.answer("/healthz" + query).status == status, query
+
+
+@pytest.mark.parametrize("name", ["live", "js-enabled", "js-enabled-only", "js-server-only", "js-meta-only", "details"])
+def test_healthz_parameter_that_cannot_be_read(server: Server, name: str) -> None:
+    """400 with nats-server's words."""
+    page = server.pages().answer(f"/healthz?{name}=maybe")
+    assert (page.status, page.body) == (400, f"Error decoding boolean for '{name}': strconv.ParseBool: parsing "
+                                        '"maybe": invalid syntax'.encode())
+
+
 def test_callback(server: Server) -> None:
     """JSONP, as a script."""
     page = server.pages().answer("/varz?callback=my.call")
