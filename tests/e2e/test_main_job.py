@@ -115,7 +115,7 @@ async def test_key_value_and_object_store(store: Store) -> None:
         await kv.delete("size")
         seen = []
         while len(seen) < 8:
-            entry = await watcher.updates(timeout=5)
+            entry = await watcher.updates(timeout=30)
             seen.append((entry.key, entry.value) if entry else None)
         assert seen[0] is None
         shades = [entry[1] for entry in seen if entry and entry[0] == "color"]

@@ -70,7 +70,7 @@ async def test_request() -> None:
 
         await service.subscribe("double", cb=double)
         await service.flush()
-        answers = await asyncio.gather(*(nc.request("double", b"%d" % i, timeout=5) for i in range(200)))
+        answers = await asyncio.gather(*(nc.request("double", b"%d" % i, timeout=30) for i in range(200)))
         assert [int(answer.data) for answer in answers] == [2 * i for i in range(200)]
         with pytest.raises(NoRespondersError):
             await nc.request("half", b"", timeout=5)
@@ -113,7 +113,7 @@ async def test_drain_and_auto_unsubscribe() -> None:
         await limited.unsubscribe(limit=3)
         for i in range(10):
             await nc.publish("a", b"%d" % i)
-        assert [(await limited.next_msg(timeout=5)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        assert [(await limited.next_msg(timeout=30)).data for _ in range(3)] == [b"0", b"1", b"2"]
         await nc.drain()
         assert limited.pending_msgs == 0
         assert seen == [b"%d" % i for i in range(10)]
@@ -128,7 +128,7 @@ async def test_large_messages() -> None:
         for _ in range(3):
             await nc.publish("big", body)
         for _ in range(3):
-            assert (await sub.next_msg(timeout=5)).data == body
+            assert (await sub.next_msg(timeout=30)).data == body
 
 
 async def test_reconnect() -> None:
@@ -151,7 +151,7 @@ async def test_reconnect() -> None:
                 async with asyncio.timeout(10):
                     await back.wait()
                 await nc.publish("a", b"x")
-                assert (await sub.next_msg(timeout=5)).data == b"x"
+                assert (await sub.next_msg(timeout=30)).data == b"x"
             finally:
                 await again.close()
 
@@ -253,7 +253,7 @@ async def test_hold_and_release() -> None:
         await wire.until(b"PONG\r\n")
         await wire.until(b"\r\n")
         wire.send(b"PUB s 1\r\nx\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             source = await heard
         wire.send(b"PING\r\n")
         source.release()

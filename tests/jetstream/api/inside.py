@@ -104,16 +104,16 @@ class Inside:
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox, max_msgs=1)
         await self.client.publish(f"{prefix}CONSUMER.MSG.NEXT.{names}", b"1", reply=inbox)
-        return await subscription.next_msg(timeout=5)
+        return await subscription.next_msg(timeout=30)
 
     async def publish(self, subject: str, payload: bytes = b"x") -> int:
         """A JetStream publish; returns its sequence."""
-        answer = await self.client.request(subject, payload, timeout=2)
+        answer = await self.client.request(subject, payload, timeout=10)
         return int(json.loads(answer.data)["seq"])
 
     async def refusal(self, subject: str, payload: bytes = b"x") -> dict[str, Any]:
         """The error of a JetStream publish that must fail."""
-        error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=2)).data)["error"]
+        error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=10)).data)["error"]
         return error
 
 

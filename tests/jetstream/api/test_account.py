@@ -183,7 +183,7 @@ async def test_nobody_answers_for_a_consumer_that_was_deleted() -> None:
         for subject in ("$JS.API.CONSUMER.MSG.NEXT.S.D", "$JS.ACK.S.D.1.1.1.1.0",
                         f"$JS.ACK._.{account_hash('$G')}.S.D.1.1.1.1.0.x"):
             with pytest.raises(NoRespondersError):
-                await broker.client.request(subject, timeout=1)
+                await broker.client.request(subject, timeout=10)
 
 
 async def test_acks_come_in_both_forms() -> None:
@@ -198,7 +198,7 @@ async def test_acks_come_in_both_forms() -> None:
             delivered = await broker.pull("S.D")
             numbers = delivered.reply.split(".", 4)[4]
             more = "" if form == "$JS.ACK" else ".x"
-            assert (await broker.client.request(f"{form}.S.D.{numbers}{more}", b"+ACK", timeout=2)).data == b""
+            assert (await broker.client.request(f"{form}.S.D.{numbers}{more}", b"+ACK", timeout=10)).data == b""
         assert (await broker.ok("CONSUMER.INFO.S.D"))["ack_floor"]["stream_seq"] == 2
 
 
@@ -207,7 +207,7 @@ async def test_an_ephemeral_consumer_leaves_when_nobody_uses_it() -> None:
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         made = await broker.ok("CONSUMER.CREATE.S", {"stream_name": "S", "config": {"inactive_threshold": 100_000_000}})
         assert len(made["name"]) == 8
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await broker.ok("CONSUMER.NAMES.S"))["consumers"]:  # noqa: ASYNC110  # it is the broker's
                 await asyncio.sleep(0.05)
         await broker.restart()
@@ -247,7 +247,7 @@ async def test_no_direct_get_is_left_waiting() -> None:
             for _ in range(i % 5):
                 await asyncio.sleep(0)
         for _ in range(120):
-            assert (await subscription.next_msg(timeout=5)).data == b"x"
+            assert (await subscription.next_msg(timeout=30)).data == b"x"
 
 
 async def test_requests_that_were_cut_off_leave_nothing_behind() -> None:

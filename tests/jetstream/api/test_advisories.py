@@ -44,7 +44,7 @@ async def test_what_comes_and_goes_is_told_in_order(broker: BrokerProcess) -> No
     await js.delete_stream("S")
     told, asked = [], []
     while not told or told[-1][0] != "API STREAM.DELETE.S":
-        message = await heard.next_msg(timeout=5)
+        message = await heard.next_msg(timeout=30)
         event = json.loads(message.data)
         assert re.fullmatch(r"[0-9A-Za-z]{22}", event["id"])
         assert NANOSECOND_TIME.fullmatch(event["timestamp"])
@@ -86,7 +86,7 @@ async def _heard(server: ServerProcess, connect: dict[str, Any]) -> list[tuple[s
     await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S"}')
     events = {}
     for _ in range(2):
-        message = await heard.next_msg(timeout=5)
+        message = await heard.next_msg(timeout=30)
         event = json.loads(message.data)
         if who := event.get("client"):
             event |= {"response": "", "client": {name: _shape(name, value) for name, value in who.items()}}
