@@ -58,7 +58,8 @@ def run(arguments: Sequence[str]) -> int:
         # The usage is long: on a terminal, what is wrong must not scroll away above it.
         print(USAGE, flush=True)
         print(error, file=sys.stderr)
-        return 0
+        # nats-server ends with 0 here, which a supervisor takes for a clean end; a mistyped flag is an error.
+        return 1
     except ConfigError as error:
         for text in str(error).splitlines():
             print(f"{PROGRAM}: {text}", file=sys.stderr)

@@ -37,18 +37,18 @@ def test_version() -> None:
 
 
 def test_help_and_unknown_flags() -> None:
-    """Usage and status 0 for both, as nats-server has it; a stray word is an error."""
+    """Usage for both; an unknown flag or a stray word is an error, and what may have been meant is named."""
     for word in ("--help", "-h", "help"):
         done = run(word)
         assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
     done = run("-foo")
-    assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
+    assert (done.returncode, "--store <url>" in done.stdout) == (1, True)
     assert done.stderr == "flag provided but not defined: -foo\n"
     for flag, meant in (("--prot", "--port"), ("--stor_dir", "--store_dir"), ("--jetsream", "--jetstream"),
                         ("--http-port", "--http_port"), ("-dv", "-DV")):
         done = run(flag)
         assert (done.returncode, done.stderr) == (
-            0, f"flag provided but not defined: -{flag.lstrip('-')}; did you mean {meant}?\n")
+            1, f"flag provided but not defined: -{flag.lstrip('-')}; did you mean {meant}?\n")
     assert run("inspct").stderr == 'nats-server: unrecognized command: "inspct"; did you mean inspect?\n'
     done = run("stray")
     assert (done.returncode, done.stderr) == (1, 'nats-server: unrecognized command: "stray"\n')
