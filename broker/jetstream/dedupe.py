@@ -12,7 +12,7 @@ Memory: about 140 bytes and the id itself for each id; ``bytes_max`` bounds it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Dedupe"]
 
@@ -57,10 +57,17 @@ class Dedupe:
         """The sequence of the message that brought this id, or 0."""
         return self._seqs.get(msg_id, 0)
 
-    def add(self, msg_id: bytes, seq: int, time_ns: int) -> None:
-        """Remember the id of message ``seq``, just sequenced at ``time_ns``, and that the open block must record it."""
-        self.recorded.append((seq, msg_id))
-        self._remember(msg_id, seq, time_ns)
+    def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int) -> None:
+        """Remember the ids of messages, just sequenced at ``time_ns``, with their sequences, and that the open block must
+        record them. ``last_id`` is the last message's, b"" when it has none."""
+        self.last_id = last_id
+        if not ids:
+            return
+        self.recorded += [(seq, msg_id) for msg_id, seq in ids.items()]
+        if self.window_ns > 0:
+            self._seqs.update(ids)
+            self.bytes += _ENTRY_BYTES * len(ids) + sum(map(len, ids))
+            self._runs.append((time_ns, list(ids)))
 
     def news(self, ids: Sequence[bytes]) -> bool:
         """Whether no id in ``ids`` (b"": none) was seen before, nor stands in it twice."""
@@ -68,7 +75,7 @@ class Dedupe:
         return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
 
     def add_run(self, ids: Sequence[bytes], first_seq: int, time_ns: int) -> None:
-        """``add`` for the messages from ``first_seq`` on; b"" has no id."""
+        """``add`` for all messages from ``first_seq`` on; b"" has no id."""
         self.last_id = ids[-1]
         pairs = [(seq, msg_id) for seq, msg_id in enumerate(ids, first_seq) if msg_id]
         self.recorded += pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,3 +41,8 @@ class Pending:
     def last_seq(self) -> int:
         """Sequence of the last one; of the stream's last message while there is none."""
         return self.first_seq + len(self.msgs) - 1
+
+    def replaces(self, gone: Sequence[tuple[int, int]]) -> None:
+        """The last of them replaces messages (sequence, size)."""
+        self.removed += gone
+        self.removed_bytes += sum(size for _, size in gone)

@@ -9,10 +9,10 @@ what limits remove afterwards (retention), who waits before it gets here (inlet)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
 not in memory raises ``Cold`` before it has changed anything; the rest of the run then waits at the inlet's head. Nothing
-enters the stream from inside a decision (see bus), and what a decision leads to is done in one place (``_commit``).
+enters the stream from inside a decision (see bus), and what one leads to is done in one place (``_commit``).
 
-An error that nobody foresaw refuses the message that met it, or what could not be appended with it. What was appended
-stands with its PubAcks, and nothing else remembers what was not. Should even that not hold, the log stops.
+An error that nobody foresaw refuses the message that met it. What was appended stands with its PubAcks, and nothing
+remembers what was not; should even that not hold, the log stops.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
@@ -231,19 +231,18 @@ class Sequencer:
         stream, replies = self._stream, self.replies
         pending = Pending(stream.live.last_seq + 1)
         for i in range(start, end):
-            _, reply, _, _ = op = ops[i]
+            op = ops[i]
             try:
-                plan = self._accept(pending, op, source, time_ns)
-                if plan is not None:
+                if (plan := self._accept(pending, op, source, time_ns)) is not None:
                     self._roll_up(pending, plan, source, time_ns)
                 if self.last_by_filter:
                     self.last_by_filter.clear()
             except ApiError as error:
                 self._append(pending, source, time_ns)
-                replies.refused(reply, error)
+                replies.refused(op[1], error)
             except _Duplicate as duplicate:
                 self._append(pending, source, time_ns)
-                replies.duplicate(reply, duplicate.seq)
+                replies.duplicate(op[1], duplicate.seq)
             except Cold as cold:
                 self._append(pending, source, time_ns)
                 stream.load_then_go_on(cold)
@@ -252,7 +251,7 @@ class Sequencer:
                 self._append(pending, source, time_ns)
                 self._unforeseen(error, index=pending.indexed)
                 pending.indexed = False
-                replies.refused(reply, ApiError(NOT_AVAILABLE))
+                replies.refused(op[1], ApiError(NOT_AVAILABLE))
         self._append(pending, source, time_ns)
         return end
 
@@ -283,10 +282,7 @@ class Sequencer:
         block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
                          sum(map(len, subjects)) + sum(map(len, replies)))
         live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
-        dedupe = stream.dedupe
-        for msg_id, seq in pending.ids.items():
-            dedupe.add(msg_id, seq, time_ns)
-        dedupe.last_id = pending.last_id
+        stream.dedupe.add(pending.ids, pending.last_id, time_ns)
         self.replies.accepted(source, replies, first_seq)
         if pending.removed:
             stream.retention.take_out(pending.removed)
@@ -382,7 +378,7 @@ class Sequencer:
             self._append(pending, source, time_ns)
             stream.retention.trim()
             plan = stream.retention.plan_rollup(subject if rollup == b"sub" else None)
-        seq = pending.last_seq + 1
+        seq = pending.first_seq + len(pending.msgs)
         replaced: Sequence[tuple[int, int]] = ()
         if index is not None:
             pending.indexed = True
@@ -393,28 +389,18 @@ class Sequencer:
         if msg_id:
             pending.ids[msg_id] = seq
         pending.last_id = msg_id
-        for one in replaced:
-            pending.removed.append(one)
-            pending.removed_bytes += one[1]
+        if replaced:
+            pending.replaces(replaced)
         return plan
 
     def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:
-        """Add a message to the index of a stream that limits subjects; returns (sequence, size) of those it replaces.
-
-        A roll-up replaces by its plan.
-        """
-        first_seq = self._live.first_seq
-        one = index.replace(subject, seq, size) if self._per_subject == 1 and not rollup else None
-        replaced: Sequence[tuple[int, int]] = ()
-        if one is not None:
-            if one[0] and one[0] >= first_seq:
-                replaced = (one,)
-        elif index.add(subject, seq, size) > self._per_subject and not rollup:
-            replaced = index.messages(subject, first_seq)[:-self._per_subject]
-            for gone, _ in replaced:
-                index.remove(subject, gone)
+        """Add a message to the index of a stream that limits subjects; returns (sequence, size) of those it replaces, none
+        for a roll-up, which has a plan."""
+        if not rollup:
+            return index.add_run((subject,), (size,), seq, self._per_subject, self._live.first_seq)
+        index.add(subject, seq, size)
         index.merged_seq = seq
-        return replaced
+        return ()
 
     def _over_with(self, msgs: int, size: int) -> bool:
         """Whether ``msgs`` more messages of ``size`` user bytes take the stream past max_msgs or max_bytes."""

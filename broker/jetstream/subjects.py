@@ -123,22 +123,6 @@ class SubjectIndex:
         self._counts[row] += 1
         return self._counts[row]
 
-    def replace(self, subject: bytes, seq: int, size: int) -> tuple[int, int] | None:
-        """Tracked: ``add``, and take out the one message that the subject had; returns that (sequence, size) or (0, 0).
-
-        What it returns may lie below the stream's first_seq, and is then gone already. A subject with several messages
-        is left alone, and None returned.
-        """
-        row = self._rows.get(subject)
-        if row is None:
-            self._insert(subject, 1, seq, size)
-            return 0, 0
-        if self._history and row in self._history:
-            return None
-        before = self._lasts[row], self._sizes[row]
-        self._lasts[row], self._sizes[row] = seq, size
-        return before
-
     def add_run(self, subjects: Sequence[bytes], sizes: Iterable[int], seq: int, limit: int,
                 first_seq: int) -> list[tuple[int, int]]:
         """Tracked: ``add`` messages from ``seq`` on, and take out the oldest of each subject beyond ``limit`` of them.
