@@ -30,7 +30,10 @@ _COUNT_TRIES = 4
 
 
 class Loading(Protocol):
-    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again."""
+    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again.
+
+    What it brought stays in memory for as long as it is held.
+    """
 
     @property
     def ready(self) -> Awaitable[object]: ...
@@ -114,6 +117,9 @@ class Cursor:
         self._jumps = 0
         self._passed = 0
         self._picked: tuple[Chunk, list[int] | None] | None = None
+        self._to_take: Loading | None = None
+        self._to_count: Loading | None = None
+        """Held until its chunk was used; one each, so that counting and taking do not take it from each other."""
 
     @property
     def narrow(self) -> Filters | None:
@@ -138,10 +144,13 @@ class Cursor:
         while True:
             found = self.stream.next_chunk(self.next_seq, self.narrow)
             if found is None:
+                self._to_take = None
                 self._ended()
                 return None
             if not isinstance(found, tuple):
+                self._to_take = found
                 return found
+            self._to_take = None
             chunk, block, i = found
             taken = self._cut(chunk, block, i, count_max, bytes_max)
             if taken is not None:
@@ -209,6 +218,11 @@ class Cursor:
 
     def find(self, seq: int) -> Taken | Loading | None:
         """The one message ``seq``, or None when it is no more."""
+        found = self._find(seq)
+        self._to_take = None if isinstance(found, Taken) else found
+        return found
+
+    def _find(self, seq: int) -> Taken | Loading | None:
         found = self.stream.next_chunk(seq, None)
         if not isinstance(found, tuple):
             return found
@@ -262,11 +276,13 @@ class Cursor:
         stream = self.stream
         while self.known and self.counted < stream.persisted_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
-            if found is None:
+            if not isinstance(found, tuple):
+                self._to_count = found
+                if found is not None:
+                    return found
                 self.counted = stream.persisted_seq
                 break
-            if not isinstance(found, tuple):
-                return found
+            self._to_count = None
             chunk, block, i = found
             self.pending += self._matching(chunk, block, i) - self.count_ahead(self.counted + 1, chunk.last_seq)
             self.counted = chunk.last_seq
@@ -330,7 +346,7 @@ class Cursor:
         """Whether ``seq``, not delivered yet, is there for us; where its subject is not in memory it passes for ours."""
         if not self.stream.may_hold(seq):
             return False
-        found = self.find(seq)
+        found = self._find(seq)
         return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
 
     def acked_ahead(self, seq: int) -> None:

@@ -132,18 +132,17 @@ class World:
         log = MemoryLog() if checked.storage == "memory" else self.log
         stream = Stream(checked, None, account="$G", stream_id=self.rng.getrandbits(62), created_ns=self.clock.now_ns(),
                         log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng)  # type: ignore[arg-type]
-        log.block(stream).add_record(RecordKind.STREAM_CREATE, {
-            "account": "$G", "name": name, "config": checked.to_json(), "created_ns": stream.created_ns})
+        log.block(stream).add_record(RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         log.urgent()
         return stream
 
-    def update(self, stream: Stream, **changes: Any) -> None:
+    def update(self, stream: Stream, **changes: Any) -> asyncio.Future[None]:
         config = stream.config.to_json()
         config.update(changes)
         checked = StreamConfig.from_json(config)
-        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, {"config": checked.to_json()})
+        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, stream.enforcement.update_record(checked))
         stream.log.urgent()
-        stream.update(checked)
+        return stream.update(checked)
 
     async def settle(self, stream: Stream | None = None) -> None:
         """Return once everything is sequenced and persisted."""
