@@ -3,10 +3,11 @@
 Owns: what is still to be carried out, trying again, and the word in the log that says how far it got.
 Does not own: what a limit takes out (retention), expiry by age, which has a timer of its own (retention).
 
-    max_msgs, max_bytes     told by the stream's numbers alone, so each start compares them. The oldest messages leave in
-                            the stream's turn, before anything else is published: that needs a head or two
-    max_msgs_per_subject    told by the index of subjects alone, which takes the heads of all blocks. The sweep goes
-                            subject by subject while publishes go on: each of those keeps its own subject within the limit
+    max_msgs, max_bytes     told by the stream's numbers alone, so each start compares them. It takes a head or two
+    max_msgs_per_subject    told by the index of subjects alone, which takes the heads of all blocks
+
+What leaves does so in the stream's turn, before anything else is published. Where that takes too long, the sweep subject by
+subject goes on without the turn: each publish keeps its own subject within the limit.
 
     STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create and an update
     to more say their own limit, an update to less leaves it as it was, the end of the sweep says the new one. A stream whose
@@ -21,6 +22,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.decision import Stuck, decide
+from broker.jetstream.standstill import WAIT_SECONDS
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
@@ -118,7 +120,8 @@ class Enforcement:
         delay = _RETRY_SECONDS
         while True:
             try:
-                await self._trim(ticket)
+                async with self._stream.inlet.turn(ticket):
+                    await self._trim()
             except Exception as error:
                 self._failed("what is past max_msgs or max_bytes", error, delay)
                 ticket = None
@@ -129,13 +132,16 @@ class Enforcement:
                 return
 
     async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:
-        delay = _RETRY_SECONDS
+        stream, delay = self._stream, _RETRY_SECONDS
         try:
             # Until it succeeds, or a newer configuration takes over.
             while True:
                 try:
-                    await self._trim(ticket)
-                    await self._sweep()
+                    async with stream.inlet.turn(ticket):
+                        await self._trim()
+                        sweep = stream.start(self._sweep(), "sweep")
+                        await asyncio.wait((sweep,), timeout=WAIT_SECONDS)
+                    await sweep
                 except Exception as error:
                     if number == self._round:
                         self._failed("what its limits remove", error, delay)
@@ -150,8 +156,8 @@ class Enforcement:
                     delay = min(2 * delay, _RETRY_SECONDS_MAX)
                 else:
                     break
-            self._stream.retention.arm()
-            self._stream.log.urgent()
+            stream.retention.arm()
+            stream.log.urgent()
             if not done.done():
                 done.set_result(None)
         finally:
@@ -159,14 +165,15 @@ class Enforcement:
 
     def _failed(self, what: str, error: Exception, delay: float) -> None:
         self._stream.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
-                          unforeseen=not isinstance(error, (StoreError, FormatError, Stuck)))
+                          unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
 
-    async def _trim(self, ticket: asyncio.Future[None] | None) -> None:
+    async def _trim(self) -> None:
+        """Take out what is past max_msgs and max_bytes."""
         stream = self._stream
-        async with stream.inlet.turn(ticket):
-            if stream.retention.over:
+        if stream.retention.over:
+            async with asyncio.timeout(WAIT_SECONDS):
                 await decide(stream.live, stream.heads, lambda: stream.retention.trim(record=True))
-                stream.log.urgent()
+            stream.log.urgent()
 
     async def _sweep(self) -> None:
         """Take out what is past max_msgs_per_subject, and say so."""

@@ -42,7 +42,7 @@ from broker.jetstream.retention import Retention
 from broker.jetstream.rollup import Rollups
 from broker.jetstream.rows import Cold, OpenRows, Rows
 from broker.jetstream.sequencer import Sequencer
-from broker.jetstream.standstill import Standstill
+from broker.jetstream.standstill import WAIT_SECONDS, Standstill
 from broker.jetstream.stored import StoredMsg
 from broker.jetstream.subject_state import SubjectState
 from broker.jetstream.usage import Usage
@@ -366,7 +366,12 @@ class Stream:
             return 0
         if filters.all:
             async with self.inlet.turn():
-                return await self.retention.purge_front(seq, keep)
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        return await self.retention.purge_front(seq, keep)
+                except TimeoutError:
+                    # Publishes wait meanwhile, and not for as long as a store may take.
+                    raise ApiError(NOT_AVAILABLE) from None
         await self.inlet.quiet()
         return await self.retention.purge_matching(filters, seq, keep)
 

@@ -149,9 +149,7 @@ class StreamMachine(RuleBasedStateMachine):
             per_subject = self.model.max_msgs_per_subject
 
         async def change() -> None:
-            self.world.update(self.stream, max_msgs=max_msgs, max_msgs_per_subject=per_subject)
-            await asyncio.sleep(0)
-            await self.stream.inlet.quiet()
+            await self.world.update(self.stream, max_msgs=max_msgs, max_msgs_per_subject=per_subject)
 
         self.run(change())
         self.model.update(max_msgs, per_subject)
