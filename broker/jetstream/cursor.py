@@ -38,6 +38,10 @@ class Loading(Protocol):
     @property
     def ready(self) -> Awaitable[object]: ...
 
+    @property
+    def seq(self) -> int:
+        """Nothing that was asked for lies below it."""
+
 
 class _Seqs(Protocol):
     def __contains__(self, seq: int, /) -> bool: ...
@@ -149,6 +153,8 @@ class Cursor:
                 return None
             if not isinstance(found, tuple):
                 self._to_take = found
+                if found.seq > self.next_seq:
+                    self._move(found.seq)
                 return found
             self._to_take = None
             chunk, block, i = found
@@ -225,7 +231,7 @@ class Cursor:
     def _find(self, seq: int) -> Taken | Loading | None:
         found = self.stream.next_chunk(seq, None)
         if not isinstance(found, tuple):
-            return found
+            return found if found is not None and found.seq == seq else None
         chunk, block, i = found
         if chunk.seq(i) != seq or seq < self.stream.first_seq or (block.dead is not None and seq in block.dead):
             return None
@@ -279,6 +285,7 @@ class Cursor:
             if not isinstance(found, tuple):
                 self._to_count = found
                 if found is not None:
+                    self.counted = max(self.counted, found.seq - 1)
                     return found
                 self.counted = stream.persisted_seq
                 break

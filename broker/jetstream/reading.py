@@ -55,12 +55,14 @@ class Loading:
     """A chunk or a head that is on its way from the store. ``ready`` may be awaited by several; then ask again.
 
     What it brought is in memory for as long as the Loading is held, however small the cache: so who asks again finds it.
+    There is nothing that was asked for below ``seq``: ask from there on, and what was passed over is not needed again.
     """
 
-    __slots__ = ("ready",)
+    __slots__ = ("ready", "seq")
 
-    def __init__(self, ready: Awaitable[object]) -> None:
+    def __init__(self, ready: Awaitable[object], seq: int) -> None:
         self.ready = ready
+        self.seq = seq
 
 
 class Reading:
@@ -95,14 +97,14 @@ class Reading:
             if filters is not None or block.dead is not None or not block.gapless:
                 ordinal = self._next_ordinal(block, first, filters)
                 if ordinal is None:
-                    return self._loading(block, None)
+                    return self._loading(block, None, first)
                 if ordinal < 0:
                     continue
             else:
                 ordinal = first - block.first_seq
             chunk = self._cached(block, ordinal)
             if chunk is None:
-                return self._loading(block, ordinal)
+                return self._loading(block, ordinal, first)
             return chunk, block, ordinal - chunk.start
         return None
 
@@ -154,9 +156,8 @@ class Reading:
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
         return self._stream.reader.cached_chunk(block, ordinal)
 
-    def _loading(self, block: LiveBlock, ordinal: int | None) -> Loading:
-        task = self._stream.start(self._load(block, ordinal), "read")
-        return Loading(task)
+    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int) -> Loading:
+        return Loading(self._stream.start(self._load(block, ordinal), "read"), seq)
 
     async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
         """Load a head, and the chunk with message ``ordinal``; returned to be held."""

@@ -10,17 +10,18 @@ import pytest
 
 import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
+from broker.jetstream.cursor import Cursor, Taken
 from broker.jetstream.decision import Decision, Stuck, decide
+from broker.jetstream.filters import Filters
 from broker.jetstream.heads import HEADS_AT_ONCE
 from broker.jetstream.rows import Cold
 from broker.jetstream.standstill import WAIT_SECONDS
 from broker.jetstream.stream import Stream
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
-from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish, turns
+from tests.jetstream.stream.world import TINY_CACHE_BYTES, Listener, World, ask, everything, pub, publish, turns
 from tests.sim.loop import SimLoop
 
-TINY = 4 << 10
 GET_NS = 20_000_000
 
 
@@ -48,6 +49,11 @@ class Gets(MemoryStore):
 
 
 @pytest.fixture
+def cache_bytes() -> None:
+    """It is tiny throughout."""
+
+
+@pytest.fixture
 def virtual() -> Iterator[SimLoop]:
     """A loop in virtual time."""
     loop = SimLoop(ManualClock())
@@ -60,7 +66,7 @@ def run(loop: SimLoop, monkeypatch: pytest.MonkeyPatch, scenario: Any) -> None:
     monkeypatch.setattr(worlds, "ManualClock", lambda: loop.clock)
 
     async def main() -> None:
-        world = World(cache_bytes=TINY)
+        world = World(cache_bytes=TINY_CACHE_BYTES)
         world.store = store = Gets()
         world._begin(world.log.state)
         try:
@@ -187,7 +193,7 @@ def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.Monk
 async def test_a_debt_on_a_block_with_a_dead_message() -> None:
     """A block of one subject that lost a message leaves at the front while its head is not in memory: the index takes it
     out once it has the head, and STREAM.INFO, expectations and all other publishes are answered."""
-    world = World(cache_bytes=TINY)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(max_msgs=12)
     await world.settle()
     for i in range(4):
@@ -211,7 +217,7 @@ async def test_a_debt_on_a_block_with_a_dead_message() -> None:
 
 async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
     """Two expectations in one block, then its head leaves the cache: the next one merges the rest of the block."""
-    world = World(cache_bytes=TINY)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream()
     await world.settle()
     publish(world, stream, *[pub(b"S.%d" % i, b"x", Nats_Expected_Last_Subject_Sequence="0") for i in range(8)])
@@ -224,7 +230,7 @@ async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
 
 async def test_the_last_of_a_subject_far_back() -> None:
     """The last message of a subject is deleted; the one before it lies behind more blocks than are held at once."""
-    world = World(cache_bytes=TINY)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream()
     await world.settle()
     publish(world, stream, pub(b"S.a"), *[pub(b"S.%d" % i) for i in range(20)])
@@ -426,12 +432,43 @@ async def test_a_lower_max_age_counts_at_once() -> None:
     await world.close()
 
 
+# --- consumers --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
+    """It needs the head of each block to see that it is to be passed over, then a head and a chunk at once, while others
+    read as much as the cache holds between any two of its steps: each step brings it further."""
+    world = World(cache_bytes=0)
+    stream = await filled(world, 12)
+    last = (await ask(world, stream, pub(b"S.wanted")))["seq"]
+    publish(world, stream, *[pub(b"S.after%d" % i, reply=b"") for i in range(20)])
+    await world.settle()
+    stream = await world.restart(stream)
+    assert await stream.delete_msg(5, False)
+    cursor = Cursor(stream, Filters([b"S.wanted"]), 1, set())
+    await cursor.recount()
+    assert cursor.pending == 1
+    for _ in range(3 * len(stream.live.blocks)):
+        loading = cursor.count() or cursor.take(10, 1000)
+        if isinstance(loading, Taken):
+            break
+        assert loading is not None
+        await loading.ready
+        for block in stream.live.blocks[:3]:
+            await stream.reader.head(block)
+    else:
+        raise AssertionError("it loads the same again and again")
+    assert list(loading.seqs) == [last]
+    cursor.passed(loading, 1)
+    await world.close()
+
+
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
 async def test_consumers_told_of_a_purge_under_way() -> None:
     """A filtered purge tells consumers where they go on, after the last message left."""
-    world = World(cache_bytes=TINY)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = await filled(world, 10)
     listener = Listener(filters=["S.k3.*"])
     stream.consumers["c"] = listener  # type: ignore[assignment]

@@ -25,6 +25,10 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.reader import BlockReader
 
+CACHE_BYTES = 64 << 20
+TINY_CACHE_BYTES = 4 << 10
+"""Hardly more than one block: what was loaded is gone unless somebody holds it."""
+
 SHARD = ShardPaths(0)
 NONCE = bytes(range(16))
 
@@ -109,12 +113,12 @@ class Listener:
 class World:
     """One store, one log, any number of streams. ``restart`` goes on from what is persisted."""
 
-    def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int | None = None) -> None:
         self.clock = ManualClock()
         self.bus = Bus()
         self.store = MemoryStore()
         self.settings = settings or LogSettings()
-        self.cache_bytes = cache_bytes
+        self.cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self.rng = random.Random(7)
         state = ShardState()
         state.apply_segment(Position(1, 0))
@@ -217,6 +221,7 @@ async def read_all(stream: Stream, filters: Any = None) -> list[tuple[int, bytes
             return found
         if not isinstance(got, tuple):
             await got.ready
+            seq = max(seq, got.seq)
             continue
         chunk, block, i = got
         for k in range(i, len(chunk)):
