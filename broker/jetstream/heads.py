@@ -68,6 +68,11 @@ class Heads:
                     raise
         return rows
 
+    def _begin(self, block: LiveBlock) -> asyncio.Task[Rows | None]:
+        loading = asyncio.ensure_future(self.of(block))
+        loading.add_done_callback(_heard)
+        return loading
+
     async def all_of(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
         """``of`` each of a few blocks, side by side."""
         return list(await asyncio.gather(*map(self.of, blocks)))
@@ -91,7 +96,7 @@ class Heads:
                         break
                     bytes_of = _bytes_of(block)
                     size += bytes_of
-                    ahead.append((block, live.hot(block) or asyncio.ensure_future(self.of(block)), bytes_of))
+                    ahead.append((block, live.hot(block) or self._begin(block), bytes_of))
                 if not ahead:
                     return
                 block, coming, bytes_of = ahead[0]
@@ -112,6 +117,12 @@ class Heads:
             for _, coming, _ in ahead:
                 if isinstance(coming, asyncio.Task):
                     coming.cancel()
+
+
+def _heard(loading: asyncio.Task[Rows | None]) -> None:
+    """A walk that ends early, by the error of an earlier block perhaps, does not ask for those loaded ahead."""
+    if not loading.cancelled():
+        loading.exception()
 
 
 def at_once(blocks: Iterable[LiveBlock]) -> list[LiveBlock]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,6 +184,24 @@ def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.Monk
         third = publish(world, stream, pub(b"S.k1.1", b"y", Nats_Expected_Last_Subject_Sequence="22"))[0]
         assert await answered(world, third) < 0.1
         assert world.bus.answer(third)["seq"] == 1282
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge whose loads all fail, and one whose caller gives up: what was loaded ahead bothers nobody afterwards."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 30)
+        store.seconds, store.error = 0.1, Transient("no answer")
+        with pytest.raises(Transient):
+            await stream.purge(b"S.k3.*")
+        purge = asyncio.create_task(stream.purge(b"S.k3.*"))
+        await asyncio.sleep(0.05)
+        purge.cancel()
+        await asyncio.sleep(1)
+        gc.collect()
+        store.error = None
+        assert await stream.purge(b"S.k3.*") == 30
 
     run(virtual, monkeypatch, scenario)
 
