@@ -43,7 +43,7 @@ class Gets(MemoryStore):
         try:
             await asyncio.sleep(self.seconds)
             if self.error is not None:
-                raise self.error
+                raise type(self.error)(*self.error.args)
             return await super().get(key, start, end)
         finally:
             self.at_once -= 1
@@ -199,8 +199,8 @@ def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch:
         await asyncio.sleep(0.05)
         purge.cancel()
         await asyncio.sleep(1)
-        gc.collect()
         store.error = None
+        gc.collect()
         assert await stream.purge(b"S.k3.*") == 30
 
     run(virtual, monkeypatch, scenario)
