@@ -254,8 +254,7 @@ class Account:
             raise ApiError(10065)
         check_supported(config)
         stream = self._js.make_stream(self, config)
-        self._record(stream, RecordKind.STREAM_CREATE, {
-            "account": self.name, "name": stream.name, "config": config.to_json(), "created_ns": stream.created_ns})
+        self._record(stream, RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         self._join(stream)
         self.events.stream("create", stream.name, stream.log)
         return stream
@@ -263,7 +262,8 @@ class Account:
     async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
         """Give a stream another configuration; returns once what no longer fits its limits has left.
 
-        Raises: ApiError.
+        Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration holds, and what it removes
+            will leave later.
         """
         old, settings, configs = stream.config, self.settings, self._configs()
         config = check_update(old, given, configs, settings.account, settings.server, pedantic=pedantic)
@@ -274,7 +274,7 @@ class Account:
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
         check_supported(config)
-        self._record(stream, RecordKind.STREAM_UPDATE, {"config": config.to_json()})
+        self._record(stream, RecordKind.STREAM_UPDATE, stream.enforcement.update_record(config))
         limits_applied = stream.update(config)
         self._listen(stream)
         self.events.stream("modify", stream.name, stream.log)

@@ -30,10 +30,17 @@ _COUNT_TRIES = 4
 
 
 class Loading(Protocol):
-    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again."""
+    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again.
+
+    What it brought stays in memory for as long as it is held.
+    """
 
     @property
     def ready(self) -> Awaitable[object]: ...
+
+    @property
+    def seq(self) -> int:
+        """Nothing that was asked for lies below it."""
 
 
 class _Seqs(Protocol):
@@ -114,6 +121,9 @@ class Cursor:
         self._jumps = 0
         self._passed = 0
         self._picked: tuple[Chunk, list[int] | None] | None = None
+        self._to_take: Loading | None = None
+        self._to_count: Loading | None = None
+        """Held until its chunk was used; one each, so that counting and taking do not take it from each other."""
 
     @property
     def narrow(self) -> Filters | None:
@@ -138,10 +148,15 @@ class Cursor:
         while True:
             found = self.stream.next_chunk(self.next_seq, self.narrow)
             if found is None:
+                self._to_take = None
                 self._ended()
                 return None
             if not isinstance(found, tuple):
+                self._to_take = found
+                if found.seq > self.next_seq:
+                    self._move(found.seq)
                 return found
+            self._to_take = None
             chunk, block, i = found
             taken = self._cut(chunk, block, i, count_max, bytes_max)
             if taken is not None:
@@ -209,9 +224,14 @@ class Cursor:
 
     def find(self, seq: int) -> Taken | Loading | None:
         """The one message ``seq``, or None when it is no more."""
+        found = self._find(seq)
+        self._to_take = None if isinstance(found, Taken) else found
+        return found
+
+    def _find(self, seq: int) -> Taken | Loading | None:
         found = self.stream.next_chunk(seq, None)
         if not isinstance(found, tuple):
-            return found
+            return found if found is not None and found.seq == seq else None
         chunk, block, i = found
         if chunk.seq(i) != seq or seq < self.stream.first_seq or (block.dead is not None and seq in block.dead):
             return None
@@ -262,11 +282,14 @@ class Cursor:
         stream = self.stream
         while self.known and self.counted < stream.persisted_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
-            if found is None:
+            if not isinstance(found, tuple):
+                self._to_count = found
+                if found is not None:
+                    self.counted = max(self.counted, found.seq - 1)
+                    return found
                 self.counted = stream.persisted_seq
                 break
-            if not isinstance(found, tuple):
-                return found
+            self._to_count = None
             chunk, block, i = found
             self.pending += self._matching(chunk, block, i) - self.count_ahead(self.counted + 1, chunk.last_seq)
             self.counted = chunk.last_seq
@@ -330,7 +353,7 @@ class Cursor:
         """Whether ``seq``, not delivered yet, is there for us; where its subject is not in memory it passes for ours."""
         if not self.stream.may_hold(seq):
             return False
-        found = self.find(seq)
+        found = self._find(seq)
         return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
 
     def acked_ahead(self, seq: int) -> None:

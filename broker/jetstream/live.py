@@ -47,7 +47,7 @@ class Removal(NamedTuple):
 
 
 def _cold(block: LiveBlock) -> Rows:
-    raise Cold((block,))
+    raise Cold("a head", (block,))
 
 
 class Live:

@@ -17,12 +17,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from broker.jetstream.decision import decide
 from broker.jetstream.filters import ALL, Filters
+from broker.jetstream.heads import blocks_back, blocks_from
 from broker.jetstream.live import LiveBlock
-from broker.jetstream.retention import matching_rows, may_match
-from broker.jetstream.rows import Cold, OpenRows, Rows
+from broker.jetstream.matching import matching_rows, may_match
+from broker.jetstream.rows import OpenRows, Rows
 from broker.jetstream.stored import StoredMsg
 from broker.protocol.subject import is_literal
 from broker.storage.format.frame import Chunk
@@ -49,12 +52,17 @@ _TRIES = 5
 
 
 class Loading:
-    """A chunk or a head that is on its way from the store. ``ready`` may be awaited by several; then ask again."""
+    """A chunk or a head that is on its way from the store. ``ready`` may be awaited by several; then ask again.
 
-    __slots__ = ("ready",)
+    What it brought is in memory for as long as the Loading is held, however small the cache: so who asks again finds it.
+    There is nothing that was asked for below ``seq``: ask from there on, and what was passed over is not needed again.
+    """
 
-    def __init__(self, ready: Awaitable[object]) -> None:
+    __slots__ = ("ready", "seq")
+
+    def __init__(self, ready: Awaitable[object], seq: int) -> None:
         self.ready = ready
+        self.seq = seq
 
 
 class Reading:
@@ -89,14 +97,14 @@ class Reading:
             if filters is not None or block.dead is not None or not block.gapless:
                 ordinal = self._next_ordinal(block, first, filters)
                 if ordinal is None:
-                    return self._loading(block, None)
+                    return self._loading(block, None, first)
                 if ordinal < 0:
                     continue
             else:
                 ordinal = first - block.first_seq
             chunk = self._cached(block, ordinal)
             if chunk is None:
-                return self._loading(block, ordinal)
+                return self._loading(block, ordinal, first)
             return chunk, block, ordinal - chunk.start
         return None
 
@@ -148,20 +156,19 @@ class Reading:
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
         return self._stream.reader.cached_chunk(block, ordinal)
 
-    def _loading(self, block: LiveBlock, ordinal: int | None) -> Loading:
-        task = self._stream.start(self._load(block, ordinal), "read")
-        return Loading(task)
+    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int) -> Loading:
+        return Loading(self._stream.start(self._load(block, ordinal), "read"), seq)
 
-    async def _load(self, block: LiveBlock, ordinal: int | None) -> None:
+    async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
+        """Load a head, and the chunk with message ``ordinal``; returned to be held."""
         reader = self._stream.reader
         try:
-            if ordinal is None:
-                await reader.head(block)
-            else:
-                await reader.chunk(block, ordinal, read_ahead=True)
+            head = await reader.head(block)
+            return head, None if ordinal is None else await reader.chunk(block, ordinal, read_ahead=True)
         except NotFound:
             if self._live.holds(block):
                 raise
+            return ()
 
     # --- single messages ----------------------------------------------------------------------------------------------
 
@@ -222,36 +229,40 @@ class Reading:
         """The first live sequence at or after ``seq`` that matches, or 0."""
         live = self._live
         seq = max(seq, live.first_seq)
-        i = live.index_at(seq)
-        while i < len(live.blocks):
-            block = live.blocks[i]
-            if block.live_msgs and may_match(block, filters):
-                first = max(seq, block.first_seq)
-                if block.open is not None:
-                    rows: Rows = OpenRows(block.open)
-                    subjects = block.open.subjects
-                    for at in range(rows.ordinal_of(first), block.count):
-                        if filters.match(subjects[at]) and live.is_live(block, found := rows.seq_of(at)):
-                            return found
-                else:
-                    ordinal = self._next_ordinal(block, first, None if filters.all else filters)
-                    if ordinal is None:
-                        await self._hot(block)
-                        i = live.index_at(seq)
-                        continue
-                    if ordinal >= 0:
-                        return block.first_seq + ordinal if block.gapless else live.rows(block).seq_of(ordinal)
-            seq = max(seq, block.last_seq + 1)
-            i = live.index_at(seq)
+        for block in blocks_from(live, seq, live.last_seq):
+            found = self._next_in(block, max(seq, block.first_seq), filters)
+            if found is None:
+                return await self._next_cold(filters, max(seq, block.first_seq))
+            if found:
+                return found
         return 0
 
-    async def _hot(self, block: LiveBlock) -> None:
-        """Load a head, unless the block has left the stream."""
-        try:
-            await self._stream.reader.head(block)
-        except NotFound:
-            if self._live.holds(block):
-                raise
+    async def _next_cold(self, filters: Filters, seq: int) -> int:
+        """``next_seq`` from a block on whose head is not in memory."""
+        live = self._live
+        blocks = (block for block in blocks_from(live, seq, live.last_seq) if may_match(block, filters))
+        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+            async for block, _ in walk:
+                if found := self._next_in(block, max(seq, block.first_seq), filters):
+                    return found
+        return 0
+
+    def _next_in(self, block: LiveBlock, first: int, filters: Filters) -> int | None:
+        """The first live match of ``block`` at or after ``first``; 0: none; None: its head is needed."""
+        live = self._live
+        if not may_match(block, filters):
+            return 0
+        if block.open is not None:
+            rows: Rows = OpenRows(block.open)
+            subjects = block.open.subjects
+            for at in range(rows.ordinal_of(first), block.count):
+                if filters.match(subjects[at]) and live.is_live(block, found := rows.seq_of(at)):
+                    return found
+            return 0
+        ordinal = self._next_ordinal(block, first, None if filters.all else filters)
+        if ordinal is None or ordinal < 0:
+            return None if ordinal is None else 0
+        return block.first_seq + ordinal if block.gapless else live.rows(block).seq_of(ordinal)
 
     async def first_seq_of(self, filters: Filters) -> int:
         """The first live sequence that matches, or 0."""
@@ -264,7 +275,7 @@ class Reading:
             return live.last_live()
         if len(filters.subjects) == 1 and is_literal(filters.subjects[0]):
             subject = filters.subjects[0]
-            return await self._settled(lambda: subjects.last(subject))
+            return await self._decided(lambda: subjects.last(subject))
         found = await self.last_seqs_by_subject(filters, live.last_seq)
         return found[-1] if found else 0
 
@@ -276,11 +287,11 @@ class Reading:
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, rising."""
         live, state = self._live, self._stream.subjects
-        names = await state.matching(filters, self._stream.load_heads)
+        names = await state.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
         for n, subject in enumerate(names):
-            last = await self._settled(lambda subject=subject: state.last(subject))  # type: ignore[misc]
+            last = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
             if last > up_to_seq:
                 earlier.append(subject)
             elif last:
@@ -297,21 +308,21 @@ class Reading:
         live, found = self._live, []
         wanted = Filters(subjects)
         left = set(subjects)
-        for block in reversed(list(live.blocks)):
-            if not left:
-                break
-            if block.first_seq > up_to_seq or not block.live_msgs or not may_match(block, wanted):
-                continue
-            rows = await self._stream.rows(block)
-            for seq, subject in reversed(matching_rows(rows, block, wanted)):
-                if seq <= up_to_seq and subject in left and live.is_live(block, seq):
-                    left.discard(subject)
-                    found.append(seq)
+        blocks = (block for block in blocks_back(live, up_to_seq) if may_match(block, wanted))
+        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+            async for block, rows in walk:
+                for seq, subject in reversed(matching_rows(rows, block, wanted)):
+                    if seq <= up_to_seq and subject in left and live.is_live(block, seq):
+                        left.discard(subject)
+                        found.append(seq)
+                if not left:
+                    break
         return found
 
     async def seq_at(self, time_ns: int) -> int:
         """The first live sequence at or after a time; ``last_seq + 1`` when there is none."""
         live = self._live
+        rows = None
         while True:
             blocks = live.blocks
             i = bisect_left(blocks, time_ns, key=lambda block: block.last_time_ns)
@@ -324,7 +335,8 @@ class Reading:
             if block.first_time_ns < time_ns:
                 rows = live.hot(block)
                 if rows is None:
-                    await self._hot(block)
+                    # Held until the next look, which finds it.
+                    rows = await self._stream.heads.of(block)
                     continue
                 at = rows.ordinal_at(time_ns)
                 first = block.last_seq + 1 if at >= block.count else max(first, rows.seq_of(at))
@@ -339,32 +351,27 @@ class Reading:
         """
         live = self._live
         if filters is None or filters.all:
-            total = await self._settled(lambda: live.live_from(max(seq, live.first_seq)))
+            total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
             return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
         if seq <= live.first_seq and self._stream.subjects.index is not None:
             total = await self.count(filters)
             return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
         total, end = 0, live.persisted_seq
-        for block in list(live.blocks):
-            if block.last_seq < seq or block.first_seq > end or not block.live_msgs or not may_match(block, filters):
-                continue
-            whole = block.live_msgs == block.count and block.first_seq >= seq
-            if whole and block.subjects is not None:
-                total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
-                continue
-            try:
-                rows = await self._stream.rows(block)
-            except NotFound:
-                if live.holds(block):
-                    raise
-                continue
-            if whole and isinstance(rows, Head):
-                total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)
-                             if filters.match(subject))
-            else:
-                total += sum(1 for one, _ in matching_rows(rows, block, filters)
-                             if one >= seq and live.is_live(block, one))
-            await asyncio.sleep(0)
+        cold = []
+        for block in blocks_from(live, seq, end):
+            if may_match(block, filters):
+                if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
+                    total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
+                else:
+                    cold.append(block)
+        async with aclosing(self._stream.heads.each(cold)) as walk:
+            async for block, rows in walk:
+                if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
+                    total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)
+                                 if filters.match(subject))
+                else:
+                    total += sum(1 for one, _ in matching_rows(rows, block, filters)
+                                 if one >= seq and live.is_live(block, one))
         return total, end
 
     async def count(self, filters: Filters) -> int:
@@ -373,8 +380,8 @@ class Reading:
         if filters.all:
             return live.msgs
         while True:
-            names = await state.matching(filters, self._stream.load_heads)
-            index = await state.build(self._stream.load_heads)
+            names = await state.matching(filters)
+            index = await state.build()
             as_of = index, index.merged_seq, live.first_seq, live.msgs
             if len(names) == len(index):
                 return live.msgs
@@ -402,13 +409,9 @@ class Reading:
                                   if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
         return counts
 
-    async def _settled(self, ask: Callable[[], T]) -> T:
-        """``ask()``, loading what it misses until it has an answer."""
-        while True:
-            try:
-                return ask()
-            except Cold as cold:
-                await self._stream.load(cold)
+    async def _decided(self, ask: Callable[[], T]) -> T:
+        """``ask()``, with what it misses brought in."""
+        return await decide(self._live, self._stream.heads, ask)
 
 
 def _from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:

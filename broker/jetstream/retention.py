@@ -1,8 +1,12 @@
-"""What leaves a stream, and when: limits, age, roll-ups, deletes and purges.
+"""What leaves a stream, and when: limits, age, deletes and purges.
 
 Owns: which messages a limit, the clock or a request takes out, and telling everybody: the live state, the subjects, the
 open block (so that replay arrives at the same), the consumers.
-Does not own: which publishes are refused (sequencer), nor how the state changes (live).
+Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits are carried out in the
+end (enforcement), nor how the state changes (live).
+
+A request that needs the rows of many blocks streams through them, and publishes go on meanwhile: what they bring has
+higher sequences, and each step looks at what lives by then.
 
 Removals at the front need no list: the next block's outcome says the new first_seq, and everything below it is dead.
 Those inside the stream are written as ranges, block by block. Nothing is removed by age while the clock is not trusted.
@@ -14,20 +18,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
+from broker.jetstream.decision import decide
 from broker.jetstream.filters import Filters
+from broker.jetstream.heads import blocks_from
 from broker.jetstream.live import LiveBlock
-from broker.jetstream.rows import Cold, Rows
+from broker.jetstream.matching import matching_rows, may_match
+from broker.jetstream.rows import Cold
 from broker.protocol.subject import subset
-from broker.storage.format.index import Head
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer import Consumer
     from broker.jetstream.stream import Stream
     from broker.jetstream.stream_config import StreamConfig
 
-__all__ = ["Retention", "Rollup", "matching_rows"]
+__all__ = ["Retention"]
 
 _EXPIRY_APART_NS = 100_000_000
 """At least this long between two passes of expiry: a busy stream's front moves all the time."""
@@ -40,17 +47,6 @@ _ROWS_AT_ONCE = 2000
 """Removed in one turn of the loop: about 2 ms."""
 
 
-class Rollup(NamedTuple):
-    """What a roll-up message will take out once it is stored: all that matches ``filters``.
-
-    As nats-server purges by the subject of the roll-up, one that was published to ``a.*`` rolls up all of ``a.*``.
-    """
-
-    filters: Filters
-    found: list[tuple[LiveBlock, list[tuple[int, bytes]], int]]
-    """(block, its (sequence, subject) pairs, their user bytes); empty where the filters match everything."""
-
-
 class Retention:
     """The leaving side of one stream. ``configure`` follows each change of its configuration."""
 
@@ -60,14 +56,12 @@ class Retention:
         self._expiring: asyncio.Task[None] | None = None
 
     def configure(self, config: StreamConfig) -> None:
-        """Take the limits of ``config``; ``apply`` then enforces them on what is there."""
+        """Take the limits of ``config``; ``Enforcement`` then carries them out on what is there."""
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
         self._max_age_ns = config.max_age if config.max_age > 0 else 0
         self._per_subject = config.max_msgs_per_subject if config.max_msgs_per_subject > 0 else 0
-        if not self._max_age_ns and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.close()
 
     def close(self) -> None:
         """Stop the clockwork."""
@@ -90,9 +84,8 @@ class Retention:
             return
         try:
             self.trim()
-        except Cold as cold:
-            if not self._stream.inlet.busy:
-                self._stream.load_then_go_on(cold)
+        except Cold:
+            self._stream.enforcement.soon()
 
     def trim(self, record: bool = False) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold. Raises: Cold."""
@@ -101,33 +94,6 @@ class Retention:
             self.remove_front(live.after_msgs(live.msgs - self._max_msgs), record=record)
         if self._max_bytes and live.bytes > self._max_bytes:
             self.remove_front(live.after_bytes(live.bytes - self._max_bytes), record=record)
-
-    async def apply(self) -> None:
-        """Enforce all limits on what is there, after the configuration changed or a restart found it."""
-        stream = self._stream
-        while self.over:
-            try:
-                self.trim(record=True)
-            except Cold as cold:
-                await stream.load(cold)
-        if self._per_subject:
-            await self._apply_per_subject()
-        self.arm()
-
-    async def _apply_per_subject(self) -> None:
-        stream = self._stream
-        index = await stream.subjects.build(stream.load_heads)
-        limit, removed = self._per_subject, list[tuple[int, int]]()
-        for looked_at, subject in enumerate(list(index), 1):
-            if index.count(subject, stream.live.first_seq) > limit:
-                for seq, size in index.messages(subject, stream.live.first_seq)[:-limit]:
-                    index.remove(subject, seq)
-                    removed.append((seq, size))
-            if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
-                self.take_out(removed)
-                removed = []
-                await asyncio.sleep(0)
-        self.take_out(removed)
 
     # --- max_age ------------------------------------------------------------------------------------------------------
 
@@ -194,16 +160,19 @@ class Retention:
             self._expiring = self._stream.start(self._expire_after(block), "expiry")
 
     async def _expire_after(self, block: LiveBlock) -> None:
-        pause_ns = 0
+        rows = None
         try:
-            await self._stream.load_heads((block,))
+            rows = await self._stream.heads.of(block)
         except Exception as error:
             self._stream.warn("messages past max_age stay for now: %s", error)
-            pause_ns = 1_000_000_000
-        finally:
             self._expiring = None
-        if self._timer is None:
-            self._arm(pause_ns)
+            if self._timer is None:
+                self._arm(1_000_000_000)
+            return
+        self._expiring = None
+        # At once, while the rows are held, unless the block has gone.
+        self.expire()
+        del rows
 
     # --- removing -----------------------------------------------------------------------------------------------------
 
@@ -237,71 +206,23 @@ class Retention:
                 continue
             if block is None or seq > block.last_seq:
                 if block is not None and seqs:
-                    self._remove(block, seqs, total, None)
+                    self.remove(block, seqs, total, None)
                 block, seqs, total = live.find(seq), [], 0
             if block is not None:
                 seqs.append(seq)
                 total += size
         if block is not None and seqs:
-            self._remove(block, seqs, total, None)
+            self.remove(block, seqs, total, None)
 
-    def _remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None, purged: bool = False) -> None:
+    def remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None, purged: bool = False) -> None:
+        """Remove live messages of one block, ``size`` user bytes in all, of ``subject`` if they are all of one; the
+        subjects have already forgotten them."""
         stream = self._stream
         ranges = stream.live.remove_seqs(block, seqs, size)
         record = stream.log.block(stream).remove
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
         stream.removed(ranges, subject, purged)
-
-    # --- roll-ups -----------------------------------------------------------------------------------------------------
-
-    def plan_rollup(self, subject: bytes | None) -> Rollup:
-        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: Cold."""
-        stream = self._stream
-        live, subjects = stream.live, stream.subjects
-        filters = Filters(() if subject is None else (subject,))
-        if filters.all:
-            live.front(live.last_seq + 1)
-            return Rollup(filters, [])
-        index = subjects.ready()
-        names = filters.literals if filters.literal else filter(filters.decide, list(index))
-        wanted = [name for name in names if index.count(name, live.first_seq)]
-        if not wanted:
-            return Rollup(filters, [])
-        if index.tracked:
-            by_block: dict[int, tuple[LiveBlock, list[tuple[int, bytes]], int]] = {}
-            for name in wanted:
-                for seq, size in index.messages(name, live.first_seq):
-                    block = live.find(seq)
-                    if block is None:
-                        continue
-                    _, pairs, total = by_block.get(id(block), (block, [], 0))
-                    pairs.append((seq, name))
-                    by_block[id(block)] = block, pairs, total + size
-            return Rollup(filters, [(block, sorted(pairs), total) for block, pairs, total in by_block.values()])
-        found, cold = [], []
-        for block in live.blocks:
-            if may_match(block, filters):
-                rows = live.hot(block)
-                if rows is None:
-                    cold.append(block)
-                elif pairs := [one for one in matching_rows(rows, block, filters) if live.is_live(block, one[0])]:
-                    found.append((block, pairs, sum(rows.user_bytes(rows.ordinal_of(seq)) for seq, _ in pairs)))
-        if cold:
-            raise Cold(cold)
-        return Rollup(filters, found)
-
-    def carry_out(self, plan: Rollup) -> None:
-        """Take out what ``plan`` found, now that the roll-up is the stream's last message."""
-        stream, live = self._stream, self._stream.live
-        if plan.filters.all:
-            self.remove_front(live.last_seq, record=True, purged=True)
-        for block, pairs, size in plan.found:
-            for seq, subject in pairs:
-                stream.subjects.removed(subject, seq)
-            shared = plan.filters.subjects[0] if plan.filters.literal else None
-            self._remove(block, [seq for seq, _ in pairs], size, shared, purged=True)
-        self._purged(plan.filters, live.last_seq)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -312,38 +233,84 @@ class Retention:
         block = live.find(seq)
         if block is None:
             return False
-        rows = await stream.rows(block)
+        rows = await stream.heads.of(block)
+        if rows is None:
+            return False
         at = rows.ordinal_of(seq)
         if live.find(seq) is not block or at >= block.count or rows.seq_of(at) != seq:
             return False
         subject, size = rows.subject_of(at), rows.user_bytes(at)
         stream.subjects.removed(subject, seq)
-        self._remove(block, (seq,), size, subject)
+        self.remove(block, (seq,), size, subject)
         stream.log.urgent()
         return True
 
-    async def purge(self, wanted: bytes | None, seq: int, keep: int) -> int:
-        """Remove the messages that match ``wanted`` (None: all), below ``seq`` (0: no bound), but the ``keep`` newest.
-
-        Returns how many messages were removed.
-        """
+    async def purge_front(self, seq: int, keep: int) -> int:
+        """Remove all messages below ``seq`` (0: all) but the ``keep`` newest; returns how many. Needs a head or two."""
         stream = self._stream
-        if seq == 1:
-            return 0
-        filters = Filters(() if wanted is None else (wanted,))
-        if filters.all:
-            purged = await self._purge_front(seq, keep)
+        live = stream.live
+        if keep and keep >= live.msgs:
+            purged = 0
         else:
-            purged = await self._purge_matching(filters, seq, keep)
+            purged, end_seq = await decide(live, stream.heads, lambda: self._cut_front(seq, keep))
+            if not live.msgs and end_seq > live.first_seq:
+                # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
+                if not purged and end_seq - 1 > live.last_seq:
+                    # Sequences that no message will have; without a word on them the outcome would not be stored.
+                    stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
+                    stream.log.urgent()
+                live.skip_to(end_seq - 1)
         if purged:
             stream.log.urgent()
-        first_seq = 0
-        if not filters.all and any(_within(consumer, filters) for consumer in stream.consumers.values()):
-            first_seq = await stream.reading.first_seq_of(filters)
-        self._purged(filters, first_seq)
+        self.tell_purged(Filters(()), 0)
         return purged
 
-    def _purged(self, filters: Filters, first_seq: int) -> None:
+    def _cut_front(self, seq: int, keep: int) -> tuple[int, int]:
+        live = self._stream.live
+        end_seq = live.after_msgs(max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
+        return self.remove_front(end_seq, record=True, purged=True), end_seq
+
+    async def purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
+        """Remove the messages that match and are there now, below ``seq`` (0: no bound), but the ``keep`` newest.
+
+        Returns how many that were. Publishes go on meanwhile.
+        """
+        stream = self._stream
+        live = stream.live
+        end = live.last_seq if not seq else min(seq - 1, live.last_seq)
+        left = 1 << 63
+        if keep or (filters.literal and stream.subjects.index is not None):
+            # Of one subject it is then known when the last message was found.
+            left = await stream.reading.count(filters) - keep
+        purged = 0
+        blocks = (block for block in blocks_from(live, live.first_seq, end) if may_match(block, filters))
+        if left > 0:
+            async with aclosing(stream.heads.each(blocks)) as walk:
+                async for block, rows in walk:
+                    found = [one for one in matching_rows(rows, block, filters)
+                             if one[0] <= end and live.is_live(block, one[0])]
+                    for at in range(0, len(found), _ROWS_AT_ONCE):
+                        part = [one for one in found[at:at + _ROWS_AT_ONCE] if live.is_live(block, one[0])][:left]
+                        if not part:
+                            continue
+                        for one, subject in part:
+                            stream.subjects.removed(subject, one)
+                        size = sum(rows.user_bytes(rows.ordinal_of(one)) for one, _ in part)
+                        shared = part[0][1] if len(part) == 1 or filters.literal else None
+                        self.remove(block, [one for one, _ in part], size, shared, purged=True)
+                        purged += len(part)
+                        left -= len(part)
+                        stream.log.urgent()
+                        await asyncio.sleep(0)
+                    if left <= 0:
+                        break
+        first_seq = 0
+        if any(_within(consumer, filters) for consumer in stream.consumers.values()):
+            first_seq = await stream.reading.first_seq_of(filters)
+        self.tell_purged(filters, first_seq)
+        return purged
+
+    def tell_purged(self, filters: Filters, first_seq: int) -> None:
         """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0.
 
         One that got nothing but what was purged goes on at what is left of it; one that gets more moves with the front.
@@ -363,87 +330,8 @@ class Retention:
                                                     for one in consumer.config.filters):
                 consumer.purged(front)
 
-    async def _purge_front(self, seq: int, keep: int) -> int:
-        stream = self._stream
-        live = stream.live
-        while True:
-            try:
-                if keep:
-                    if keep >= live.msgs:
-                        return 0
-                    end_seq = live.after_msgs(live.msgs - keep)
-                else:
-                    end_seq = seq or live.last_seq + 1
-                purged = self.remove_front(end_seq, record=True, purged=True)
-                break
-            except Cold as cold:
-                await stream.load(cold)
-        if not live.msgs and end_seq > live.first_seq:
-            # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
-            if not purged and end_seq - 1 > live.last_seq:
-                # Sequences that no message will have; without a word on them the outcome would not be stored.
-                stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
-                stream.log.urgent()
-            live.skip_to(end_seq - 1)
-        return purged
-
-    async def _purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
-        stream = self._stream
-        live = stream.live
-        left = 1 << 63
-        if keep or (filters.literal and stream.subjects.index is not None):
-            # Of one subject it is then known when the last message was found.
-            left = await stream.reading.count(filters) - keep
-        purged = 0
-        for block in list(live.blocks):
-            if left <= 0 or (seq and block.first_seq >= seq):
-                break
-            if not may_match(block, filters):
-                continue
-            rows = await stream.rows(block)
-            found = [(one, subject) for one, subject in matching_rows(rows, block, filters)
-                     if (not seq or one < seq) and live.is_live(block, one)][:left]
-            for at in range(0, len(found), _ROWS_AT_ONCE):
-                part = [one for one in found[at:at + _ROWS_AT_ONCE] if live.is_live(block, one[0])]
-                if not part:
-                    continue
-                for one, subject in part:
-                    stream.subjects.removed(subject, one)
-                size = sum(rows.user_bytes(rows.ordinal_of(one)) for one, _ in part)
-                shared = part[0][1] if len(part) == 1 or filters.literal else None
-                self._remove(block, [one for one, _ in part], size, shared, purged=True)
-                purged += len(part)
-                left -= len(part)
-                await asyncio.sleep(0)
-        return purged
-
 
 def _within(consumer: Consumer, filters: Filters) -> bool:
     """Whether all that ``consumer`` gets matches ``filters``, which are one."""
     own = consumer.config.filters
     return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)
-
-
-def may_match(block: LiveBlock, filters: Filters) -> bool:
-    """Whether a block may hold a matching message, as far as can be told without its head."""
-    return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
-
-
-def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[int, bytes]]:
-    """(sequence, subject) of the block's messages that match, dead ones included."""
-    if not isinstance(rows, Head):
-        match = filters.match
-        return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
-    subjects = rows.subjects
-    wanted = {i for i, subject in enumerate(subjects) if filters.match(subject)}
-    if not wanted:
-        return []
-    ids = rows.subject_ids
-    if ids is None:
-        return [(rows.seq_of(at), subjects[0]) for at in range(rows.count)]
-    first_seq, seqs = rows.first_seq, rows.seqs
-    if seqs is None:
-        return [(first_seq + at, subjects[i]) for at, i in enumerate(ids) if i in wanted]
-    return [(seqs[at], subjects[i]) for at, i in enumerate(ids) if i in wanted]
-
-

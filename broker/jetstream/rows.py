@@ -7,13 +7,13 @@ same methods for stored blocks; this module gives them to a block that is still 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.storage.format.index import Head
 
 if TYPE_CHECKING:
-    from broker.jetstream.filters import Filters
+    from broker.jetstream.live_block import LiveBlock
     from broker.storage.writer import OpenBlock
 
 __all__ = ["Cold", "OpenRows", "Rows", "size_between", "sizes"]
@@ -38,16 +38,20 @@ class Rows(Protocol):
 
 
 class Cold(Exception):
-    """A decision needs what is not in memory. Nothing was changed; load, then decide again.
+    """A decision needs what is not in memory. Nothing was changed; ``Decision.bring`` it in, then decide again.
 
-    ``blocks`` are the blocks whose heads are needed, ``filters`` the ones whose last sequence is; with neither it is the
-    stream's own state: its subjects, or its message ids.
+    ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``
+    instead: it streams through them, and leaves behind what the decision asks for (an index, a place, a plan). It is
+    done once for the same ``what`` and ``mark`` while the stream stands still.
     """
 
-    def __init__(self, blocks: Sequence[Any] = (), filters: Filters | None = None) -> None:
-        super().__init__()
+    def __init__(self, what: str, blocks: Sequence[LiveBlock] = (), *,
+                 work: Callable[[], Awaitable[object]] | None = None, mark: int = 0) -> None:
+        super().__init__(what)
+        self.what = what
+        self.mark = mark
         self.blocks = blocks
-        self.filters = filters
+        self.work = work
 
 
 class OpenRows:

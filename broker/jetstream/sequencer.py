@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.jetstream import publish_headers
@@ -36,7 +37,7 @@ from broker.storage.open_block import NAMES_BYTES
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
-    from broker.jetstream.retention import Rollup
+    from broker.jetstream.rollup import Rollup
     from broker.jetstream.stream import Stream
     from broker.jetstream.stream_config import StreamConfig
     from broker.jetstream.subjects import SubjectIndex
@@ -60,6 +61,8 @@ _COMMON = frozenset((publish_headers.MSG_ID, b"Nats-Expected-Stream", b"Nats-Exp
 _CEILING_MARGIN = 32_768
 """An async stream asks for its next ceiling this long before it needs it."""
 
+_IDS = "the ids of the duplicate window"
+
 _NO_HEADERS: PublishHeaders = {}
 
 _TELL_NS = 1_000_000_000
@@ -82,8 +85,8 @@ class Sequencer:
         self._live, self._log, self._dedupe = stream.live, stream.log, stream.dedupe
         self._pub_acks_each = stream.bus.pub_acks_each
         self.replies = Replies(stream)
-        self.last_by_filter: dict[bytes, int] = {}
-        """Answers that were loaded for the publish at the inlet's head: filter to last sequence."""
+        self._last_by_filter: tuple[bytes, int, int] | None = None
+        """What was looked up for the publish at the inlet's head: a filter, its last sequence, the stream's."""
         self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
@@ -230,13 +233,12 @@ class Sequencer:
         """Decide on each message; returns the place of the first one that must wait, or ``end``."""
         stream, replies = self._stream, self.replies
         pending = Pending(stream.live.last_seq + 1)
+        over = stream.standstill.over
         for i in range(start, end):
             op = ops[i]
             try:
                 if (plan := self._accept(pending, op, source, time_ns)) is not None:
                     self._roll_up(pending, plan, source, time_ns)
-                if self.last_by_filter:
-                    self.last_by_filter.clear()
             except ApiError as error:
                 self._append(pending, source, time_ns)
                 replies.refused(op[1], error)
@@ -245,13 +247,17 @@ class Sequencer:
                 replies.duplicate(op[1], duplicate.seq)
             except Cold as cold:
                 self._append(pending, source, time_ns)
-                stream.load_then_go_on(cold)
-                return i
+                if stream.standstill.begin(cold):
+                    return i
+                replies.refused(op[1], ApiError(NOT_AVAILABLE))
             except Exception as error:
                 self._append(pending, source, time_ns)
                 self._unforeseen(error, index=pending.indexed)
                 pending.indexed = False
                 replies.refused(op[1], ApiError(NOT_AVAILABLE))
+            if i == start:
+                # A publish that waits is the first of its run.
+                over()
         self._append(pending, source, time_ns)
         return end
 
@@ -291,7 +297,7 @@ class Sequencer:
         """Append the roll-up, which stands last in ``pending``, and take out what it replaces."""
         if self._append(pending, source, time_ns):
             try:
-                self._stream.retention.carry_out(plan)
+                self._stream.rollups.carry_out(plan)
             except Exception as error:
                 self._unforeseen(error, index=True)
 
@@ -377,8 +383,8 @@ class Sequencer:
             # Before anything is stored: a roll-up and what it removes stand in one block.
             self._append(pending, source, time_ns)
             stream.retention.trim()
-            plan = stream.retention.plan_rollup(subject if rollup == b"sub" else None)
-        seq = pending.first_seq + len(pending.msgs)
+            plan = stream.rollups.plan(subject if rollup == b"sub" else None)
+        seq = pending.last_seq + 1
         replaced: Sequence[tuple[int, int]] = ()
         if index is not None:
             pending.indexed = True
@@ -456,7 +462,7 @@ class Sequencer:
     def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
         dedupe = self._stream.dedupe
         if not dedupe.known:
-            raise Cold
+            raise Cold(_IDS, work=self._stream.load_ids)
         dedupe.expire(time_ns)
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
@@ -469,7 +475,7 @@ class Sequencer:
             return
         last_id = pending.last_id if pending.msgs else self._stream.dedupe.last_id
         if last_id is None:
-            raise Cold
+            raise Cold(_IDS, work=self._stream.load_ids)
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 
@@ -493,8 +499,17 @@ class Sequencer:
 
     def _last_of(self, subject: bytes) -> int:
         """Last sequence of ``subject``, which may have wildcards. Raises: Cold."""
+        live = self._stream.live
         if is_literal(subject):
             return self._stream.subjects.last(subject)
-        if subject not in self.last_by_filter:
-            raise Cold(filters=Filters((subject,)))
-        return self.last_by_filter[subject]
+        known = self._last_by_filter
+        if known is not None and known[0] == subject and known[2] == live.last_seq:
+            # Nothing came since; what was the last may have left.
+            last = known[1]
+            if not last or live.find(last) is not None:
+                return last
+        raise Cold(f"the last message of {subject!r}", work=partial(self._look_up_last, subject))
+
+    async def _look_up_last(self, subject: bytes) -> None:
+        last = await self._stream.reading.last_seq_of(Filters((subject,)))
+        self._last_by_filter = subject, last, self._stream.live.last_seq

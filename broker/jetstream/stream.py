@@ -23,20 +23,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.jetstream import memory_blocks, wire
+from broker.jetstream.decision import decide
 from broker.jetstream.dedupe import Dedupe
+from broker.jetstream.enforcement import Enforcement
 from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.heads import Heads, blocks_from
 from broker.jetstream.inlet import Inlet
 from broker.jetstream.live import Live, LiveBlock, Removal
 from broker.jetstream.reading import Loading, Reading
 from broker.jetstream.retention import Retention
+from broker.jetstream.rollup import Rollups
 from broker.jetstream.rows import Cold, OpenRows, Rows
 from broker.jetstream.sequencer import Sequencer
+from broker.jetstream.standstill import WAIT_SECONDS, Standstill
 from broker.jetstream.stored import StoredMsg
 from broker.jetstream.subject_state import SubjectState
 from broker.jetstream.usage import Usage
@@ -76,8 +82,6 @@ _CEILING_STEP = 65_536
 _SORTED_MAX = 100_000
 """Subjects put in order for an answer; more are paged, and put in order by who pages them."""
 
-_PINNED_MAX = 64
-"""Heads held for one operation; it asks for them by fewer."""
 
 
 class Stream:
@@ -111,15 +115,18 @@ class Stream:
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._stored_blocks if self.stored else None, usage)
+        self.heads = Heads(self.live, self)
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._pinned: list[LiveBlock] = []
         self._shrunk: dict[int, LiveBlock] = {}
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
-        self.subjects = SubjectState(self.live, config.max_msgs_per_subject > 0)
+        self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
         self.retention = Retention(self)
+        self.rollups = Rollups(self)
+        self.enforcement = Enforcement(self, config, empty=state is None)
+        self.standstill = Standstill(self)
         self.sequencer = Sequencer(self)
         self.inlet = Inlet(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self.reading = Reading(self, self.live)
@@ -152,9 +159,8 @@ class Stream:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
             live.skip_to(state.ceiling - 1)
         live.persisted_seq = live.last_seq
-        if self.retention.over:
-            # The crash came between an update and what it removes.
-            self.start(self._apply_limits(self.inlet.ticket()), "limits")
+        # A crash may have come between an update and what it removes.
+        self.enforcement.resume(state.extra, state.msgs)
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -245,7 +251,7 @@ class Stream:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
-        if not self.stored and not self.inlet.busy:
+        if not self.stored and not self.inlet.busy and not self.heads.walks:
             # Not while an operation under way holds on to blocks.
             shrunk, self._shrunk = self._shrunk, {}
             memory_blocks.rewrite(live, shrunk.values())
@@ -347,42 +353,38 @@ class Stream:
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
-        async with self.inlet.turn():
-            try:
-                return await self.retention.delete(seq)
-            finally:
-                self._unpin()
+        await self.inlet.quiet()
+        return await self.retention.delete(seq)
 
     async def purge(self, wanted: Subject | None, seq: int = 0, keep: int = 0) -> int:
         """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
-        async with self.inlet.turn():
-            try:
-                return await self.retention.purge(wanted, seq, keep)
-            finally:
-                self._unpin()
+        filters = Filters(() if wanted is None else (wanted,))
+        if seq == 1:
+            return 0
+        if filters.all:
+            async with self.inlet.turn():
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        return await self.retention.purge_front(seq, keep)
+                except TimeoutError:
+                    # Publishes wait meanwhile, and not for as long as a store may take.
+                    raise ApiError(NOT_AVAILABLE) from None
+        await self.inlet.quiet()
+        return await self.retention.purge_matching(filters, seq, keep)
 
-    def update(self, config: StreamConfig) -> asyncio.Task[None]:
-        """Take a new configuration at once; what no longer fits its limits leaves before anything else is published.
+    def update(self, config: StreamConfig) -> asyncio.Future[None]:
+        """Take a new configuration at once; what no longer fits max_msgs and max_bytes leaves before anything else is
+        published.
 
-        Returns: the task that makes it leave; it ends well or with a line in the log.
+        Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
         """
         self._configure(config)
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
-        return self.start(self._apply_limits(self.inlet.ticket()), "limits")
-
-    async def _apply_limits(self, ticket: asyncio.Future[None]) -> None:
-        async with self.inlet.turn(ticket):
-            try:
-                await self.retention.apply()
-                self.log.urgent()
-            except (StoreError, FormatError) as error:
-                self.warn("what its new limits remove stays for now: %s", error)
-            finally:
-                self._unpin()
+        return self.enforcement.updated()
 
     def removed(self, gone: Sequence[Removal], subject: Subject | None, purged: bool) -> None:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
@@ -425,11 +427,8 @@ class Stream:
         self._readable()
         await self.inlet.quiet()
         live = self.live
-        subjects = await self.subjects.distinct(self.load_heads)
-        first_time_ns, exact = live.first_time
-        if not exact:
-            await self.load_heads((live.blocks[live.index_at(live.first_seq)],))
-            first_time_ns = live.first_time[0]
+        subjects = await self.subjects.distinct()
+        first_time_ns = await decide(live, self.heads, self._first_time)
         shown: dict[str, Any] = {
             "messages": live.msgs, "bytes": live.bytes,
             "first_seq": live.first_seq, "first_ts": wire.format_time(first_time_ns) if live.msgs else wire.ZERO_TIME,
@@ -447,9 +446,16 @@ class Stream:
         shown["consumer_count"] = sum(1 for consumer in self.consumers.values() if not consumer.config.direct)
         return shown
 
+    def _first_time(self) -> int:
+        """Time of the first live message. Raises: Cold."""
+        first_time_ns, exact = self.live.first_time
+        if not exact:
+            raise Cold("the time of the first message", (self.live.blocks[self.live.index_at(self.live.first_seq)],))
+        return first_time_ns
+
     async def _subject_counts(self, filters: Filters) -> dict[str, int]:
-        names = await self.subjects.matching(filters, self.load_heads)
-        index = await self.subjects.build(self.load_heads)
+        names = await self.subjects.matching(filters)
+        index = await self.subjects.build()
         if len(names) <= _SORTED_MAX:
             names.sort()
         counts: dict[str, int] = {}
@@ -465,13 +471,12 @@ class Stream:
         live = self.live
         deleted: list[int] = []
         at = live.first_seq
-        for block in list(live.blocks):
-            rows = await self.rows(block)
-            for seq in live.live_seqs(block, rows, at, block.last_seq):
-                if seq > at:
-                    deleted.extend(range(at, seq))
-                at = seq + 1
-            await asyncio.sleep(0)
+        async with aclosing(self.heads.each(blocks_from(live, at, live.last_seq))) as walk:
+            async for block, rows in walk:
+                for seq in live.live_seqs(block, rows, at, block.last_seq):
+                    if seq > at:
+                        deleted.extend(range(at, seq))
+                    at = seq + 1
         deleted.extend(range(at, live.last_seq + 1))
         return deleted
 
@@ -484,65 +489,7 @@ class Stream:
         """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
         return self.live.hot(block) or await self.reader.head(block)
 
-    async def load_heads(self, blocks: Iterable[LiveBlock]) -> None:
-        """Load heads and hold them until the operation at hand is over. Raises: StoreError; FormatError."""
-        await asyncio.gather(*map(self._pin, blocks))
-
-    async def _pin(self, block: LiveBlock) -> None:
-        if block.open is not None or block.head is not None:
-            return
-        try:
-            head = await self.reader.head(block)
-        except NotFound:
-            if self.live.holds(block):
-                raise
-            # It left the stream, and its object the store, before the subjects took it out.
-            self.subjects.forget()
-            return
-        if len(self._pinned) >= _PINNED_MAX:
-            self._unpin()
-        if block.head is None:
-            block.head = head
-            self._pinned.append(block)
-
-    def _unpin(self) -> None:
-        pinned, self._pinned = self._pinned, []
-        for block in pinned:
-            block.head = None
-
-    async def load(self, cold: Cold) -> None:
-        """Bring in what a decision missed. Raises: StoreError; FormatError."""
-        if cold.filters is not None:
-            last = await self.reading.last_seq_of(cold.filters)
-            self.sequencer.last_by_filter[cold.filters.subjects[0]] = last
-        elif cold.blocks:
-            await self.load_heads(cold.blocks)
-        elif not self.dedupe.known or self.dedupe.last_id is None:
-            await self._load_ids()
-        else:
-            await self.subjects.build(self.load_heads)
-
-    def load_then_go_on(self, cold: Cold) -> None:
-        """Keep publishes and mutations waiting until what is missing is here; then the queue goes on."""
-        self.inlet.begin()
-        self.start(self._load_then_go_on(cold), "load")
-
-    async def _load_then_go_on(self, cold: Cold) -> None:
-        try:
-            await self.load(cold)
-            if self.retention.over:
-                await self.retention.apply()
-        except (StoreError, FormatError) as error:
-            self.warn("a publish is refused, since what it depends on cannot be read: %s", error)
-            refused = self.inlet.drop_first()
-            if refused is not None:
-                self.sequencer.replies.fail((refused,), ApiError(NOT_AVAILABLE))
-        finally:
-            self.inlet.end()
-            if not self.inlet.busy:
-                self._unpin()
-
-    async def _load_ids(self) -> None:
+    async def load_ids(self) -> None:
         """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
         live, dedupe = self.live, self.dedupe
         assert live.blocks is not None, "which looks"
@@ -603,6 +550,8 @@ class Stream:
         if not isinstance(error, (StoreError, FormatError)):
             _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
 
-    def warn(self, text: str, *args: object) -> None:
-        """A log line about this stream."""
-        _log.warning("stream %s: " + text, self.name, *args)
+    def warn(self, text: str, *args: object, unforeseen: bool = False) -> None:
+        """A log line about this stream; ``unforeseen``: with where the last argument, an error, came from."""
+        error = args[-1] if unforeseen and isinstance(args[-1], BaseException) else None
+        _log.log(logging.WARNING if error is None else logging.ERROR, "stream %s: " + text, self.name, *args,
+                 exc_info=error)

@@ -155,7 +155,7 @@ class StreamState:
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.extra: dict[str, Any] = {}
-        """What else the create record carried, by key."""
+        """What else the create and update records carried, by key; the jetstream layer's own."""
         self.position = START
         """The last segment whose part in this stream is in here."""
         self.offline: str | None = None
@@ -373,6 +373,11 @@ class ShardState:
             elif kind == RecordKind.STREAM_UPDATE:
                 body = record.body
                 stream.config = dict(body["config"])
+                for key, value in body.items():
+                    if value is None:
+                        stream.extra.pop(key, None)
+                    elif key != "config":
+                        stream.extra[key] = value
             elif kind == RecordKind.STREAM_DELETE:
                 deleted = True
             elif kind == RecordKind.CEILING:

@@ -2,18 +2,23 @@
 
 Owns: the bound, in bytes, over everything put in. Does not own: what the parts are, or how they are loaded (reader).
 
-The two newest entries always stay, also ones larger than the bound: who loaded a chunk is about to use it, with its head.
+What was let go is still found for as long as somebody holds it. So an operation keeps what it loaded by holding on to it,
+whatever the bound and whoever else reads meanwhile: it has what it needs at its next look, and cannot be made to load in
+turns with another. What is held that way has the bounds of the operation, not of the cache.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 __all__ = ["Cache"]
 
 _STAY = 2
+"""The newest entries always stay, also ones larger than the bound: who loaded a chunk is about to use it, with its head."""
 
 
 class Cache:
@@ -22,7 +27,7 @@ class Cache:
     Attributes: ``bytes`` held now; ``hits`` and ``misses`` since the start.
     """
 
-    __slots__ = ("_entries", "bytes", "bytes_max", "hits", "misses")
+    __slots__ = ("_entries", "_held", "bytes", "bytes_max", "hits", "misses")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -30,19 +35,25 @@ class Cache:
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._held: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+        """All that was put in and lives, here or in somebody's hands."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries
+        return key in self._entries or key in self._held
 
     def get(self, key: Hashable) -> Any:
         """The value, now the most recently used; None when it is not here."""
         entry = self._entries.get(key)
         if entry is None:
-            self.misses += 1
-            return None
+            held = self._held.get(key)
+            if held is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+            return held
         self.hits += 1
         self._entries.move_to_end(key)
         return entry[0]
@@ -54,6 +65,8 @@ class Cache:
         if before is not None:
             self.bytes -= before[1]
         entries[key] = (value, size)
+        with suppress(TypeError):  # bytes cannot be referred to weakly
+            self._held[key] = value
         self.bytes += size
         while self.bytes > self.bytes_max and len(entries) > _STAY:
             _, (_, gone) = entries.popitem(last=False)
@@ -62,4 +75,5 @@ class Cache:
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._held.clear()
         self.bytes = 0

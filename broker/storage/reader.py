@@ -161,6 +161,7 @@ class BlockReader:
         flight = self._flights.get(key)
         if flight is None:
             flight = asyncio.ensure_future(self._fly(key, load))
+            flight.add_done_callback(_heard)
             self._flights[key] = flight
         return await asyncio.shield(flight)
 
@@ -204,6 +205,12 @@ class BlockReader:
                 await asyncio.sleep(0)
         assert wanted is not None
         return wanted
+
+
+def _heard(flight: asyncio.Task[Any]) -> None:
+    """Who asked may have been cancelled meanwhile; then nobody is left to hear of an error."""
+    if not flight.cancelled():
+        flight.exception()
 
 
 def _stored(block: StoredBlock) -> BlockRef:

@@ -50,3 +50,19 @@ def test_the_bound_holds_over_any_history() -> None:
         assert cache.bytes <= 1000
     cache.clear()
     assert (cache.bytes, len(cache)) == (0, 0)
+
+
+def test_what_somebody_holds_is_found() -> None:
+    """Let go by the cache, a part is there for as long as it is in use, and counts for nothing; then it is gone."""
+    class Part:
+        pass
+
+    cache = Cache(0)
+    held: Part | None = Part()
+    cache.put("held", held, 10)
+    for key in "abc":
+        cache.put(key, Part(), 10)
+    assert (cache.get("held") is held, "held" in cache, cache.bytes, len(cache)) == (True, True, 20, 2)
+    assert (cache.get("a"), "a" in cache) == (None, False)
+    held = None
+    assert cache.get("held") is None

@@ -47,7 +47,7 @@ class Chunk:
     size: about what it costs to keep, in bytes.
     """
 
-    __slots__ = ("bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
+    __slots__ = ("__weakref__", "bodies", "first_seq", "hlens", "last_seq", "seqs", "size", "start", "subjects", "times")
 
     def __init__(self, start: int, first_seq: int, seqs: Sequence[int] | None, subjects: Sequence[bytes],
                  hlens: Sequence[int] | None, bodies: Sequence[bytes], times: array[int], body_bytes: int) -> None:

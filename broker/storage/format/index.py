@@ -73,8 +73,8 @@ class Head:
     (ordinals). ``frames`` is the frame table, ``frames_offset`` where in the object the frames begin.
     """
 
-    __slots__ = ("body_len", "body_lens", "count", "first_seq", "frames", "frames_offset", "hlen", "hlens", "last_seq",
-                 "object_id", "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts",
+    __slots__ = ("__weakref__", "body_len", "body_lens", "count", "first_seq", "frames", "frames_offset", "hlen", "hlens",
+                 "last_seq", "object_id", "position", "seqs", "starts", "stream_id", "subject_counts", "subject_firsts",
                  "subject_ids", "subject_lasts", "subjects", "time_ns", "times")
 
     def __init__(self, stream_id: int, position: Position, object_id: int, count: int, first_seq: int, *,

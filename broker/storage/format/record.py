@@ -31,7 +31,7 @@ class RecordKind(IntEnum):
     STREAM_CREATE = 1
     """account, name, config (as API JSON), created_ns, …"""
     STREAM_UPDATE = 2
-    """config"""
+    """config, and what else the jetstream layer keeps of a stream: None takes a key away"""
     STREAM_DELETE = 3
     """empty"""
     CONSUMER_CREATE = 4

@@ -234,8 +234,9 @@ class FakeBlock:
 
 
 class FakeLoading:
-    def __init__(self) -> None:
+    def __init__(self, seq: int) -> None:
         self.ready = Turn()
+        self.seq = seq
 
 
 class FakeStream:
@@ -294,7 +295,7 @@ class FakeStream:
                 continue
             if self.cold and number not in self._warm:
                 self._warm.add(number)
-                return FakeLoading()
+                return FakeLoading(max(seq, self.first_seq))
             self._warm.discard(number)
             chunk = self._chunks.get(number)
             if chunk is None:

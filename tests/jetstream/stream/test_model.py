@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,7 +23,7 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.stored import user_size
 from broker.storage.log import LogSettings
 from tests.jetstream.stream.model import Model
-from tests.jetstream.stream.world import World, everything, pub, publish, read_all
+from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, everything, pub, publish, read_all
 
 SUBJECTS = [b"S.a", b"S.b", b"S.b.c", b"S.d"]
 EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
@@ -44,9 +45,9 @@ class StreamMachine(RuleBasedStateMachine):
     @initialize(max_msgs=st.sampled_from([-1, -1, 5, 12]), max_bytes=st.sampled_from([-1, -1, 400]),
                 per_subject=st.sampled_from([-1, -1, 1, 2, 3]), new=st.booleans(), new_per=st.booleans(),
                 age=st.sampled_from([0, 0, 1_000_000_000]), kind=st.sampled_from(["file", "file", "memory", "async"]),
-                cut=st.sampled_from([3, 7, 20_000]), frames=st.booleans())
+                cut=st.sampled_from([3, 7, 20_000]), cache=st.sampled_from([0, TINY_CACHE_BYTES, 1 << 20]))
     def begin(self, max_msgs: int, max_bytes: int, per_subject: int, new: bool, new_per: bool, age: int, kind: str,
-              cut: int, frames: bool) -> None:
+              cut: int, cache: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.generation = 0
         self.errors: list[dict[str, Any]] = []
@@ -63,7 +64,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.kind = kind
 
         async def make() -> None:
-            self.world = World(settings=LogSettings(segment_count=cut), cache_bytes=1 << 20)
+            self.world = World(settings=LogSettings(segment_count=cut), cache_bytes=cache)
             self.stream = self.world.stream(**config)
             await self.world.settle(self.stream)
 
@@ -149,9 +150,7 @@ class StreamMachine(RuleBasedStateMachine):
             per_subject = self.model.max_msgs_per_subject
 
         async def change() -> None:
-            self.world.update(self.stream, max_msgs=max_msgs, max_msgs_per_subject=per_subject)
-            await asyncio.sleep(0)
-            await self.stream.inlet.quiet()
+            await self.world.update(self.stream, max_msgs=max_msgs, max_msgs_per_subject=per_subject)
 
         self.run(change())
         self.model.update(max_msgs, per_subject)
@@ -225,6 +224,11 @@ class StreamMachine(RuleBasedStateMachine):
 
         self.run(compare())
         assert not self.errors, self.errors
+
+
+@pytest.fixture
+def cache_bytes() -> None:
+    """Histories draw the size of their cache."""
 
 
 def test_stream_against_the_model() -> None:

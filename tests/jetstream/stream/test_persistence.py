@@ -165,7 +165,7 @@ async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
 @pytest.mark.parametrize("moment", ["before", "open", "in flight", "applied", "persisted", "restarted"])
 async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
     """A stream that was only published to has no blocks at hand; whoever looks first finds them all, whenever that is."""
-    world = World()
+    world = World(cache_bytes=64 << 20)  # what was just persisted is read from it
     stream = world.stream()
 
     def look() -> None:

@@ -25,6 +25,10 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.reader import BlockReader
 
+CACHE_BYTES = 64 << 20
+TINY_CACHE_BYTES = 4 << 10
+"""Hardly more than one block: what was loaded is gone unless somebody holds it."""
+
 SHARD = ShardPaths(0)
 NONCE = bytes(range(16))
 
@@ -109,12 +113,12 @@ class Listener:
 class World:
     """One store, one log, any number of streams. ``restart`` goes on from what is persisted."""
 
-    def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int | None = None) -> None:
         self.clock = ManualClock()
         self.bus = Bus()
         self.store = MemoryStore()
         self.settings = settings or LogSettings()
-        self.cache_bytes = cache_bytes
+        self.cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self.rng = random.Random(7)
         state = ShardState()
         state.apply_segment(Position(1, 0))
@@ -132,18 +136,17 @@ class World:
         log = MemoryLog() if checked.storage == "memory" else self.log
         stream = Stream(checked, None, account="$G", stream_id=self.rng.getrandbits(62), created_ns=self.clock.now_ns(),
                         log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng)  # type: ignore[arg-type]
-        log.block(stream).add_record(RecordKind.STREAM_CREATE, {
-            "account": "$G", "name": name, "config": checked.to_json(), "created_ns": stream.created_ns})
+        log.block(stream).add_record(RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         log.urgent()
         return stream
 
-    def update(self, stream: Stream, **changes: Any) -> None:
+    def update(self, stream: Stream, **changes: Any) -> asyncio.Future[None]:
         config = stream.config.to_json()
         config.update(changes)
         checked = StreamConfig.from_json(config)
-        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, {"config": checked.to_json()})
+        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, stream.enforcement.update_record(checked))
         stream.log.urgent()
-        stream.update(checked)
+        return stream.update(checked)
 
     async def settle(self, stream: Stream | None = None) -> None:
         """Return once everything is sequenced and persisted."""
@@ -218,6 +221,7 @@ async def read_all(stream: Stream, filters: Any = None) -> list[tuple[int, bytes
             return found
         if not isinstance(got, tuple):
             await got.ready
+            seq = max(seq, got.seq)
             continue
         chunk, block, i = got
         for k in range(i, len(chunk)):

@@ -1,0 +1,14 @@
+"""Every test of a stream runs with the cache as it is by default, and with one that holds next to nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jetstream.stream import world
+
+
+@pytest.fixture(autouse=True, params=[world.CACHE_BYTES, world.TINY_CACHE_BYTES], ids=["", "tiny-cache"])
+def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What worlds are made with that do not say it themselves."""
+    monkeypatch.setattr(world, "CACHE_BYTES", request.param)
+    return int(request.param)

@@ -1,0 +1,498 @@
+"""Decisions and requests that need what is not in memory: they end, however small the cache, and others go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tests.jetstream.stream.world as worlds
+from broker.clock import ManualClock
+from broker.jetstream.cursor import Cursor, Taken
+from broker.jetstream.decision import Decision, Stuck, decide
+from broker.jetstream.filters import Filters
+from broker.jetstream.heads import HEADS_AT_ONCE
+from broker.jetstream.rows import Cold
+from broker.jetstream.standstill import WAIT_SECONDS
+from broker.jetstream.stream import Stream
+from broker.storage.objectstore.base import Transient
+from broker.storage.objectstore.memory import MemoryStore
+from tests.jetstream.stream.world import TINY_CACHE_BYTES, Listener, World, ask, everything, pub, publish, turns
+from tests.sim.loop import SimLoop
+
+GET_NS = 20_000_000
+
+
+class Gets(MemoryStore):
+    """Counts gets, and how many are under way at once; they fail while ``error`` is set, and take ``seconds``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets = 0
+        self.at_once = self.at_once_max = 0
+        self.seconds = 0.0
+        self.error: Exception | None = None
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.gets += 1
+        self.at_once += 1
+        self.at_once_max = max(self.at_once, self.at_once_max)
+        try:
+            await asyncio.sleep(self.seconds)
+            if self.error is not None:
+                raise type(self.error)(*self.error.args)
+            return await super().get(key, start, end)
+        finally:
+            self.at_once -= 1
+
+
+@pytest.fixture
+def cache_bytes() -> None:
+    """It is tiny throughout."""
+
+
+@pytest.fixture
+def virtual() -> Iterator[SimLoop]:
+    """A loop in virtual time."""
+    loop = SimLoop(ManualClock())
+    yield loop
+    loop.close()
+
+
+def run(loop: SimLoop, monkeypatch: pytest.MonkeyPatch, scenario: Any) -> None:
+    """Run ``scenario(world, store)`` in virtual time, over a store that counts, with a cache of 4 KiB."""
+    monkeypatch.setattr(worlds, "ManualClock", lambda: loop.clock)
+
+    async def main() -> None:
+        world = World(cache_bytes=TINY_CACHE_BYTES)
+        world.store = store = Gets()
+        world._begin(world.log.state)
+        try:
+            await scenario(world, store)
+        finally:
+            await world.close()
+
+    loop.run_until_complete(main())
+    assert not loop.errors, loop.errors
+
+
+async def filled(world: World, blocks: int, **config: Any) -> Stream:
+    """A stream of cold blocks with 20 subjects each."""
+    stream = world.stream(**config)
+    await world.settle()
+    for i in range(blocks):
+        publish(world, stream, *[pub(b"S.k%d.%d" % (k, i), b"x", reply=b"") for k in range(20)])
+        await world.log.persisted()
+    return await world.restart(stream)
+
+
+async def answered(world: World, *replies: bytes, seconds: float = 20.0) -> float:
+    """Wait for the answers to publishes; returns how many seconds that took."""
+    began = world.clock.monotonic_ns()
+    while not all(reply in world.bus.replies for reply in replies):
+        await asyncio.sleep(0.01)
+        taken = (world.clock.monotonic_ns() - began) / 1e9
+        assert taken < seconds, f"no answer in {seconds} s"
+    return (world.clock.monotonic_ns() - began) / 1e9
+
+
+# --- requests that need many heads ------------------------------------------------------------------------------------
+
+
+def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge of one subject in 300 cold blocks loads them side by side, within the bound; a publish that comes meanwhile
+    is taken at once, and is not purged."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 300)
+        store.seconds, store.at_once_max = GET_NS / 1e9, 0
+        purge = asyncio.create_task(stream.purge(b"S.k3.*"))
+        await asyncio.sleep(0.05)
+        [reply] = publish(world, stream, pub(b"S.k3.new", b"y"))
+        assert await answered(world, reply) < 0.1
+        assert not purge.done()
+        began = world.clock.monotonic_ns()
+        assert await purge == 300
+        assert (world.clock.monotonic_ns() - began) / 1e9 < 1
+        assert 1 < store.at_once_max <= HEADS_AT_ONCE
+        last = await stream.get_last(b"S.k3.*")
+        assert last is not None
+        assert (last.subject, stream.msgs) == (b"S.k3.new", 300 * 19 + 1)
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads each head once for the index, and of the blocks only the one where the message lies that it replaces."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 100, allow_rollup_hdrs=True)
+        store.gets = 0
+        rolled, behind = publish(world, stream, pub(b"S.k7.40", b"new", Nats_Rollup="sub"), pub(b"S.other"))
+        await answered(world, rolled, behind)
+        assert store.gets <= 110
+        assert world.bus.answer(rolled)["seq"] == 2001
+        assert world.bus.answer(behind)["seq"] == 2002
+        assert [msg for msg in await everything(stream) if msg[1] == b"S.k7.40"] == [(2001, b"S.k7.40", b"new")]
+        # One of many subjects, in all blocks.
+        rolled = publish(world, stream, pub(b"S.k3.*", b"all", Nats_Rollup="sub"))[0]
+        await answered(world, rolled)
+        assert stream.msgs == 2001 - 100 + 1
+        assert store.at_once_max <= HEADS_AT_ONCE
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a slow store makes it wait for is looked for further on after the refusal; publishes that need nothing go on;
+    the same roll-up finds the search done when it is tried again, and takes out what came since too."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 60, allow_rollup_hdrs=True)
+        await stream.info_state()
+        store.seconds = 2.0
+        rolled, behind = publish(world, stream, pub(b"S.k3.*", b"1", Nats_Rollup="sub"), pub(b"S.k3.later"))
+        assert await answered(world, rolled, behind) == pytest.approx(WAIT_SECONDS, abs=0.1)
+        assert world.bus.answer(rolled)["error"]["err_code"] == 10008
+        assert world.bus.answer(behind)["seq"] == 1201
+        again = publish(world, stream, pub(b"S.k3.*", b"2", Nats_Rollup="sub"))[0]
+        assert await answered(world, again) < 0.1
+        assert world.bus.answer(again)["error"]["err_code"] == 10008
+        await asyncio.sleep(60)
+        done = publish(world, stream, pub(b"S.k3.*", b"3", Nats_Rollup="sub"))[0]
+        assert await answered(world, done) < WAIT_SECONDS
+        assert world.bus.answer(done)["seq"] == 1202
+        assert stream.msgs == 1201 - 61 + 1
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publish that needs the subjects of a cold stream, and those after it that need them, are refused in time; others
+    go on; the index is built meanwhile."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 64)
+        store.seconds = 3.0
+        asks = pub(b"S.k1.1", b"y", Nats_Expected_Last_Subject_Sequence="22")
+        also = pub(b"S.k1.1", b"y", Nats_Expected_Last_Subject_Sequence="22")
+        plain = pub(b"S.plain", b"y")
+        publish(world, stream, asks, also, plain)
+        assert await answered(world, asks[1], also[1], plain[1]) < WAIT_SECONDS + 0.1
+        assert [world.bus.answer(one[1])["error"]["err_code"] for one in (asks, also)] == [10008, 10008]
+        assert world.bus.answer(plain[1])["seq"] == 1281
+        await asyncio.sleep(30)
+        third = publish(world, stream, pub(b"S.k1.1", b"y", Nats_Expected_Last_Subject_Sequence="22"))[0]
+        assert await answered(world, third) < 0.1
+        assert world.bus.answer(third)["seq"] == 1282
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge whose loads all fail, and one whose caller gives up: what was loaded ahead bothers nobody afterwards."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 30)
+        store.seconds, store.error = 0.1, Transient("no answer")
+        with pytest.raises(Transient):
+            await stream.purge(b"S.k3.*")
+        purge = asyncio.create_task(stream.purge(b"S.k3.*"))
+        await asyncio.sleep(0.05)
+        purge.cancel()
+        await asyncio.sleep(1)
+        store.error = None
+        gc.collect()
+        assert await stream.purge(b"S.k3.*") == 30
+
+    run(virtual, monkeypatch, scenario)
+
+
+# --- the subject index ------------------------------------------------------------------------------------------------
+
+
+async def test_a_debt_on_a_block_with_a_dead_message() -> None:
+    """A block of one subject that lost a message leaves at the front while its head is not in memory: the index takes it
+    out once it has the head, and STREAM.INFO, expectations and all other publishes are answered."""
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream(max_msgs=12)
+    await world.settle()
+    for i in range(4):
+        publish(world, stream, *[pub(b"S.a" if i % 2 == 0 else b"S.b", b"x", reply=b"") for _ in range(3)])
+        await world.log.persisted()
+    assert await stream.delete_msg(2, False)
+    await world.log.persisted()
+    stream = await world.restart(stream)
+    assert (await stream.info_state())["num_subjects"] == 2
+    world.reader._cache.clear()
+    publish(world, stream, *[pub(b"S.a", b"y", reply=b"") for _ in range(4)])
+    await world.log.persisted()
+    shown = await asyncio.wait_for(stream.info_state(subjects_filter=b">"), 5)
+    assert shown["subjects"] == {"S.a": 7, "S.b": 5}
+    expecting, plain = pub(b"S.a", b"z", Nats_Expected_Last_Subject_Sequence="16"), pub(b"S.b", b"z")
+    publish(world, stream, expecting, plain)
+    await asyncio.wait_for(world.settle(stream), 5)
+    assert [world.bus.answer(one[1])["seq"] for one in (expecting, plain)] == [17, 18]
+    await world.close()
+
+
+async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
+    """Two expectations in one block, then its head leaves the cache: the next one merges the rest of the block."""
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream()
+    await world.settle()
+    publish(world, stream, *[pub(b"S.%d" % i, b"x", Nats_Expected_Last_Subject_Sequence="0") for i in range(8)])
+    await world.settle(stream)
+    world.reader._cache.clear()
+    assert (await asyncio.wait_for(ask(world, stream, pub(b"S.1", Nats_Expected_Last_Subject_Sequence="2")), 5))["seq"] == 9
+    assert (await asyncio.wait_for(stream.info_state(), 5))["num_subjects"] == 8
+    await world.close()
+
+
+async def test_the_last_of_a_subject_far_back() -> None:
+    """The last message of a subject is deleted; the one before it lies behind more blocks than are held at once."""
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream()
+    await world.settle()
+    publish(world, stream, pub(b"S.a"), *[pub(b"S.%d" % i) for i in range(20)])
+    await world.settle()
+    for _ in range(3 * HEADS_AT_ONCE):
+        publish(world, stream, *[pub(b"S.%d" % i) for i in range(20)])
+        await world.settle()
+    newest = (await ask(world, stream, pub(b"S.a")))["seq"]
+    stream = await world.restart(stream)
+    assert (await stream.info_state())["num_subjects"] == 21
+    assert await stream.delete_msg(newest, False)
+    world.reader._cache.clear()
+    wrong = await asyncio.wait_for(ask(world, stream, pub(b"S.a", Nats_Expected_Last_Subject_Sequence="9")), 5)
+    assert wrong["error"]["err_code"] == 10071
+    assert wrong["error"]["description"].endswith(": 1")
+    assert (await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Subject_Sequence="1")))["seq"] == newest + 1
+    await world.close()
+
+
+async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
+    """What was looked up for a publish that was refused is no answer for the next one, after others came between."""
+    world = World()
+    stream = world.stream()
+    await ask(world, stream, pub(b"S.a.1"))
+    expects = {"Nats_Expected_Last_Subject_Sequence_Subject": "S.a.*"}
+    wrong = await ask(world, stream, pub(b"S.b", Nats_Expected_Last_Subject_Sequence="9", **expects))
+    assert wrong["error"]["err_code"] == 10071
+    await ask(world, stream, pub(b"S.a.2"))
+    stale = await ask(world, stream, pub(b"S.b", Nats_Expected_Last_Subject_Sequence="1", **expects))
+    assert stale["error"]["err_code"] == 10071
+    assert (await ask(world, stream, pub(b"S.b", Nats_Expected_Last_Subject_Sequence="2", **expects)))["seq"] == 3
+    await world.close()
+
+
+# --- decisions that cannot be taken -----------------------------------------------------------------------------------
+
+
+async def test_a_decision_that_repeats_itself_is_an_error() -> None:
+    """Asking for nothing, for what is held, for the same work with nothing changed, or for more than may be held: Stuck."""
+    world = World()
+    stream = world.stream()
+    for _ in range(HEADS_AT_ONCE + 1):
+        await ask(world, stream, pub(b"S.a"))
+    live, heads = stream.live, stream.heads
+
+    def for_nothing() -> None:
+        raise Cold("nothing")
+
+    def again() -> None:
+        raise Cold("a head", (live.blocks[0],))
+
+    async def work() -> None:
+        worked.append(1)
+
+    def the_same_work() -> None:
+        raise Cold("work", work=work)
+
+    worked: list[int] = []
+    for ask_for in (for_nothing, again, the_same_work):
+        with pytest.raises(Stuck):
+            await asyncio.wait_for(decide(live, heads, ask_for), 5)
+    assert worked == [1]
+    with pytest.raises(Stuck):
+        await Decision(live, heads).bring(Cold("all", live.blocks))
+    await world.close()
+
+
+def test_an_unforeseen_error_of_a_load(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch,
+                                       caplog: pytest.LogCaptureFixture) -> None:
+    """Each publish that meets it is answered at once by 10008, the store is not asked again and again, it is logged, and all
+    else goes on; once the error is gone publishes are taken again."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 3)
+        store.error = ZeroDivisionError("unforeseen")
+        store.gets = 0
+        msgs = [pub(b"S.k1.1", b"y", Nats_Msg_Id=str(i)) for i in range(50)]
+        plain = pub(b"S.plain")
+        publish(world, stream, *msgs, plain)
+        assert await answered(world, *(msg[1] for msg in msgs), plain[1]) < 1
+        assert {world.bus.answer(msg[1])["error"]["err_code"] for msg in msgs} == {10008}
+        assert world.bus.answer(plain[1])["seq"] == 61
+        assert store.gets < 10
+        assert any(record.exc_info for record in caplog.records)
+        await asyncio.sleep(10)
+        store.error = None
+        assert (await ask(world, stream, pub(b"S.k1.1", Nats_Msg_Id="new")))["seq"] == 62
+
+    run(virtual, monkeypatch, scenario)
+
+
+# --- limits are carried out -------------------------------------------------------------------------------------------
+
+
+async def grown(world: World, **config: Any) -> Stream:
+    stream = world.stream(**config)
+    await world.settle()
+    for _ in range(5):
+        publish(world, stream, *[pub(b"S.k%d" % k, b"x", reply=b"") for k in range(50)])
+        await world.log.persisted()
+    return await world.restart(stream)
+
+
+def test_an_update_killed_half_way_is_carried_out(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of max_msgs_per_subject 5 → 1 is persisted, what it removes is not: the next start removes it. Once that is
+    said in the log, a start reads nothing."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await grown(world)
+        store.seconds = 0.2
+        world.update(stream, max_msgs_per_subject=1)
+        await asyncio.sleep(0.05)
+        stream = await world.restart(stream)
+        assert (stream.config.max_msgs_per_subject, stream.msgs) == (1, 250)
+        await asyncio.sleep(5)
+        assert stream.msgs == 50
+        await world.settle(stream)
+        stream = await world.restart(stream)
+        store.gets = 0
+        await asyncio.sleep(5)
+        assert (stream.msgs, store.gets) == (50, 0)
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start holds what it finds against what the records say: raised limits need no look, lowered ones do."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await grown(world, max_msgs_per_subject=5)
+        store.gets = 0
+        await world.update(stream, max_msgs_per_subject=7)
+        await world.settle(stream)
+        stream = await world.restart(stream)
+        await asyncio.sleep(5)
+        assert (stream.msgs, store.gets) == (250, 0)
+        store.seconds = 0.2
+        world.update(stream, max_msgs_per_subject=2)
+        await asyncio.sleep(0.05)
+        stream = await world.restart(stream)
+        # Raised again before the lower one was carried out: there may still be more than three.
+        world.update(stream, max_msgs_per_subject=3)
+        await asyncio.sleep(0.05)
+        stream = await world.restart(stream)
+        await asyncio.sleep(5)
+        assert stream.msgs == 150
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that do not say how far limits were carried out: the first start looks, and says so for the next."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await grown(world)
+        body = {"config": {**stream.config.to_json(), "max_msgs_per_subject": 2}}
+        world.log.block(stream).add_record(worlds.RecordKind.STREAM_UPDATE, body)
+        world.log.urgent()
+        await world.settle()
+        stream = await world.restart(stream)
+        await asyncio.sleep(5)
+        assert stream.msgs == 100
+        await world.settle(stream)
+        stream = await world.restart(stream)
+        store.gets = 0
+        await asyncio.sleep(5)
+        assert (stream.msgs, store.gets) == (100, 0)
+
+    run(virtual, monkeypatch, scenario)
+
+
+def test_an_update_that_the_store_holds_up(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits cannot be carried out: that is told, publishes go on, and it is done once the store answers."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await grown(world)
+        store.error = Transient("no answer")
+        with pytest.raises(Transient):
+            await world.update(stream, max_msgs_per_subject=1, max_msgs=240)
+        # A message that has an index of subjects to wait for is refused, not kept waiting.
+        refused = publish(world, stream, pub(b"S.new"))[0]
+        assert await answered(world, refused) < WAIT_SECONDS
+        assert world.bus.answer(refused)["error"]["err_code"] == 10008
+        store.error = None
+        await asyncio.sleep(10)
+        assert stream.msgs == 50
+        assert (await ask(world, stream, pub(b"S.new")))["seq"] == 251
+
+    run(virtual, monkeypatch, scenario)
+
+
+async def test_a_lower_max_age_counts_at_once() -> None:
+    """The timer that was set for the longer age is set anew."""
+    world = World()
+    stream = world.stream(max_age=3_600_000_000_000)
+    await ask(world, stream, pub(b"S.a"))
+    world.clock.advance(10_000_000_000)
+    await world.update(stream, max_age=1_000_000_000)
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if not stream.msgs:
+            break
+    assert stream.msgs == 0
+    await world.close()
+
+
+# --- consumers --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
+    """It needs the head of each block to see that it is to be passed over, then a head and a chunk at once, while others
+    read as much as the cache holds between any two of its steps: each step brings it further."""
+    world = World(cache_bytes=0)
+    stream = await filled(world, 12)
+    last = (await ask(world, stream, pub(b"S.wanted")))["seq"]
+    publish(world, stream, *[pub(b"S.after%d" % i, reply=b"") for i in range(20)])
+    await world.settle()
+    stream = await world.restart(stream)
+    assert await stream.delete_msg(5, False)
+    cursor = Cursor(stream, Filters([b"S.wanted"]), 1, set())
+    await cursor.recount()
+    assert cursor.pending == 1
+    for _ in range(3 * len(stream.live.blocks)):
+        loading = cursor.count() or cursor.take(10, 1000)
+        if isinstance(loading, Taken):
+            break
+        assert loading is not None
+        await loading.ready
+        for block in stream.live.blocks[:3]:
+            await stream.reader.head(block)
+    else:
+        raise AssertionError("it loads the same again and again")
+    assert list(loading.seqs) == [last]
+    cursor.passed(loading, 1)
+    await world.close()
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+async def test_consumers_told_of_a_purge_under_way() -> None:
+    """A filtered purge tells consumers where they go on, after the last message left."""
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = await filled(world, 10)
+    listener = Listener(filters=["S.k3.*"])
+    stream.consumers["c"] = listener  # type: ignore[assignment]
+    assert await stream.purge(b"S.k3.*") == 10
+    assert sum(msgs for _, _, msgs, _, _ in listener.gone) == 10
+    assert listener.moved == [stream.last_seq + 1]
+    await turns()
+    await world.close()
