@@ -385,6 +385,7 @@ class Retention:
                 stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                 stream.log.urgent()
             live.skip_to(end_seq - 1)
+            stream.sequencer.renumbered()
         return purged
 
     async def _purge_matching(self, filters: Filters, seq: int, keep: int) -> int:

@@ -33,6 +33,7 @@ from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
 from broker.jetstream.inlet import Inlet
 from broker.jetstream.live import Live, LiveBlock, Removal
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.reading import Loading, Reading
 from broker.jetstream.retention import Retention
 from broker.jetstream.rows import Cold, OpenRows, Rows
@@ -132,6 +133,7 @@ class Stream:
                 self._ask_ceiling(self.live.last_seq)
         else:
             self._restore(state)
+        self.sequencer.renumbered()
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
@@ -150,7 +152,7 @@ class Stream:
         self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
-            live.skip_to(state.ceiling - 1)
+            live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         if self.retention.over:
             # The crash came between an update and what it removes.

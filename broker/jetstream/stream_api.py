@@ -12,6 +12,7 @@ from broker.jetstream import wire
 from broker.jetstream.api_request import Request, Route
 from broker.jetstream.errors import BAD_REQUEST, ApiError, invalid_config
 from broker.jetstream.limits import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.stream_config import StreamConfigRequest
 from broker.jetstream.stream_rules import with_dynamic_metadata
 from broker.protocol.subject import collide, is_literal, is_valid
@@ -151,6 +152,9 @@ async def purge(request: Request) -> dict[str, Any]:
         raise ApiError(10109)
     if stream.config.deny_purge:
         raise ApiError(10110, err="stream purge not permitted")
+    if asked.seq > SEQ_MAX:
+        # It would leave no sequence for the next message.
+        raise ApiError(10110, err=f"sequence {asked.seq} is above {SEQ_MAX}")
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     return {"success": True, "purged": purged}
 

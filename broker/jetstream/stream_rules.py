@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from broker.jetstream import wire
 from broker.jetstream.errors import ApiError, invalid_config
 from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.stream_config import Placement, StreamConfig, StreamSource
 from broker.protocol.subject import collide, is_literal, is_valid, subset
 
@@ -107,6 +108,8 @@ def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLi
         config.placement = None
     if config.placement is not None and config.placement.preferred:
         raise invalid_config("preferred server not permitted in placement")
+    if config.first_seq > SEQ_MAX:
+        raise invalid_config(f"first sequence can not be above {SEQ_MAX}")
     return config
 
 
