@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.jetstream.advisories import AccountEvents
 from broker.jetstream.api import Api
@@ -34,7 +34,7 @@ from broker.jetstream.consumer_rules import (
     same_consumer,
 )
 from broker.jetstream.consumer_start import starting_state
-from broker.jetstream.errors import STREAM_NOT_FOUND, ApiError
+from broker.jetstream.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.ids import account_hash, unique_id
 from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.stream import Stream
@@ -78,7 +78,7 @@ class StreamLog(Protocol):
     def block(self, owner: BlockOwner) -> OpenBlock[Any]: ...
     def urgent(self) -> None: ...
     def barrier(self, owner: BlockOwner | None = None) -> None: ...
-    def wait(self, fn: Callable[..., object], *args: Any) -> None: ...
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,13 @@ class JetStreamSettings:
     """Bytes after which a batched direct get ends (nats-server: max_pending)."""
 
 
+class OffLine(NamedTuple):
+    """A stream that cannot be used: why, and the subjects that stay its own."""
+
+    reason: str
+    subjects: list[str]
+
+
 class Account:
     """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
 
@@ -107,7 +114,7 @@ class Account:
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
-        self.offline: dict[str, StreamState] = {}
+        self.offline: dict[str, OffLine] = {}
         self.api_total = 0
         self.api_errors = 0
         self.api = Api(self)
@@ -138,8 +145,8 @@ class Account:
         """
         stream = self.streams.get(name)
         if stream is None:
-            state = self.offline.get(name)
-            raise ApiError(STREAM_NOT_FOUND) if state is None else ApiError(10194, err=state.offline)
+            gone = self.offline.get(name)
+            raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
         return stream
 
     def pulled_from(self, names: bytes) -> Consumer | None:
@@ -172,7 +179,7 @@ class Account:
                 state.offline = error.description
         if state.offline is not None:
             _log.error("stream %s is off line: %s", state.name, state.offline)
-            self.offline[state.name] = state
+            self.offline[state.name] = OffLine(state.offline, list(state.config.get("subjects", ())))
             return []
         stream = self._js.make_stream(self, config, state)
         openings = []
@@ -243,7 +250,7 @@ class Account:
         if config.num_replicas > 1:
             raise ApiError(10074)
         if config.name in self.offline:
-            raise ApiError(10194, err=self.offline[config.name].offline)
+            raise ApiError(STREAM_OFFLINE, err=self.offline[config.name].reason)
         existing = self.streams.get(config.name)
         if existing is not None:
             if same_config(config, existing.config):
@@ -296,11 +303,27 @@ class Account:
         del self.streams[stream.name]
         stream.close()
 
+    def _take_off_line(self, stream: Stream) -> None:
+        """Nothing of a stream can be stored any more: let go of it until the next start, which finds what was stored."""
+        reason = stream.offline or ""
+        _log.error("stream %s is off line until the next start: %s", stream.name, reason)
+        stream.close()
+        if self.streams.get(stream.name) is not stream:
+            return  # deleted meanwhile; after a restart it is there again if that could not be stored
+        del self.streams[stream.name]
+        self.offline[stream.name] = OffLine(reason, list(stream.config.subjects))
+        for consumer in stream.consumers.values():
+            self._leave(consumer)
+            consumer.shutdown()
+        stream.consumers.clear()
+        for subscription in self._subscriptions.pop(stream).values():
+            self.bus.unsubscribe(subscription)
+
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
-        for name, state in self.offline.items():
+        for name, gone in self.offline.items():
             # Its subjects stay its own, whatever else its configuration says.
-            configs[name] = StreamConfig(name=name, subjects=list(state.config.get("subjects", ())))
+            configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
 
     def _check_room(self, config: StreamConfig, add_bytes: int, *, whole: bool = True) -> None:
@@ -333,6 +356,7 @@ class Account:
 
     def _join(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
+        stream.on_failed = self._take_off_line
         self._subscriptions[stream] = {}
         self._listen(stream)
 

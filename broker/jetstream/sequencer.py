@@ -381,7 +381,7 @@ class Sequencer:
             if index is None or index.merged_seq < pending.last_seq:
                 self._append(pending, source, time_ns)
                 index = stream.subjects.ready()
-        if self._ending and pending.first_seq + len(pending.bodies) > SEQ_MAX:
+        if self._ending and pending.last_seq >= SEQ_MAX:
             raise ApiError(10077, err="the stream has used its last sequence")
         if self._discard_new:
             self._check_room(pending, subject, size, bool(rollup))

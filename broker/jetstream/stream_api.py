@@ -70,7 +70,7 @@ async def create(request: Request) -> dict[str, Any]:
     if given.mirror_direct and given.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
     stream = request.account.create_stream(given.config(), pedantic=given.pedantic)
-    request.log = stream.log
+    request.about = stream
     return await _info(request, stream, dynamic=True, domain=False) | {"did_create": True}
 
 
@@ -136,7 +136,7 @@ async def list_streams(request: Request) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "total": len(found), "offset": offset, "limit": LIST_PAGE,
         "streams": [await _info(request, stream, dynamic=False) for stream in found[offset:offset + LIST_PAGE]]}
-    offline = {name: state.offline for name, state in sorted(request.account.offline.items())}
+    offline = {name: gone.reason for name, gone in sorted(request.account.offline.items())}
     if offline:
         answer |= {"missing": list(offline), "offline": offline}
     return answer
