@@ -48,6 +48,7 @@ from broker.jetstream.stream_rules import (
     same_config,
     subjects_overlap,
     with_static_metadata,
+    without_msg_ttl,
 )
 from broker.storage.applied import ConsumerState
 from broker.storage.format.errors import FormatError
@@ -173,7 +174,7 @@ class Account:
         """Take up a stream as its persisted blocks left it; returns what is to be awaited until its consumers serve."""
         if state.offline is None:
             try:
-                config = StreamConfig.from_json(state.config)
+                config = without_msg_ttl(StreamConfig.from_json(state.config), stored=True)
                 check_supported(config)
             except ApiError as error:
                 state.offline = error.description
@@ -245,7 +246,7 @@ class Account:
         settings = self.settings
         self._check_room(given, given.max_bytes)
         configs = self._configs()
-        config = check_stream(given, configs, settings.account, settings.server, pedantic=pedantic)
+        config = without_msg_ttl(check_stream(given, configs, settings.account, settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -273,7 +274,7 @@ class Account:
         Raises: ApiError.
         """
         old, settings, configs = stream.config, self.settings, self._configs()
-        config = check_update(old, given, configs, settings.account, settings.server, pedantic=pedantic)
+        config = check_update(old, without_msg_ttl(given), configs, settings.account, settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._check_room(config, max(0, max(config.max_bytes, 0) - max(old.max_bytes, 0)), whole=False)
         self._check_consumer_limits(stream, config)
@@ -367,7 +368,7 @@ class Account:
             self.bus.unsubscribe(subscriptions.pop(subject))
         for subject in stream.config.subjects:
             if subject not in subscriptions:
-                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish)
+                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
 
     @staticmethod
     def _record(stream: Stream, kind: RecordKind, body: dict[str, Any]) -> None:
