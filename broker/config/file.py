@@ -60,8 +60,6 @@ _NO_EFFECT: dict[str, str] = {
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
     "no_fast_producer_stall": "a fast publisher is slowed down for a receiver that is far behind, and no message is dropped",
-    "jetstream.sync_interval": "what is acknowledged is always synced first",
-    "jetstream.sync": "what is acknowledged is always synced first",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.max_buffered_msgs": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.meta_compact": "there is no meta log",
@@ -265,6 +263,11 @@ class _Meaning:
         prefix = self.path_prefix.strip("/")
         self.found.stores[self.bucket.place] = f"s3://{self.bucket.value}" + (f"/{prefix}" if prefix else "")
 
+    def sync_interval(self, value: Value) -> None:
+        if str(value.value).lower() != "always":
+            self.wrong(value, "sync_interval can only be always: what is acknowledged is always synced first; a stream "
+                              f"that need not wait for it has persist_mode async, not {_shown(value)}")
+
     def name_bucket(self, value: Value) -> None:
         if not isinstance(value.value, str) or not value.value or "/" in value.value:
             self.wrong(value, f"bucket must be the name of a bucket, not {_shown(value)}")
@@ -282,6 +285,7 @@ class _Meaning:
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,
+        "jetstream.sync_interval": sync_interval, "jetstream.sync": sync_interval,
         "jetstream.object_store": object_store, "jetstream.object_store.bucket": name_bucket,
         "jetstream.object_store.path_prefix": name_prefix,
     }

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.jetstream.advisories import AccountEvents
 from broker.jetstream.api import Api
@@ -34,7 +34,7 @@ from broker.jetstream.consumer_rules import (
     same_consumer,
 )
 from broker.jetstream.consumer_start import starting_state
-from broker.jetstream.errors import STREAM_NOT_FOUND, ApiError
+from broker.jetstream.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.ids import account_hash, unique_id
 from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.stream import Stream
@@ -48,6 +48,7 @@ from broker.jetstream.stream_rules import (
     same_config,
     subjects_overlap,
     with_static_metadata,
+    without_msg_ttl,
 )
 from broker.storage.applied import ConsumerState
 from broker.storage.format.errors import FormatError
@@ -78,7 +79,7 @@ class StreamLog(Protocol):
     def block(self, owner: BlockOwner) -> OpenBlock[Any]: ...
     def urgent(self) -> None: ...
     def barrier(self, owner: BlockOwner | None = None) -> None: ...
-    def wait(self, fn: Callable[..., object], *args: Any) -> None: ...
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,13 @@ class JetStreamSettings:
     """Bytes after which a batched direct get ends (nats-server: max_pending)."""
 
 
+class OffLine(NamedTuple):
+    """A stream that cannot be used: why, and the subjects that stay its own."""
+
+    reason: str
+    subjects: list[str]
+
+
 class Account:
     """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
 
@@ -107,7 +115,7 @@ class Account:
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
-        self.offline: dict[str, StreamState] = {}
+        self.offline: dict[str, OffLine] = {}
         self.api_total = 0
         self.api_errors = 0
         self.api = Api(self)
@@ -138,8 +146,8 @@ class Account:
         """
         stream = self.streams.get(name)
         if stream is None:
-            state = self.offline.get(name)
-            raise ApiError(STREAM_NOT_FOUND) if state is None else ApiError(10194, err=state.offline)
+            gone = self.offline.get(name)
+            raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
         return stream
 
     def pulled_from(self, names: bytes) -> Consumer | None:
@@ -166,13 +174,13 @@ class Account:
         """Take up a stream as its persisted blocks left it; returns what is to be awaited until its consumers serve."""
         if state.offline is None:
             try:
-                config = StreamConfig.from_json(state.config)
+                config = without_msg_ttl(StreamConfig.from_json(state.config), stored=True)
                 check_supported(config)
             except ApiError as error:
                 state.offline = error.description
         if state.offline is not None:
             _log.error("stream %s is off line: %s", state.name, state.offline)
-            self.offline[state.name] = state
+            self.offline[state.name] = OffLine(state.offline, list(state.config.get("subjects", ())))
             return []
         stream = self._js.make_stream(self, config, state)
         openings = []
@@ -238,12 +246,12 @@ class Account:
         settings = self.settings
         self._check_room(given, given.max_bytes)
         configs = self._configs()
-        config = check_stream(given, configs, settings.account, settings.server, pedantic=pedantic)
+        config = without_msg_ttl(check_stream(given, configs, settings.account, settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
         if config.name in self.offline:
-            raise ApiError(10194, err=self.offline[config.name].offline)
+            raise ApiError(STREAM_OFFLINE, err=self.offline[config.name].reason)
         existing = self.streams.get(config.name)
         if existing is not None:
             if same_config(config, existing.config):
@@ -266,7 +274,7 @@ class Account:
             will leave later.
         """
         old, settings, configs = stream.config, self.settings, self._configs()
-        config = check_update(old, given, configs, settings.account, settings.server, pedantic=pedantic)
+        config = check_update(old, without_msg_ttl(given), configs, settings.account, settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._check_room(config, max(0, max(config.max_bytes, 0) - max(old.max_bytes, 0)), whole=False)
         self._check_consumer_limits(stream, config)
@@ -296,11 +304,27 @@ class Account:
         del self.streams[stream.name]
         stream.close()
 
+    def _take_off_line(self, stream: Stream) -> None:
+        """Nothing of a stream can be stored any more: let go of it until the next start, which finds what was stored."""
+        reason = stream.offline or ""
+        _log.error("stream %s is off line until the next start: %s", stream.name, reason)
+        stream.close()
+        if self.streams.get(stream.name) is not stream:
+            return  # deleted meanwhile; after a restart it is there again if that could not be stored
+        del self.streams[stream.name]
+        self.offline[stream.name] = OffLine(reason, list(stream.config.subjects))
+        for consumer in stream.consumers.values():
+            self._leave(consumer)
+            consumer.shutdown()
+        stream.consumers.clear()
+        for subscription in self._subscriptions.pop(stream).values():
+            self.bus.unsubscribe(subscription)
+
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
-        for name, state in self.offline.items():
+        for name, gone in self.offline.items():
             # Its subjects stay its own, whatever else its configuration says.
-            configs[name] = StreamConfig(name=name, subjects=list(state.config.get("subjects", ())))
+            configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
 
     def _check_room(self, config: StreamConfig, add_bytes: int, *, whole: bool = True) -> None:
@@ -333,6 +357,7 @@ class Account:
 
     def _join(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
+        stream.on_failed = self._take_off_line
         self._subscriptions[stream] = {}
         self._listen(stream)
 
@@ -343,7 +368,7 @@ class Account:
             self.bus.unsubscribe(subscriptions.pop(subject))
         for subject in stream.config.subjects:
             if subject not in subscriptions:
-                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish)
+                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
 
     @staticmethod
     def _record(stream: Stream, kind: RecordKind, body: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["AckInfo", "Answer", "parse_answer", "parse_delay", "parse_subject"]
+from broker.jetstream.numbers import INT64_MAX, INT64_MIN, decimal
 
-_INT64_MAX = (1 << 63) - 1
+__all__ = ["AckInfo", "Answer", "parse_answer", "parse_delay", "parse_subject"]
 
 
 class Answer(Enum):
@@ -49,9 +49,7 @@ def parse_subject(subject: bytes) -> AckInfo:
     if count != 9 and count < 11:
         return _NONE
     at = 4 if count == 9 else 6
-    delivered, stream_seq, consumer_seq = (int(token) if token.isdigit() and len(token) < 20 else -1
-                                           for token in tokens[at:at + 3])
-    return AckInfo(delivered, stream_seq, consumer_seq)
+    return AckInfo._make(decimal(token, INT64_MAX) for token in tokens[at:at + 3])
 
 
 def parse_answer(payload: bytes) -> tuple[Answer, bytes]:
@@ -89,7 +87,7 @@ def parse_delay(argument: bytes) -> int | None:
         delay = next((v for k, v in value.items() if k.lower() == "delay"), 0)
         if delay is None:
             return 0
-        return delay if type(delay) is int and -_INT64_MAX <= delay <= _INT64_MAX else None
+        return delay if type(delay) is int and INT64_MIN <= delay <= INT64_MAX else None
     return _parse_duration(argument)
 
 
@@ -120,4 +118,4 @@ def _parse_duration(text: bytes) -> int | None:
         if fraction:
             total += int(fraction) * scale // 10 ** len(fraction)
         at = part.end()
-    return sign * total if total <= _INT64_MAX else None
+    return sign * total if total <= INT64_MAX else None

@@ -20,6 +20,7 @@ from broker.jetstream.advisories import ConsumerEvents
 from broker.jetstream.bus import Msg
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.delivery import AckState
+from broker.jetstream.numbers import SEQ_MAX, decimal
 
 __all__ = ["Answers", "sample_percent"]
 
@@ -178,7 +179,7 @@ class Answers:
 
 
 def _numbers(tokens: list[bytes]) -> list[int]:
-    """Tokens as sequences; 0, which is no message's, for what is not a number of fewer than 20 digits."""
-    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 20:
+    """Tokens as sequences; 0, which is no message's, for what is none."""
+    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
         return list(map(int, tokens))
-    return [int(token) if token.isdigit() and len(token) < 20 else 0 for token in tokens]
+    return [max(decimal(token, SEQ_MAX), 0) for token in tokens]

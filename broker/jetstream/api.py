@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream import consumer_api, message_api, stream_api, wire
 from broker.jetstream.api_request import Request, Route, Silent, Tracked
 from broker.jetstream.direct_get import DirectGets
-from broker.jetstream.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.limits import level_refused
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
@@ -168,6 +168,8 @@ class Api:
         assert route is not None
         try:
             members = await route.handler(request)
+            if request.about is not None and (reason := request.about.offline) is not None:
+                raise ApiError(STREAM_OFFLINE, err=reason)
             tracked = route.tracked is Tracked.ALL
             self._answer(request, {"type": TYPE_PREFIX + route.type, **members}, audited=tracked)
             self.account.api_total += tracked
@@ -197,16 +199,21 @@ class Api:
         audited = audited and account.events.audited()
         if not request.reply and not audited:
             return
-        send = _send_now if at_once else (request.log or account.log).wait
         data = wire.dump(answer)
+        calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         if request.reply:
-            send(account.bus.publish, request.reply, b"", 0, data)
+            calls.append((account.bus.publish, (request.reply, b"", 0, data)))
         if audited:
-            send(account.events.audit, request.source, "$JS.API." + ".".join(request.tokens), request.payload, data)
-
-
-def _send_now(fn: Callable[..., object], *args: Any) -> None:
-    fn(*args)
+            subject = "$JS.API." + ".".join(request.tokens)
+            calls.append((account.events.audit, (request.source, subject, request.payload, data)))
+        about = request.about
+        for fn, args in calls:
+            if at_once:
+                fn(*args)
+            elif about is None or about.offline is not None:
+                account.log.wait(fn, *args)
+            else:
+                about.log.wait(fn, *args, of=about)
 
 
 def _route(tokens: list[str]) -> Route | None:

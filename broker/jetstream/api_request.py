@@ -1,8 +1,8 @@
 """One request to $JS.API, as its handler sees it, and how handlers are listed.
 
 A handler is a coroutine function that takes a ``Request`` and returns the members of the answer after ``type``, or
-raises ``ApiError``. It sets ``request.log`` to the log of the stream that it looked at or changed, so that the answer
-waits for what it shows.
+raises ``ApiError``. It sets ``request.about`` to the stream that it looked at or changed, so that the answer waits for
+what it shows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.jetstream import wire
 from broker.jetstream.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.account import Account, StreamLog
+    from broker.jetstream.account import Account
     from broker.jetstream.bus import Source
     from broker.jetstream.consumer import Consumer
     from broker.jetstream.stream import Stream
@@ -38,8 +38,8 @@ class Request:
     tokens: list[str]
     reply: bytes
     payload: bytes
-    log: StreamLog | None = None
-    """The answer goes out once everything sequenced in this log so far is persisted; None: in the account's."""
+    about: Stream | None = None
+    """The answer goes out once everything sequenced in its log so far is persisted; None: in the account's."""
     route: Route | None = None
     source: Source | None = None
     """Who asked."""
@@ -81,7 +81,7 @@ class Request:
         Raises: ApiError 10059; 10194 when it is offline.
         """
         stream = self.account.stream(name)
-        self.log = stream.log
+        self.about = stream
         return stream
 
     def consumer(self, stream_name: str, name: str) -> Consumer:

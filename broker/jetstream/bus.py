@@ -84,8 +84,8 @@ class Deliveries:
 class Bus(Protocol):
     """One account's subject space."""
 
-    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"") -> Subscription:
-        """Hear ``subject`` (wildcards allowed). In-process subscribers count as responders."""
+    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
+        """Hear ``subject`` (wildcards allowed). In-process subscribers count as responders. ``stream``: for traces."""
 
     def unsubscribe(self, subscription: Subscription) -> None: ...
 

@@ -346,7 +346,7 @@ class Consumer:
             return
         self._changed()
         stream.log.barrier(stream)
-        stream.log.wait(self._answer_all, replies)
+        stream.log.wait(self._answer_all, replies, of=stream)
 
     def _answer_all(self, replies: list[bytes]) -> None:
         publish = self._bus.publish

@@ -16,6 +16,7 @@ from broker.jetstream.consumer_config import ConsumerConfig, ConsumerCreateReque
 from broker.jetstream.consumer_rules import is_group_name
 from broker.jetstream.errors import ApiError, invalid_json
 from broker.jetstream.limits import LIST_PAGE, NAMES_PAGE
+from broker.jetstream.numbers import INT64_MAX
 from broker.jetstream.stream_rules import with_dynamic_metadata
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ async def pause(request: Request) -> dict[str, Any]:
     remaining_ns = until_ns - request.account.clock.now_ns()
     answer: dict[str, Any] = {"paused": remaining_ns > 0, "pause_until": wire.format_time(until_ns)}
     if remaining_ns > 0:
-        answer["pause_remaining"] = remaining_ns
+        answer["pause_remaining"] = min(remaining_ns, INT64_MAX)
     return answer
 
 

@@ -8,6 +8,7 @@ from broker.jetstream import wire
 from broker.jetstream.consumer_config import ConsumerConfig
 from broker.jetstream.cursor import Cursor
 from broker.jetstream.delivery import AckState
+from broker.jetstream.numbers import INT64_MAX
 
 __all__ = ["consumer_info"]
 
@@ -38,7 +39,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         info["push_bound"] = True
     if config.pause_until is not None and now_ns < config.pause_until:
         info["paused"] = True
-        info["pause_remaining"] = config.pause_until - now_ns
+        info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
     info["ts"] = wire.format_time(now_ns)
     if config.priority_groups:
         info["priority_groups"] = [{"group": config.priority_groups[0]}]

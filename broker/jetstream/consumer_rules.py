@@ -15,6 +15,7 @@ from collections.abc import Callable
 from broker.jetstream.consumer_config import ConsumerConfig
 from broker.jetstream.errors import ApiError, invalid_config
 from broker.jetstream.limits import AccountLimits, ServerLimits
+from broker.jetstream.numbers import signed_decimal
 from broker.jetstream.stream_config import StreamConfig
 from broker.jetstream.stream_rules import (
     DESCRIPTION_MAX,
@@ -289,7 +290,10 @@ def _check_rest(config: ConsumerConfig) -> None:
         number = config.sample_freq.removesuffix("%")
         if not _SAMPLE.fullmatch(number):
             raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": invalid syntax')
-        if int(number) < 0:
+        percent = signed_decimal(number.encode())
+        if percent is None:
+            raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": value out of range')
+        if percent < 0:
             raise ApiError(10095, err="<nil>")
     _first_broken((config.flow_control and config.idle_heartbeat == 0, 10108),
                   (config.durable_name and config.name and config.name != config.durable_name, 10132))

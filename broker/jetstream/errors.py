@@ -11,7 +11,7 @@ from typing import Final
 from broker.jetstream.error_table import ERROR_TABLE
 
 __all__ = ["BAD_REQUEST", "CONSUMER_NOT_FOUND", "INVALID_CONFIG", "INVALID_JSON", "NOT_AVAILABLE", "STREAM_NOT_FOUND",
-           "ApiError", "invalid_config", "invalid_json"]
+           "STREAM_OFFLINE", "ApiError", "invalid_config", "invalid_json"]
 
 BAD_REQUEST: Final = 10003
 NOT_AVAILABLE: Final = 10008
@@ -19,6 +19,7 @@ CONSUMER_NOT_FOUND: Final = 10014
 INVALID_JSON: Final = 10025
 INVALID_CONFIG: Final = 10052
 STREAM_NOT_FOUND: Final = 10059
+STREAM_OFFLINE: Final = 10194
 
 
 class ApiError(Exception):

@@ -70,6 +70,7 @@ class Inlet:
         self._timer: asyncio.TimerHandle | None = None
         self._refusing = False
         self._awaiting_room = False
+        self._shut = False
 
     # --- publishes ----------------------------------------------------------------------------------------------------
 
@@ -158,6 +159,21 @@ class Inlet:
         finally:
             self.end()
 
+    def shut(self) -> None:
+        """Let nothing pass any more: what comes is queued until ``refuse_all`` or ``close``."""
+        self._shut = self.closed = True
+
+    def refuse_all(self, refuse: Callable[[Sequence[Msg]], None]) -> None:
+        """Refuse what is queued."""
+        queue, self._queue = self._queue, deque()
+        for item in queue:
+            if isinstance(item, asyncio.Future):
+                item.cancel()
+            else:
+                (ops, start, end, _, _), _ = item
+                refuse(ops[start:end])
+        self.bytes = 0
+
     def close(self) -> None:
         """Drop what is queued, without an answer: the stream is gone or no longer ours."""
         for item in self._queue:
@@ -171,6 +187,8 @@ class Inlet:
 
     def _drain(self) -> None:
         queue, taken = self._queue, 0
+        if self._shut:
+            return
         while queue and not self.busy:
             item = queue[0]
             if isinstance(item, asyncio.Future):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.jetstream.numbers import signed_decimal
 from broker.protocol import headers
 
 __all__ = ["API_LEVEL", "LIST_PAGE", "NAMES_PAGE", "SUBJECTS_PAGE", "AccountLimits", "ServerLimits", "level_refused"]
@@ -53,7 +54,5 @@ def level_refused(block: bytes) -> bool:
     wanted = headers.get(block, _REQUIRED_LEVEL)
     if not wanted:
         return False
-    try:
-        return int(wanted) > API_LEVEL
-    except ValueError:
-        return True
+    level = signed_decimal(wanted)
+    return level is None or level > API_LEVEL

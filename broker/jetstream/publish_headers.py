@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from zoneinfo import ZoneInfo
 
 from broker.jetstream.errors import ApiError
+from broker.jetstream.numbers import INT64_MAX, decimal
 from broker.protocol import headers as header_block
 from broker.protocol.subject import is_literal, is_valid
 
@@ -37,6 +38,8 @@ _HEADER = re.compile(rb"\r\n(Nats-[^:\r\n]*): *((?:(?!\r\n).)*)", re.DOTALL)
 _FIRST_LINE = b"NATS/1.0\r\n"
 _MSG_ID_LINE = b"\r\nNats-Msg-Id:"
 _DURATION = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_DURATION_BYTES_MAX = 128
+"""No duration needs as many; its digits are converted, so they are bounded."""
 _UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
             "m": 60_000_000_000, "h": 3_600_000_000_000}
 
@@ -74,7 +77,7 @@ def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None
 
 def parse_sequence(text: bytes) -> int:
     """A sequence in decimal digits; -1, which no sequence equals, for any other text."""
-    return int(text) if text.isdigit() else -1
+    return decimal(text)
 
 
 def parse_ttl(text: bytes) -> int:
@@ -85,23 +88,26 @@ def parse_ttl(text: bytes) -> int:
     if text.lower() == b"never":
         return -1
     if text.isdigit() and text.strip(b"0"):
-        return int(text)
+        return max(decimal(text, INT64_MAX), TTL_INVALID)
+    if len(text) > _DURATION_BYTES_MAX:
+        return TTL_INVALID
     try:
         rest = text.decode()
     except UnicodeDecodeError:
         return TTL_INVALID
     sign = -1 if rest.startswith("-") else 1
     rest = rest.lstrip("+-") if rest[:1] in "+-" else rest
-    total_ns = 0.0
+    total_ns = 0
     while rest:
         part = _DURATION.match(rest)
         if part is None or part[0][0] in "+-":
             return TTL_INVALID
         unit = part[0].lstrip("0123456789.")
-        total_ns += float(part[0][:len(part[0]) - len(unit)]) * _UNIT_NS[unit]
+        whole, _, fraction = part[0].removesuffix(unit).partition(".")
+        total_ns += int(whole or "0") * _UNIT_NS[unit] + int(fraction or "0") * _UNIT_NS[unit] // 10 ** len(fraction)
         rest = rest[part.end():]
     total_ns *= sign
-    return int(total_ns // 1_000_000_000) if total_ns >= 1_000_000_000 else TTL_INVALID
+    return total_ns // 1_000_000_000 if 1_000_000_000 <= total_ns <= INT64_MAX else TTL_INVALID
 
 
 def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from broker.jetstream import status, wire
 from broker.jetstream.errors import ApiError
+from broker.jetstream.numbers import signed_decimal
 
 __all__ = ["BadRequest", "PullRequest", "Share", "Waiting", "WaitingRequest", "parse_request"]
 
@@ -80,11 +81,8 @@ def _parse(body: bytes) -> PullRequest:
         if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
             raise BadRequest("heartbeat value too large")
         return request
-    batch = 1
-    digits = body[1:] if body[:1] in (b"-", b"+") else body
-    if digits.isdigit() and len(digits) < 19:
-        batch = int(body)
-    return PullRequest(batch=batch)
+    batch = signed_decimal(body)
+    return PullRequest(batch=1 if batch is None else batch)
 
 
 class WaitingRequest:

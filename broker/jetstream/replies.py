@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.errors import ApiError
 
@@ -65,7 +65,14 @@ class Replies:
         if self._async and not log.muted:
             fn(*args)  # type: ignore[operator]
         else:
-            log.wait(fn, *args)  # type: ignore[arg-type]
+            log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
+
+    def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
+        """``items`` gathered for ``pub_acks_each`` without those of this stream: what they promise is not stored."""
+        if fn != self._bus.pub_acks_each:
+            return items
+        prefix = self.prefix
+        return [item for at in range(0, len(items), 3) if items[at + 1] != prefix for item in items[at:at + 3]]
 
     # --- at once ------------------------------------------------------------------------------------------------------
 

@@ -260,6 +260,7 @@ class Retention:
                     stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                     stream.log.urgent()
                 live.skip_to(end_seq - 1)
+                stream.sequencer.renumbered()
         if purged:
             stream.log.urgent()
         self.tell_purged(Filters(()), 0)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream import publish_headers
 from broker.jetstream.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.pending import Pending
 from broker.jetstream.publish_headers import HINT, PublishHeaders
 from broker.jetstream.replies import Replies
@@ -62,6 +63,9 @@ _CEILING_MARGIN = 32_768
 """An async stream asks for its next ceiling this long before it needs it."""
 
 _IDS = "the ids of the duplicate window"
+
+_FAR = SEQ_MAX >> 1
+"""A stream below it has sequences for a century of a billion messages a second."""
 
 _NO_HEADERS: PublishHeaders = {}
 
@@ -105,10 +109,16 @@ class Sequencer:
         self._acks = not config.no_ack
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
-        self._bulky = not (self._discard_new or self._sealed)
-        self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
+        self.renumbered()
         self.replies.configure(config)
         self._prefix = self.replies.prefix
+
+    def renumbered(self) -> None:
+        """The stream's last sequence was set, not counted up. Counting up leads from below ``_FAR`` to the last sequence
+        there is in no process's life, so only a stream that was set beyond looks at each message's."""
+        self._ending = self._live.last_seq >= _FAR
+        self._bulky = not (self._discard_new or self._sealed or self._ending)
+        self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -117,7 +127,8 @@ class Sequencer:
         stream = self._stream
         live = stream.live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
-        if self._async and (last_seq := live.last_seq + end - start) >= stream.ceiling - _CEILING_MARGIN:
+        if (self._async and (last_seq := live.last_seq + end - start) >= stream.ceiling - _CEILING_MARGIN
+                and live.last_seq < SEQ_MAX):
             stream.raise_ceiling(last_seq)
             if last_seq >= stream.ceiling:
                 stream.inlet.requeue((ops, start, end, source, now_ns))
@@ -376,6 +387,8 @@ class Sequencer:
             if index is None or index.merged_seq < pending.last_seq:
                 self._append(pending, source, time_ns)
                 index = stream.subjects.ready()
+        if self._ending and pending.last_seq >= SEQ_MAX:
+            raise ApiError(10077, err="the stream has used its last sequence")
         if self._discard_new:
             self._check_room(pending, subject, size, bool(rollup))
         plan = None

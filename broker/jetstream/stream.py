@@ -32,11 +32,12 @@ from broker.jetstream import memory_blocks, wire
 from broker.jetstream.decision import decide
 from broker.jetstream.dedupe import Dedupe
 from broker.jetstream.enforcement import Enforcement
-from broker.jetstream.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.filters import Filters
 from broker.jetstream.heads import Heads, blocks_from
 from broker.jetstream.inlet import Inlet
 from broker.jetstream.live import Live, LiveBlock, Removal
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.reading import Loading, Reading
 from broker.jetstream.retention import Retention
 from broker.jetstream.rollup import Rollups
@@ -111,6 +112,8 @@ class Stream:
         self.rng = rng
         self.domain = domain
         self.consumers: dict[str, Consumer] = {}
+        self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
+        """Called when nothing of the stream can be stored any more; ``offline`` says why."""
         self.ceiling = 0
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
@@ -139,6 +142,7 @@ class Stream:
                 self._ask_ceiling(self.live.last_seq)
         else:
             self._restore(state)
+        self.sequencer.renumbered()
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
@@ -157,7 +161,7 @@ class Stream:
         self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
-            live.skip_to(state.ceiling - 1)
+            live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         # A crash may have come between an update and what it removes.
         self.enforcement.resume(state.extra, state.msgs)
@@ -261,6 +265,16 @@ class Stream:
             live.persisted_seq = last_seq
             self._tell_consumers(lambda consumer: consumer.wake())
 
+    def failed(self, error: Exception) -> None:
+        """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
+        self.offline = f"it cannot be stored: {error!r}"
+        self.inlet.shut()
+        asyncio.get_running_loop().call_soon(self.on_failed, self)
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        """See ``BlockOwner``."""
+        return self.sequencer.replies.withdrawn(fn, items)
+
     def dirty(self, consumer: Consumer) -> None:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
         self._dirty[consumer.name] = consumer
@@ -275,7 +289,7 @@ class Stream:
     def _ask_ceiling(self, last_seq: int) -> None:
         ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP
         self.log.block(self).add_record(RecordKind.CEILING, {"seq": ceiling})
-        self.log.wait(self._ceiling_persisted, ceiling)
+        self.log.wait(self._ceiling_persisted, ceiling, of=self)
 
     def raise_ceiling(self, last_seq: int) -> None:
         """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless that is under way."""
@@ -289,7 +303,7 @@ class Stream:
     def wait_for_ceiling(self) -> None:
         """Queue publishes until the ceiling that was asked for is persisted."""
         self.inlet.begin()
-        self.log.wait(self.inlet.end)
+        self.log.wait(self.inlet.end, of=self)
 
     def rest(self) -> None:
         """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
@@ -408,7 +422,11 @@ class Stream:
                 consumer.doubt()
 
     def close(self) -> None:
-        """Stop at once; nothing is written, nothing more is answered."""
+        """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
+        off line is refused."""
+        if self.offline is not None:
+            error = ApiError(STREAM_OFFLINE, err=self.offline)
+            self.inlet.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
         self.inlet.close()
         self.retention.close()
         self.live.leave()

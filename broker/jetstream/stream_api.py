@@ -12,6 +12,7 @@ from broker.jetstream import wire
 from broker.jetstream.api_request import Request, Route
 from broker.jetstream.errors import BAD_REQUEST, ApiError, invalid_config
 from broker.jetstream.limits import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
+from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.stream_config import StreamConfigRequest
 from broker.jetstream.stream_rules import with_dynamic_metadata
 from broker.protocol.subject import collide, is_literal, is_valid
@@ -69,7 +70,7 @@ async def create(request: Request) -> dict[str, Any]:
     if given.mirror_direct and given.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
     stream = request.account.create_stream(given.config(), pedantic=given.pedantic)
-    request.log = stream.log
+    request.about = stream
     return await _info(request, stream, dynamic=True, domain=False) | {"did_create": True}
 
 
@@ -135,7 +136,7 @@ async def list_streams(request: Request) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "total": len(found), "offset": offset, "limit": LIST_PAGE,
         "streams": [await _info(request, stream, dynamic=False) for stream in found[offset:offset + LIST_PAGE]]}
-    offline = {name: state.offline for name, state in sorted(request.account.offline.items())}
+    offline = {name: gone.reason for name, gone in sorted(request.account.offline.items())}
     if offline:
         answer |= {"missing": list(offline), "offline": offline}
     return answer
@@ -151,6 +152,9 @@ async def purge(request: Request) -> dict[str, Any]:
         raise ApiError(10109)
     if stream.config.deny_purge:
         raise ApiError(10110, err="stream purge not permitted")
+    if asked.seq > SEQ_MAX:
+        # It would leave no sequence for the next message.
+        raise ApiError(10110, err=f"sequence {asked.seq} is above {SEQ_MAX}")
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     return {"success": True, "purged": purged}
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.jetstream.errors import ApiError, invalid_json
 from broker.jetstream.json_syntax import syntax_error
+from broker.jetstream.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
 __all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_duration",
            "format_time", "int32", "int64", "integer", "load", "load_one", "parse_time", "read", "record", "records",
@@ -37,12 +38,15 @@ T = TypeVar("T")
 ZERO_TIME = "0001-01-01T00:00:00Z"
 ZERO_TIME_NS = -62_135_596_800_000_000_000
 """Go's zero time: what nats-server shows for an instant that never was."""
+_LAST_TIME_NS = 253_402_300_799_999_999_999
+"""The end of the year 9999, the last that RFC3339 can write."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class _Number(str):
-    """A JSON number that is not an integer of at most 20 digits, kept as it was written."""
+    """A JSON number that is not an integer of at most 20 digits, kept as it was written; also -0, which no unsigned
+    field takes."""
 
     __slots__ = ()
 
@@ -50,7 +54,7 @@ class _Number(str):
 # --- text to values ---------------------------------------------------------------------------------------------------
 
 def _parse_int(literal: str) -> object:
-    return int(literal) if len(literal) <= 20 else _Number(literal)
+    return int(literal) if len(literal) <= 20 and literal != "-0" else _Number(literal)
 
 
 def _refuse_constant(literal: str) -> object:
@@ -166,6 +170,8 @@ def _read_bool(value: Any, where: _Where) -> bool:
 
 def _integer_reader(low: int, high: int, go_type: str) -> Reader:
     def read_integer(value: Any, where: _Where) -> int:
+        if value == "-0" and low < 0 and type(value) is _Number:
+            return 0
         if type(value) is not int or not low <= value <= high:
             raise _mismatch(value, where, go_type, literal=True)
         return value
@@ -173,11 +179,11 @@ def _integer_reader(low: int, high: int, go_type: str) -> Reader:
     return read_integer
 
 
-_I64 = (-(1 << 63), (1 << 63) - 1)
+_I64 = (INT64_MIN, INT64_MAX)
 _read_int = _integer_reader(*_I64, "int")
 _read_int64 = _integer_reader(*_I64, "int64")
 _read_int32 = _integer_reader(-(1 << 31), (1 << 31) - 1, "int32")
-_read_uint64 = _integer_reader(0, (1 << 64) - 1, "uint64")
+_read_uint64 = _integer_reader(0, UINT64_MAX, "uint64")
 _read_duration = _integer_reader(*_I64, "time.Duration")
 
 
@@ -382,7 +388,7 @@ def format_time(at_ns: int) -> str:
 
 
 _LAYOUT = "2006-01-02T15:04:05Z07:00"
-_PIECES: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern)) for name, pattern in (
+_PIECES: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern, re.ASCII)) for name, pattern in (
     ("2006", r"\d{4}"), ("-", "-"), ("01", r"\d\d"), ("-", "-"), ("02", r"\d\d"), ("T", "T"), ("15", r"\d\d?"),
     (":", ":"), ("04", r"\d\d"), (":", ":"), ("05", r"\d\d(?:[.,]\d+)?"), ("Z07:00", r"Z|[+-]\d\d:\d\d"))]
 
@@ -413,8 +419,15 @@ def parse_time(value: str) -> int:
     seconds = delta.days * 86_400 + delta.seconds
     zone = parts[11]
     if zone != "Z":
-        offset = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
+        hours, minutes = int(zone[1:3]), int(zone[4:6])
+        if hours > 24 or minutes > 60:
+            unit = "minute" if minutes > 60 else "hour"
+            raise invalid_json(f"parsing time {json.dumps(value)}: time zone offset {unit} out of range")
+        offset = hours * 3600 + minutes * 60
         seconds += -offset if zone[0] == "+" else offset
+        if not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
+            # No other zone's clock shows it, so it could not be shown again.
+            raise invalid_json(f"parsing time {json.dumps(value)}: year out of range in UTC")
     return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])
 
 

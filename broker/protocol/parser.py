@@ -136,6 +136,8 @@ def _silent() -> ProtocolError:
 
 
 # Which verbs must be followed by a blank or tab at once. No verb is a prefix of another.
+_TRACE: Final = b"Nats-Trace-Dest:"
+
 _VERBS: Final = ((b"PUB", True), (b"HPUB", True), (b"SUB", True), (b"UNSUB", True), (b"PING", False), (b"PONG", False),
                  (b"CONNECT", False), (b"INFO", True), (b"+OK", False), (b"-ERR", True))
 _P: Final = ord("P")
@@ -212,13 +214,14 @@ class Parser:
         marks: indexes of what is not a Msg in it.
         payload_bytes: sum of its bodies' lengths.
         odd_replies: some reply may be one that clients must not use; else none can be.
+        traced: some message may ask to be traced; else none does.
         held: more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
             serve the batch, then feed b"".
     ``headers`` says whether HPUB is agreed upon and is set by the one who feeds; so may be the limits.
     """
 
     __slots__ = ("_chunks", "_have", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
-                 "max_control_line", "max_payload", "odd_replies", "payload_bytes")
+                 "max_control_line", "max_payload", "odd_replies", "payload_bytes", "traced")
 
     def __init__(self, max_control_line: int = MAX_CONTROL_LINE, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_control_line = max_control_line
@@ -228,6 +231,7 @@ class Parser:
         self.marks: list[int] = []
         self.payload_bytes = 0
         self.odd_replies = False
+        self.traced = False
         self._rest = b""
         # A message larger than what has come: the chunks so far, joined once when all of it is there.
         self._chunks: list[bytes] = []
@@ -251,7 +255,7 @@ class Parser:
             if self._have < self._need:
                 self.marks = []
                 self.payload_bytes = 0
-                self.odd_replies = False
+                self.odd_replies = self.traced = False
                 return []
             data = b"".join(self._chunks)
             self._chunks = []
@@ -269,6 +273,7 @@ class Parser:
         marks: list[int] = []
         payload_bytes = 0
         odd = bool(reply) and reply[:2] != b"_I"
+        with_headers = hlen > 0
         limit = self.max_control_line
         pos = 0
         width = len(last)
@@ -336,6 +341,7 @@ class Parser:
                         else:
                             raise _miscounted(line)
                         hlen = _number(header_digits)
+                        with_headers = True
                     try:
                         size = sizes[digits]
                     except KeyError:
@@ -369,6 +375,7 @@ class Parser:
             self.marks = marks
             self.payload_bytes = payload_bytes
             self.odd_replies = odd
+            self.traced = with_headers and find(_TRACE) >= 0
         return ops
 
     def _size(self, digits: bytes) -> int:

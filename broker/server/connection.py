@@ -25,6 +25,7 @@ from broker.protocol.subject import is_literal, is_valid
 
 from .connect import CONNECT_DEFAULTS, described, read_connect
 from .login import Login
+from .message_trace import traced
 from .outbound import Outbound, hold_until_caught_up
 from .route import Subscription
 from .router import Router
@@ -230,6 +231,10 @@ class Client(asyncio.Protocol):
     def identity(self) -> dict[str, Any]:
         return self.server.identity(self)
 
+    def server_identity(self, at: str) -> dict[str, Any]:
+        """The server as events show it. Source: nats-server, server/events.go ServerInfo."""
+        return self.server.event_identity(at)
+
     def hold(self) -> None:
         """Stop reading until ``release``; holds nest."""
         self._holds += 1
@@ -307,7 +312,23 @@ class Client(asyncio.Protocol):
         if start < len(ops):
             self._publish(ops, start, len(ops), now_ns)
 
-    def _publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+        """``_publish`` for a run in which some message may ask to be traced."""
+        for at in range(start, end):
+            msg = ops[at]
+            trace = traced(msg)
+            if trace is not None and not self.router.refuses(msg[0]):
+                trace.tell(self, now_ns)
+                if trace.only:
+                    if self._verbose:
+                        self._proto(encoder.OK)
+                    continue
+            self._publish(ops, at, at + 1, now_ns, False)
+
+    def _publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int, look: bool = True) -> None:
+        if look and self.parser.traced:
+            self._publish_traced(ops, start, end, now_ns)
+            return
         if not self._strict and not self.parser.odd_replies:
             self.router.route(ops, start, end, self, now_ns)
             return

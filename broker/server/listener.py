@@ -15,7 +15,6 @@ import random
 import socket
 import sys
 from collections import deque
-from datetime import UTC, datetime
 from typing import Any
 
 from broker.clock import Clock, SystemClock
@@ -26,6 +25,7 @@ from .options import ServerOptions
 from .outbound import SLOW_BYTES, Flusher, Outbound
 from .password_checks import PasswordChecks
 from .router import Router
+from .times import rfc3339
 
 __all__ = ["Server"]
 
@@ -51,6 +51,7 @@ class Server:
         self.rng = rng if rng is not None else random.Random()
         self.router = router if router is not None else Router(self.clock, self.rng, self._call_soon)
         self.server_id = _server_id(self.rng)
+        self._event_seq = 0
         self.server_name = options.server_name or self.server_id
         self.authenticate: Decide | None = authenticator(options)
         self.password_checks = PasswordChecks()
@@ -212,6 +213,12 @@ class Server:
         }
         return {name: value for name, value in fields.items() if value}
 
+    def event_identity(self, at: str) -> dict[str, Any]:
+        """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
+        self._event_seq += 1
+        return {"name": self.server_name, "host": self.options.host or "0.0.0.0", "id": self.server_id,
+                "ver": self.options.version, "jetstream": self.options.jetstream, "seq": self._event_seq, "time": at}
+
     def _set_info(self) -> None:
         options = self.options
         fields: dict[str, Any] = {
@@ -323,13 +330,6 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def rfc3339(at_ns: int) -> str:
-    """Unix UTC ns as RFC 3339 with nanoseconds, trailing zeros left out, as Go writes it."""
-    seconds, rest = divmod(at_ns, 1_000_000_000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return text + (f".{rest:09d}".rstrip("0") if rest else "") + "Z"
 
 
 def uptime(elapsed_ns: int) -> str:

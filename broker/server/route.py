@@ -58,15 +58,17 @@ class Subscription:
     ``ended``: it was taken out of the router.
     """
 
-    __slots__ = ("delivered", "ended", "handler", "max", "peer", "queue", "sid", "subject")
+    __slots__ = ("delivered", "ended", "handler", "max", "peer", "queue", "sid", "stream", "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
-                 handler: BatchHandler | None = None) -> None:
+                 handler: BatchHandler | None = None, stream: str = "") -> None:
         self.subject = subject
         self.queue = queue
         self.peer = peer
         self.sid = sid
         self.handler = handler
+        self.stream = stream
+        """The stream that hears by it, for message traces."""
         self.max = 0
         self.delivered = 0
         self.ended = False

@@ -169,9 +169,9 @@ class Router:
 
     # What JetStream asks for (Bus).
 
-    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"") -> Subscription:
+    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
         """Hear ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
-        sub = Subscription(subject, queue, handler=handler)
+        sub = Subscription(subject, queue, handler=handler, stream=stream)
         self.add(sub)
         return sub
 
@@ -326,6 +326,13 @@ class Router:
     def refuses(self, subject: bytes) -> bool:
         """Whether clients may not publish to ``subject``."""
         return subject.startswith(_REFUSED)
+
+    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
+        """Who would get a message of ``source``: of each queue group one, at random."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        told = [sub for sub in route.receivers if not sub.queue]
+        told += [self._rng.choice(group) for group in route.groups]
+        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """The plain subscription by which ``peer`` hears the literal ``subject``, if it has one."""

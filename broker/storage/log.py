@@ -17,6 +17,10 @@ own puts.
 
 What is sequenced is put until it lands: a put has no final failure but being fenced. A segment's bytes and key are
 fixed before its first put and the same in each try.
+
+A stream that cannot say how it stands, or whose block cannot be encoded, is the only one that goes off line: from that
+segment on nothing of it is stored, and nothing that it promised is told. The others' blocks and answers go on; a restart
+finds the stream as its last good block left it.
 """
 
 from __future__ import annotations
@@ -72,6 +76,13 @@ class BlockOwner(Protocol):
     def persisted(self, block: SealedBlock[Any]) -> None:
         """``block`` is in the store and in the applied state; waiters run after all owners of the segment know."""
 
+    def failed(self, error: Exception) -> None:
+        """Nothing of this stream is stored any more, from a block on that was sequenced and not persisted. Called once;
+        it may be in the middle of a decision, so change nothing but what keeps others out."""
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        """``items`` that ``fn`` was to be called with (see ``Log.gather``), without those about this stream."""
+
 
 class ShardOwner:
     """Owner of the shard's own block, stream 0: openings and what is let go."""
@@ -87,6 +98,12 @@ class ShardOwner:
     def persisted(self, block: SealedBlock[Any]) -> None:
         if self.on_persisted is not None:
             self.on_persisted(block)
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        return items
 
 
 class _Gathered(list[Any]):
@@ -127,11 +144,14 @@ class Log:
         """While it says no, nothing is expired: see ``clock.GuardedClock``."""
         self.shard = ShardOwner()
         self._clock = clock
-        self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded)
+        self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded,
+                              self._take_off_line)
         self._next = state.position.number + 1
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[Waiter] = []
+        self._failed: set[int] = set()
+        self._last: Segment | None = None
         self._futures: set[asyncio.Future[None]] = set()
         self._room: list[Callable[[], object]] = []
         self._closed: deque[Segment] = deque()
@@ -199,18 +219,21 @@ class Log:
             self._content = True
             self.urgent()
 
-    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
         """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
 
         Lazy news counts as sequenced after ``barrier`` only. Once the log has failed ``fn`` is never called.
+        Args: of is the stream that this speaks of: should it have to go off line, ``fn`` is not called either.
         """
+        if of is not None and of.stream_id in self._failed:
+            return
         if self._has_content():
-            self._waiters.append((fn, args))
+            self._waiters.append((fn, args, of))
             self._gathers = None
         elif self._closed:
-            self._closed[-1].waiters.append((fn, args))
+            self._closed[-1].waiters.append((fn, args, of))
         elif self._flight:
-            self._flight[-1].waiters.append((fn, args))
+            self._flight[-1].waiters.append((fn, args, of))
         else:
             if self.failure is None:
                 fn(*args)
@@ -220,7 +243,7 @@ class Log:
     def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
         """As ``wait``, for what costs less for many at once: calls with one ``fn`` and no ``wait`` in between are one.
 
-        ``fn`` gets the items of all of them, one after another, in one list.
+        ``fn`` gets the items of all of them, one after another, in one list; owners know theirs (``withdrawn``).
         """
         if fn == self._gathers:
             self._gathered += items
@@ -416,21 +439,23 @@ class Log:
         """Close the open segment: owners say their last, the position is fixed. Nothing to say, no segment."""
         lazy, self._lazy = self._lazy, {}
         blocks = self._blocks
-        try:
-            for owner in lazy.values():
-                if owner.stream_id not in blocks:
-                    blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self._open)
-            asked: set[int] = set()
-            while asking := [block for stream_id, block in blocks.items()
-                             if stream_id not in asked and (stream_id in lazy or not block.empty)]:
-                for block in asking:
-                    asked.add(block.stream_id)
+        for owner in lazy.values():
+            if owner.stream_id not in blocks:
+                blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self._open)
+        asked: set[int] = set(self._failed)
+        while asking := [block for stream_id, block in blocks.items()
+                         if stream_id not in asked and (stream_id in lazy or not block.empty)]:
+            for block in asking:
+                asked.add(block.stream_id)
+                try:
                     block.owner.sealing(block)
-        except Exception as error:
-            # An owner that cannot say how its stream stands: nothing of this segment may be persisted.
-            _log.exception("sealing a segment failed")
-            self.fail(error)
-            return
+                except Exception as error:
+                    try:
+                        self._take_off_line(block.owner, self._next, error)
+                    except Exception:
+                        _log.exception("sealing a segment failed")
+                        self.fail(error)
+                        return
         if self._lazy_timer is not None:
             self._lazy_timer.cancel()
             self._lazy_timer = None
@@ -443,15 +468,55 @@ class Log:
         if self._lazy:
             self._arm_lazy()
         said = [block for block in blocks.values() if not block.empty]
+        if self._failed:
+            said = [block for block in said if block.stream_id not in self._failed]
         if not said and not heartbeat:
-            for fn, args in waiters:
+            for fn, args, of in waiters:
                 self._waiting_bytes -= _held_by(args)
-                self.wait(fn, *args)
+                self.wait(fn, *args, of=of)  # type: ignore[arg-type]
             return
         raw_bytes = sum(block.raw_bytes for block in said)
         self._cut_bytes += raw_bytes
-        self._closed.append(Segment(Position(self.epoch, self._next), said, waiters, raw_bytes))
+        segment = Segment(Position(self.epoch, self._next), said, waiters, raw_bytes)
+        if self._last is not None and not self._last.encoded:
+            segment.before = self._last
+        self._last = segment
+        self._closed.append(segment)
         self._next += 1
+
+    def _take_off_line(self, owner: BlockOwner, number: int, error: Exception) -> None:
+        """Store nothing of ``owner`` from segment ``number`` on, and tell nothing that it promised since.
+
+        Raises: ``error`` where nothing goes on without the owner.
+        """
+        stream_id = owner.stream_id
+        if stream_id in self._failed:
+            return
+        owner.failed(error)
+        self._failed.add(stream_id)
+        self._putter.broken.setdefault(stream_id, number)
+        self._lazy.pop(stream_id, None)
+        for segment in (*self._flight, *self._closed):
+            if segment.position.number >= number:
+                segment.waiters = self._without(segment.waiters, owner)
+        self._waiters = self._without(self._waiters, owner)
+        self._gathers = None
+        _log.error("a block of stream %016x cannot be stored in segment %d; it is off line, the others go on",
+                   stream_id, number, exc_info=error)
+
+    def _without(self, waiters: list[Waiter], owner: BlockOwner) -> list[Waiter]:
+        """``waiters`` but those that speak of ``owner``."""
+        kept: list[Waiter] = []
+        for fn, args, of in waiters:
+            held = _held_by(args)
+            if of is not owner:
+                if args and type(args[0]) is _Gathered:
+                    args = (_Gathered(owner.withdrawn(fn, args[0])),)
+                if not args or args[0] != []:
+                    kept.append((fn, args, of))
+                    held -= _held_by(args)
+            self._waiting_bytes -= held
+        return kept
 
     # Putting.
 
@@ -473,7 +538,11 @@ class Log:
                 _log.error("the log stops at %s: %s", segment.position, error)
             self.fail(error)
             return
+        for block, failure in segment.failures:
+            self._take_off_line(block.owner, segment.position.number, failure)
         segment.landed = True
+        if self._last is segment:
+            self._last = None
         muted = self.muted
         self._leased_ns = max(self._leased_ns, proved_ns)
         if muted and not self.muted:
@@ -509,8 +578,12 @@ class Log:
         if segment.whole is not None:
             self.keep(segment.position, segment.whole)
         for block in sealed:
-            block.owner.persisted(block)
-        for fn, args in segment.waiters:
+            try:
+                block.owner.persisted(block)
+            except Exception as error:
+                # It is stored, so what waits for it may be told; the stream in memory is not what it should be.
+                self._take_off_line(block.owner, segment.position.number + 1, error)
+        for fn, args, _ in segment.waiters:
             self._waiting_bytes -= _held_by(args)
             try:
                 fn(*args)

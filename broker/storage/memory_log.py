@@ -7,6 +7,7 @@ keeps a block's chunks keeps its messages.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from broker.storage.log import BlockOwner, resolve
 from broker.storage.writer import OpenBlock, seal_block
 
 __all__ = ["MemoryLog"]
+
+_log = logging.getLogger(__name__)
 
 _LAZY_SECONDS = 1.0
 
@@ -37,7 +40,8 @@ class MemoryLog:
         """While it says no, nothing is expired: the shard's answer."""
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
-        self._waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
+        self._failed: set[int] = set()
         self._number = 0
         self._content = False
         self._soon: asyncio.Handle | None = None
@@ -64,9 +68,11 @@ class MemoryLog:
             self._content = True
             self._commit_soon()
 
-    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
+        if of is not None and of.stream_id in self._failed:
+            return
         if self._content or any(not block.empty for block in self._blocks.values()):
-            self._waiters.append((fn, args))
+            self._waiters.append((fn, args, of))
         else:
             fn(*args)
 
@@ -125,15 +131,42 @@ class MemoryLog:
         # As in Log: until all have been asked, a stream's block is the one it is being asked about.
         self._blocks = blocks
         for block in list(blocks.values()):
-            if block.stream_id in lazy or not block.empty:
-                block.owner.sealing(block)
+            if block.stream_id not in self._failed and (block.stream_id in lazy or not block.empty):
+                try:
+                    block.owner.sealing(block)
+                except Exception as error:
+                    self._take_off_line(block.owner, error)
         self._blocks = {}
-        sealed = [seal_block(block, position, stored=False) for block in blocks.values() if not block.empty]
+        sealed = []
+        for block in blocks.values():
+            if block.stream_id not in self._failed and not block.empty:
+                try:
+                    sealed.append(seal_block(block, position, stored=False))
+                except Exception as error:
+                    self._take_off_line(block.owner, error)
         for done in sealed:
-            done.owner.persisted(done)
-        for fn, args in waiters:
+            try:
+                done.owner.persisted(done)
+            except Exception as error:
+                self._take_off_line(done.owner, error)
+        for fn, args, of in waiters:
+            if self._failed:
+                if of is not None and of.stream_id in self._failed:
+                    continue
+                for owner in [block.owner for block in blocks.values() if block.stream_id in self._failed]:
+                    if args and type(args[0]) is list:
+                        args = (owner.withdrawn(fn, args[0]),)
+                if args and args[0] == []:
+                    continue
             try:
                 fn(*args)
             except Exception as error:
                 self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
                                                    "exception": error})
+
+    def _take_off_line(self, owner: BlockOwner, error: Exception) -> None:
+        """As in ``Log``: nothing that this one promised is told, the others go on."""
+        if owner.stream_id not in self._failed:
+            owner.failed(error)
+            self._failed.add(owner.stream_id)
+            _log.error("memory stream %016x failed; it is off line, the others go on", owner.stream_id, exc_info=error)

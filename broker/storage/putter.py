@@ -20,7 +20,7 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.log_settings import LogSettings
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.settle import Backoff, Fenced, describe, holder_of
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
+from broker.storage.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 
 __all__ = ["Putter", "Segment", "Waiter"]
 
@@ -29,13 +29,15 @@ _log = logging.getLogger(__name__)
 _BLOCK_BYTES = 4096
 """Encoding a block takes as long as encoding so many bytes of it."""
 
-Waiter = tuple[Callable[..., object], tuple[Any, ...]]
+Waiter = tuple[Callable[..., object], tuple[Any, ...], object]
+"""What to call once the segment is persisted, its arguments, and the stream that it speaks of (None: no one stream)."""
 
 
 class Segment:
     """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
 
-    __slots__ = ("began_ns", "blocks", "data", "encoded", "landed", "position", "raw_bytes", "sealed", "waiters", "whole")
+    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "on_encoded", "position",
+                 "raw_bytes", "sealed", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -47,6 +49,12 @@ class Segment:
         self.whole: bytes | None = None
         """The same in one piece, where it is to be kept."""
         self.encoded = False
+        self.on_encoded: Callable[[], object] | None = None
+        """Called in the thread that has encoded it."""
+        self.failures: list[Failure] = []
+        """Blocks that it should have held, and why it could not."""
+        self.before: Segment | None = None
+        """The one before it, as long as that may not be encoded yet."""
         self.landed = False
         self.began_ns = 0
 
@@ -61,16 +69,21 @@ class Segment:
 class Putter:
     """Puts the segments of one epoch.
 
+    A block that cannot be sealed or encoded is left out of its segment, and so are all later blocks of its stream: what
+    they say builds on it. Segments are encoded in the order of the log, so that none holds such a later block.
+
     Attributes: ``error``: why the oldest put has not landed yet, None when the store is well; ``count`` and ``bytes`` of
-        what landed.
+        what landed; ``broken``: stream_id of each such stream, and the first segment that has nothing of it.
     """
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], nonce: bytes, clock: Clock,
                  rng: random.Random, settings: LogSettings, executor: Executor | None,
-                 encoded: Callable[[], object]) -> None:
+                 encoded: Callable[[], object], failed: Callable[[Any, int, Exception], object]) -> None:
         """Args: executor encodes large segments; None: all on the loop. ``encoded`` is called when a segment's bytes are
-        there before its put begins.
+        there before its put begins; ``failed(owner, number, error)`` when a block of segment ``number`` cannot be
+        sealed, and it raises where the log cannot do without.
         """
+        self.broken: dict[int, int] = {}
         self.error: StoreError | None = None
         self.count = 0
         self.bytes = 0
@@ -82,22 +95,32 @@ class Putter:
         self._settings = settings
         self._executor = executor
         self._encoded = encoded
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
 
     async def seal(self, segment: Segment) -> None:
-        """The loop's part, in turns of a few thousand messages."""
+        """The loop's part, in turns of a few thousand messages. Returns once the segment may be encoded."""
         run = 0
         for block in segment.blocks:
-            if is_small(block):
-                segment.sealed.append(SealedBlock.folded(block, segment.position))
-                run += 8
-                continue
-            segment.sealed.append(seal_block(block, segment.position))
+            try:
+                if is_small(block):
+                    segment.sealed.append(SealedBlock.folded(block, segment.position))
+                    run += 8
+                    continue
+                segment.sealed.append(seal_block(block, segment.position))
+            except Exception as error:
+                self._failed(block.owner, segment.position.number, error)
             run += 20 + block.count
             if run >= 8_000:
                 run = 0
                 await asyncio.sleep(0)
         segment.blocks = []
+        before, segment.before = segment.before, None
+        if before is not None and not before.encoded:
+            waiting = self._loop.create_future()
+            before.on_encoded = lambda: self._loop.call_soon_threadsafe(_resolve, waiting)
+            if not before.encoded:  # it may be encoded in a thread, in between
+                await waiting
 
     async def put(self, segment: Segment) -> int:
         """Encode and put until it landed. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
@@ -157,8 +180,20 @@ class Putter:
         return began_ns
 
     def _encode(self, segment: Segment) -> list[bytes]:
-        data = encode_segment(segment.position, self._nonce, segment.sealed, self._settings.codec)
+        number = segment.position.number
+        if self.broken:
+            segment.sealed = [block for block in segment.sealed if number < self.broken.get(block.stream_id, number + 1)]
+        data = encode_segment(segment.position, self._nonce, segment.sealed, self._settings.codec,
+                              failures=segment.failures)
+        if segment.failures:
+            for block, error in segment.failures:
+                if not block.stream_id:
+                    raise error  # the shard's own: nothing can go on without it
+                self.broken.setdefault(block.stream_id, number)
+            segment.sealed = [block for block in segment.sealed if block.stream_id not in self.broken]
         segment.encoded = True
+        if segment.on_encoded is not None:
+            segment.on_encoded()
         small = [block for block in segment.sealed if block.opened is not None]
         opened = [block.opened for block in small if block.opened is not None]
         if 2 * sum(block.raw_bytes for block in opened) > segment.raw_bytes:
@@ -182,3 +217,8 @@ class Putter:
         except (StoreError, FormatError) as error:  # who it was is for the text alone; that it was is certain
             _log.info("the seal at %s does not say whose it is: %s", key, error)
         return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

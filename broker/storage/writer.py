@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final, Generic
@@ -38,7 +38,7 @@ from .format.segment import RowValues, encode_segment_front
 from .format.small import NAME_BYTES_MAX, SmallEncoder
 from .open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, Tally, user_bytes
 
-__all__ = ["BODY_BYTES_MAX", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
+__all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
            "is_small", "seal_block", "user_bytes"]
 
 _BUFFER_BYTES: Final = 64 * 1024
@@ -141,6 +141,10 @@ class SealedBlock(Generic[Owner]):
             [frame] = self._head.frames
             ref = BlockRef.of(self.packed)
             self._head.place_frames((frame._replace(stored_bytes=ref.frames_bytes, crc=self.crc),), ref.frames_offset)
+
+
+Failure = tuple[SealedBlock[Any], Exception]
+"""A block that could not be encoded, and why."""
 
 
 def is_small(block: OpenBlock[Any]) -> bool:
@@ -301,35 +305,48 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
 
 def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]], codec: Codec = Codec.ZSTD, *,
                    kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
-                   place: BlockPlace = BlockPlace.LOG) -> list[bytes]:
+                   place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None) -> list[bytes]:
     """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
 
     Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets each block's ``ref``.
+    Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises.
     Returns: the object's bytes as buffers, in order.
     """
     for block in blocks:
         if block.opened is not None:
             block.frames = [b"".join(block.opened.bodies)]
-    compressed = iter(_compressed(blocks, codec))
+    compressed = _compressed(blocks, codec)
+    at = 0
     small = SmallEncoder(position, object_id, codec)
     cores: list[bytes] = []
     indexes: list[bytes] = []
     stored_frames: list[bytes] = []
     rows: list[RowValues] = []
     facts: list[tuple[Any, ...]] = []
+    encoded: list[SealedBlock[Any]] = []
     for block in blocks:
-        if block.opened is not None:
-            core, index, row, fact = _encode_small(block, block.opened, small, next(compressed), stored_frames)
-            block.codec = codec
-        else:
-            core, index, row, fact = _encode(block, codec, compressed, stored_frames)
+        start, frames = at, len(stored_frames)
+        at += len(block.frames)
+        try:
+            if block.opened is not None:
+                core, index, row, fact = _encode_small(block, block.opened, small, compressed[start], stored_frames)
+                block.codec = codec
+            else:
+                core, index, row, fact = _encode(block, codec, compressed[start:at], stored_frames)
+        except Exception as error:
+            if failures is None:
+                raise
+            del stored_frames[frames:]
+            failures.append((block, error))
+            continue
+        encoded.append(block)
         cores.append(core)
         indexes.append(index)
         rows.append(row)
         facts.append(fact)
     front, places = encode_segment_front(kind, position, object_id, nonce, rows)
     before = (int(place), *position, object_id)
-    for block, row, fact, (core_at, index_at, frames_at) in zip(blocks, rows, facts, places, strict=False):
+    for block, row, fact, (core_at, index_at, frames_at) in zip(encoded, rows, facts, places, strict=False):
         if row[3]:
             block.packed = (*before, row[0], core_at, row[4], index_at, row[5], frames_at, row[6], *fact)
             if block.opened is None:
@@ -361,17 +378,16 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
             (first_seq, last_seq, count, size, stamps[0], stamps[-1], summary))
 
 
-def _encode(block: SealedBlock[Any], codec: Codec, compressed: Iterator[bytes],
+def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
             frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
-    """As ``_encode_small``, of any other block; takes its frames, compressed, from ``compressed``."""
+    """As ``_encode_small``, of any other block; ``compressed`` are its frames."""
     head, core = block.head, block.core
     core.codec = codec
     index = b""
     frames_bytes = 0
     if head is not None:
         table: list[Frame] = []
-        for frame in head.frames:
-            stored = next(compressed)
+        for frame, stored in zip(head.frames, compressed, strict=True):
             start, messages, _, _, raw_bytes, _ = frame
             table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
             frames_bytes += len(stored)

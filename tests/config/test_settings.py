@@ -107,6 +107,8 @@ REFUSED: list[tuple[str, str]] = [
     ("jetblock { foo: 1 }", 'unknown field "foo"'),
     ("authorization { foo: 1 }", 'unknown field "foo"'),
     ("authorization { users [ { user: a, foo: 1 } ] }", 'unknown field "foo"'),
+    ("jetstream { sync_interval: 10s }", "sync_interval can only be always"),
+    ("jetstream { sync: 2m }", "sync_interval can only be always"),
     ("tls { cert_file: x }", '"tls" is not supported by this version of jetblock'),
     ("websocket { port: -1 }", '"websocket" is not supported'),
     ("ws { port: -1 }", '"ws" is not supported'),

@@ -61,6 +61,7 @@ class Stream:
         self.msgs = msgs
         self.lazy_records: list[tuple[int, object]] = []
         self.persisted_blocks: list[SealedBlock[Any]] = []
+        self.failures: list[Exception] = []
 
     def create(self) -> None:
         self.log.block(self).add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name, "config": {"n": 1},
@@ -96,6 +97,12 @@ class Stream:
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         self.persisted_blocks.append(block)
+
+    def failed(self, error: Exception) -> None:
+        self.failures.append(error)
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        return [item for item in items if item != self.name]
 
 
 class Counting(Wrapper):

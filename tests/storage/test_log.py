@@ -424,15 +424,39 @@ def test_without_a_lease_an_idle_log_writes_nothing() -> None:
     in_virtual_time(main)
 
 
-def test_an_owner_that_cannot_say_how_it_stands_stops_the_log() -> None:
-    """Better no answer than an outcome that is made up."""
+def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> None:
+    """Better no answer than an outcome that is made up: nothing more of it is stored or told, and the log goes on."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        before = stream.last_seq
+
+        def broken(block: Any) -> None:
+            raise RuntimeError("no idea")
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        told: list[str] = []
+        for _ in range(3):
+            stream.publish()
+            rig.log.wait(told.append, "of the stream", of=stream)
+            rig.log.wait(told.append, "of none")
+            await rig.log.persisted()
+        assert [str(error) for error in stream.failures] == ["no idea"]
+        assert told == ["of none"] * 3
+        assert rig.log.failure is None
+        assert rig.log.state.streams[stream.stream_id].last_seq == before
+        assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
+    in_virtual_time(main)
+
+
+def test_the_shard_cannot_do_without_its_own_block() -> None:
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
 
         def broken(block: Any) -> None:
             raise RuntimeError("no idea")
 
-        stream.sealing = broken  # type: ignore[method-assign]
+        rig.log.shard.sealing = broken  # type: ignore[method-assign]
+        rig.log.block(rig.log.shard).add_record(RecordKind.LETGO, {})
         stream.publish()
         with pytest.raises(RuntimeError, match="no idea"):
             await rig.log.persisted()

@@ -151,7 +151,7 @@ SCENARIOS: dict[str, str] = {
         '{"name": "S", "subjects": ["$JS.>"]}', '{"name": "S", "subjects": ["$JS.EVENT.>"]}',
         '{"name": "S", "subjects": ["$SYS.x"]}', '{"name": "S", "subjects": ["a.>", "*.b"]}'),
     "key-value bucket": """
-        api STREAM.CREATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "allow_direct": true, "allow_msg_ttl": true, "allow_rollup_hdrs": true, "deny_delete": true, "discard": "new", "max_msgs_per_subject": 3, "max_msg_size": -1, "duplicate_window": 120000000000, "num_replicas": 1}
+        api STREAM.CREATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "allow_direct": true, "allow_rollup_hdrs": true, "deny_delete": true, "discard": "new", "max_msgs_per_subject": 3, "max_msg_size": -1, "duplicate_window": 120000000000, "num_replicas": 1}
         pub $KV.B.a 1
         pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 2
         pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 3

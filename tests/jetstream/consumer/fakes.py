@@ -215,7 +215,7 @@ class FakeLog:
     def barrier(self, owner: object = None) -> None:
         self.barriers += 1
 
-    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+    def wait(self, fn: Callable[..., object], *args: Any, of: object = None) -> None:
         if self.held:
             self.waiters.append((fn, args))
         else:

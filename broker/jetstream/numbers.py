@@ -1,0 +1,47 @@
+"""How high a number may be that a client sends, and how one is read from text.
+
+    kind            range                        where it comes from
+    uint64, int64,  as Go's                      JSON: ``wire`` refuses all else (10025)
+    int32, duration
+    instant         years 1 to 9999 in UTC       JSON: ``wire.parse_time``
+    sequence        1 to ``SEQ_MAX``             first_seq, a purge; what a stream numbers itself
+    decimal text    0 to 2^64 - 1                headers, ack subjects, pull requests: ``decimal``
+
+Sequences end at 2^63 - 1, not at 2^64 - 1 as in nats-server, which goes on with sequence 0 after its last one. All that
+comes after us has signed integers: Spark's columns, the deltas of a consumer's pending acks, most clients.
+"""
+
+from __future__ import annotations
+
+__all__ = ["INT64_MAX", "INT64_MIN", "SEQ_MAX", "UINT64_MAX", "decimal", "signed_decimal"]
+
+INT64_MAX = (1 << 63) - 1
+INT64_MIN = -(1 << 63)
+UINT64_MAX = (1 << 64) - 1
+
+SEQ_MAX = INT64_MAX
+"""The last sequence that a stream can give."""
+
+_DIGITS_MAX = 20
+"""2^64 - 1 has so many. What is longer is never converted: that takes time, and past 4300 digits Python refuses."""
+
+
+def decimal(text: bytes, high: int = UINT64_MAX) -> int:
+    """A number in ASCII digits and nothing else, at most ``high``; -1 for any other text."""
+    if not text.isdigit():
+        return -1
+    if len(text) > _DIGITS_MAX:
+        text = text.lstrip(b"0") or b"0"
+        if len(text) > _DIGITS_MAX:
+            return -1
+    number = int(text)
+    return number if number <= high else -1
+
+
+def signed_decimal(text: bytes) -> int | None:
+    """An int64 as Go's strconv.Atoi reads one, with or without a sign; None for any other text."""
+    negative = text[:1] == b"-"
+    number = decimal(text[1:] if text[:1] in (b"-", b"+") else text, INT64_MAX + negative)
+    if number < 0:
+        return None
+    return -number if negative else number

@@ -1,0 +1,96 @@
+"""Message traces: the event that the destination gets is nats-server's, and a message for the trace alone goes nowhere.
+
+The same publishes to both servers, over real sockets; what the event cannot have (identities, times) is made equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import TimeoutError as NatsTimeout
+
+from tests.harness import BrokerProcess, NatsServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+DEST = {"Nats-Trace-Dest": "trace.x"}
+ONLY = {**DEST, "Nats-Trace-Only": "true"}
+PUBLISHES: list[tuple[str, dict[str, str]]] = [
+    ("core.a", DEST), ("core.a", ONLY), ("s.a", DEST), ("s.a", ONLY), ("nobody", DEST), ("nobody", ONLY),
+    ("s.a", {**DEST, "Nats-Trace-Only": "1"}), ("s.a", {**DEST, "Nats-Trace-Only": "ON"}),
+    ("s.a", {**DEST, "Nats-Trace-Only": "false"}), ("s.a", {"Nats-Trace-Only": "true"}),
+    ("s.a", {"nats-trace-dest": "trace.x", "nats-trace-only": "true"}),
+    ("s.a", {"Nats-Trace-Dest": "a..b", "Nats-Trace-Only": "true"}),
+    ("s.a", {"Nats-Trace-Dest": "trace.>", "Nats-Trace-Only": "true"}),
+    ("s.a", {"Nats-Trace-Dest": "", "Nats-Trace-Only": "true"}),
+    ("s.a", {"Nats-Trace-Dest": "trace disabled", "Nats-Trace-Only": "true"}),
+    ("$JS.API.STREAM.NAMES", {**ONLY}),
+]
+
+
+async def _all_of(subscription: Subscription, seconds: float = 0.15) -> list[Any]:
+    found: list[Any] = []
+    try:
+        while True:
+            found.append(await subscription.next_msg(timeout=seconds))
+    except NatsTimeout:
+        return found
+
+
+def _shown(event: dict[str, Any]) -> dict[str, Any]:
+    assert event["server"]["seq"] > 0
+    assert event["server"]["time"] <= "9"
+    server = {name: event["server"][name] for name in ("ver", "jetstream")}
+    hops = [{name: value for name, value in hop.items() if name not in ("ts", "cid")}
+            for hop in event["events"] if hop["type"] != "si"]
+    return {"server": server, "request": event["request"], "events": sorted(hops, key=json.dumps)}
+
+
+async def _play(client: Client) -> list[Any]:
+    await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=5)
+    heard = [await client.subscribe("core.*"), await client.subscribe("core.a", queue="Q")]
+    traces = await client.subscribe("trace.>")
+    played: list[Any] = []
+    for subject, headers in PUBLISHES:
+        inbox = await client.subscribe(client.new_inbox())
+        await client.publish(subject, b"x" if not subject.startswith("$") else b"", headers=headers, reply=inbox.subject)
+        replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _all_of(inbox)]
+        played.append((subject, headers, replies, [len(await _all_of(one, 0.01)) for one in heard],
+                       [_shown(json.loads(msg.data)) for msg in await _all_of(traces)]))
+        await inbox.unsubscribe()
+    info = json.loads((await client.request("$JS.API.STREAM.INFO.S", b"", timeout=5)).data)
+    played.append(info["state"]["messages"])
+    return played
+
+
+async def test_traces_are_as_on_nats_server(tmp_path: Path) -> None:
+    async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as theirs,
+                BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as mine):
+        clients = [await nats.connect(server.url, name="tracer") for server in (theirs, mine)]
+        real, ours = await asyncio.gather(*map(_play, clients))
+        for client in clients:
+            await client.close()
+    for expected, got in zip(real, ours, strict=True):
+        assert got == expected
+
+
+async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
+    """Publishes in one write, of which one is for the trace alone: the others keep their order and sequences."""
+    async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
+        client = await nats.connect(broker.url)
+        await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=5)
+        inbox = await client.subscribe(client.new_inbox())
+        for i in range(20):
+            await client.publish("s.a", b"%d" % i, reply=inbox.subject, headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})
+        await client.flush()
+        assert [json.loads(msg.data)["seq"] for msg in await _all_of(inbox)] == list(range(1, 20))
+        last = await client.jetstream().get_msg("S", seq=8)
+        assert last.data == b"8"
+        await client.close()
