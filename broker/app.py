@@ -1,8 +1,10 @@
 """Where the parts meet: settings become components, which are started in one order and stopped in the other.
 
-    start   the store, JetStream on it (a standby waits here, its monitoring pages up)
+    start   the ports, bound: where one is taken, nothing of the store is touched
+            the store, JetStream on it (a standby waits here without the clients' port, its monitoring pages up)
             the listener for clients: so late that who can connect finds everything there
             the monitoring pages
+    lost    another broker took the shard: the clients are let go, and it begins anew as a standby
     stop    the listener and the clients, JetStream (what was sequenced is committed), the store, the pages
 """
 
@@ -14,6 +16,8 @@ import logging
 import os
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from broker.jetstream.manager import JetStream
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
+    from broker.storage.log import Log
     from broker.tenure import Tenure
 
 __all__ = ["App", "StartError"]
@@ -54,7 +59,10 @@ class App:
         self.jetstream: JetStream | None = None
         self.tenure: Tenure | None = None
         self._monitor: MonitorServer | None = None
+        self._monitoring = False
         self._serving = False
+        self._settling = False
+        """Whether it is on its way to serving: who loses the shard there begins anew by himself."""
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -69,14 +77,15 @@ class App:
         log.info("  ID:       %s", server.server_id)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
+        await self._bind()
         # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
         pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
         try:
             if settings.jetstream:
                 await self._start_jetstream()
+            await self._serve()
         finally:
             pages.cancel()
-        await self._listen()
         # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
         # from the moment it begins to wait.
         if self._waiting is not None:
@@ -139,6 +148,7 @@ class App:
         self.tenure = Tenure(self.settings, self.clock, self._lost)
         url = self.tenure.store.url
         self.tenure.on_standby = self._begin_to_wait
+        self.tenure.on_turn = self._bind_for_clients
         told = jetstream_settings(self.settings, self.server.server_name)
         log.info("Starting JetStream")
         log.info("  Max Memory:      %s", _friendly_bytes(told.server.max_memory))
@@ -147,9 +157,20 @@ class App:
         await self.tenure.check()
         self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, told)
         self.jetstream.listen()
-        await self._take_over()
 
-    async def _take_over(self) -> None:
+    async def _serve(self) -> None:
+        """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
+        self._settling = True
+        while True:
+            shard_log = await self._take_over() if self.tenure is not None else None
+            if shard_log is None or shard_log.failure is None:
+                await self._listen()
+            if shard_log is None or shard_log.failure is None:
+                break
+            await self._leave()
+        self._settling = False
+
+    async def _take_over(self) -> Log:
         """Own the shard and bring its streams to life. Raises: StartError."""
         assert self.tenure is not None
         assert self.jetstream is not None
@@ -159,49 +180,78 @@ class App:
                  recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
         await self.jetstream.open(shard.log, self.tenure.reader)
+        return shard.log
+
+    async def _bind(self) -> None:
+        """Have the ports, or end before anything else is touched. Raises: StartError."""
+        await self._bind_for_clients()
+        self._monitor = self._make_monitor()
+        if self._monitor is not None:
+            host, port = self._monitor.host, self._monitor.port
+            try:
+                await self._monitor.bind()
+            except (OSError, UnicodeError) as error:
+                raise StartError(f"Can't start monitoring: {_cannot_listen(host, port, error)}") from None
+
+    async def _bind_for_clients(self) -> None:
+        with self._clients_port():
+            await self.server.bind()
 
     async def _listen(self) -> None:
-        try:
+        with self._clients_port():
             await self.server.start()
+        self._serving = True
+
+    @contextmanager
+    def _clients_port(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, UnicodeError) as error:
             why = _cannot_listen(self.settings.host, self.settings.port, error)
             raise StartError(f"Error listening on port: {why}") from None
-        self._serving = True
 
     def _lost(self, error: BaseException) -> None:
         """The log stopped against our will: everything in memory that is not persisted is worth nothing now."""
         from broker.storage.settle import Fenced
 
         assert self.tenure is not None
-        if isinstance(error, Fenced) and not self.tenure.is_our_double(error):
-            log.warning("%s; closing all clients, and waiting as a standby", error)
-            self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
-        else:
-            if isinstance(error, Fenced):
-                error = StartError(f"{error}, under our own name: two copies of one configuration run on this store; "
-                                    f"give them different server_names, or stop one")
+        if not isinstance(error, Fenced):
             self._fail(str(error))
+        elif self.tenure.is_our_double(error):
+            self._fail(str(self.tenure.double(error)))
+        else:
+            log.warning("%s; closing all clients, and waiting as a standby", error)
+            if not self._settling:
+                self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
 
     async def _step_down(self) -> None:
+        try:
+            await self._leave()
+            await self._serve()
+        except StartError as error:
+            self._fail(str(error))
+        except Exception as error:
+            # It would be a process without clients, and nobody would hear of it.
+            log.exception("becoming a standby failed")
+            self._fail(f"becoming a standby failed: {error!r}")
+        else:
+            log.info("Server is ready")
+
+    async def _leave(self) -> None:
+        """Let go of the clients and of what was ours; returns after T, in which nobody is to be outrun."""
         assert self.tenure is not None
         assert self.jetstream is not None
         self._serving = False
-        try:
-            await self.jetstream.close()
-            await self.server.close()
-            await self.tenure.abandon()
-            await asyncio.sleep(self.settings.lease_ns / 1e9)
-            await self._take_over()
-            await self._listen()
-        except StartError as error:
-            self._fail(str(error))
-            return
-        log.info("Server is ready")
+        await self.jetstream.close()
+        await self.server.close()
+        await self.tenure.abandon()
+        await asyncio.sleep(self.settings.lease_ns / 1e9)
 
     # ---- what monitoring shows ---------------------------------------------------------------------------------------
 
     def _begin_to_wait(self) -> None:
-        """Another broker owns the store: who asks for our health is told so."""
+        """Another broker owns the store: clients go on to it, and who asks for our health is told so."""
+        self.server.unbind()
         self._show_pages()
 
     def _show_pages(self) -> None:
@@ -216,25 +266,29 @@ class App:
             self._fail(str(error))
 
     async def _start_monitor(self) -> None:
-        port = self.settings.http_port
-        if port is None or self._monitor is not None:
+        monitor = self._monitor
+        if monitor is None or self._monitoring:
             return
+        self._monitoring = True
+        try:
+            await monitor.start()
+        except OSError as error:
+            raise StartError(f"Can't start monitoring: {_cannot_listen(monitor.host, monitor.port, error)}") from None
+        log.info("Starting http monitor on %s", _host_port(monitor.host, monitor.port))
+
+    def _make_monitor(self) -> MonitorServer | None:
+        settings = self.settings
+        if settings.http_port is None:
+            return None
         # Only who has the pages pays for importing them.
         from broker.monitor.http import MonitorServer
         from broker.monitor.pages import Pages
         from broker.monitor.views import Views
 
-        settings = self.settings
         views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
                       subscription_count=lambda: self.server.router.subscription_count, jetstream=self._jetstream_view)
-        host = settings.http_host or settings.host
-        monitor = MonitorServer(Pages(views, self.clock, settings.http_base_path), self.clock, host, port)
-        try:
-            await monitor.start()
-        except (OSError, UnicodeError) as error:
-            raise StartError(f"Can't start monitoring: {_cannot_listen(host, port, error)}") from None
-        self._monitor = monitor
-        log.info("Starting http monitor on %s", _host_port(monitor.host, monitor.port))
+        return MonitorServer(Pages(views, self.clock, settings.http_base_path), self.clock,
+                             settings.http_host or settings.host, settings.http_port)
 
     def _varz(self) -> dict[str, Any]:
         page = self.server.varz()

@@ -1,8 +1,10 @@
 """One broker's tenure of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
 
     opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
-                             ^                                         └── lost: fenced, or the log cannot go on
-                             └────────────── wait T ── abandon <────────────┘ (fenced by another's name)
+                          ^   ^                   │                    └── lost: fenced, or the log cannot go on
+                          │   └── in vain: another is faster,                │
+                          │       or the store is in trouble                 │
+                          └────────────── wait T ── abandon <────────────────┘ (fenced by another's name)
 
 Owns the store with its wrappers, the lock, the shard and what reads its blocks. Does not own who is told (``app``).
 """
@@ -13,12 +15,12 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import seal_at, take
+from broker.cluster.ownership import newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
@@ -28,13 +30,13 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.store import StoreFormat
-from broker.storage.objectstore import StoreError, StoreLock, open_store
+from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import FORMAT, ShardPaths, object_key
 from broker.storage.reader import BlockReader
-from broker.storage.settle import Fenced
+from broker.storage.settle import Backoff, Fenced, Patience
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.snapshot import CutOff
 
@@ -46,6 +48,11 @@ _TRIES = 6
 """Times one request's longest time (5 s) that a read, or the start, waits for a store in trouble: half a minute."""
 _SILENCE_SECONDS = 2.0
 """A start that waits for its store longer than this says so, also while no request has failed."""
+_SILENCE_DOUBLED_MAX = 3
+"""A standby waits for T of silence, and twice as long after each take-over that it lost, up to so many times: takers that
+are slow for one another's T must not take turns for ever."""
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
+"""Between two take-overs that a store in trouble ended, doubled each time: each leaves a claim behind."""
 _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
 
@@ -56,7 +63,9 @@ class Tenure:
     def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
         """Args: ``lost`` is called once in each tenure that ends against our will; ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
-        """Called each time that it begins to wait for another broker."""
+        """Called each time that it begins to wait for another broker, or for the store."""
+        self.on_turn: Callable[[], Awaitable[object]] = _nothing
+        """Awaited when our turn has come, before anything of the shard is touched; its StartError is ``acquire``'s."""
         self._settings = settings
         self._clock = clock
         self._lost = lost
@@ -76,10 +85,11 @@ class Tenure:
         self.cache = Cache(settings.cache_bytes)
         self.shard: Shard | None = None
         self.standby = False
-        """Whether it waits for another broker to stop."""
+        """Whether it waits for another broker to stop, or tries to take its place."""
+        self._served = False
         self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
-        self._identity = Identity.make(settings.server_name, bare.url, self._rng)
+        self._identity = Identity.make(settings.server_name, self._rng)
         self._paths = ShardPaths()
         self._waiting_told = False
         self._lock: StoreLock | None = None
@@ -113,41 +123,75 @@ class Tenure:
                     _TRIES * self._settings.put_timeout_ns / 1e9, self.store.errors)
 
     async def acquire(self) -> Shard:
-        """Wait for our turn, then own the shard. Raises: StartError."""
+        """Wait for our turn, then own the shard, however often others are faster or the store is in trouble meanwhile.
+
+        Raises: StartError, for what waiting does not mend: two copies of one configuration, a damaged store, one that
+            refuses us though nobody waited for it yet.
+        """
+        lost = 0
+        backoff = Backoff(self._rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        while True:
+            try:
+                await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                await self.on_turn()
+                return await self._own()
+            except Fenced as fenced:
+                await self.abandon()
+                if self.is_our_double(fenced):
+                    raise self.double(fenced) from None
+                log.warning("%s; waiting as a standby", fenced)
+                lost += 1
+            except StoreError as error:
+                await self.abandon()
+                if not (isinstance(error, Transient) or self.standby or self._served):
+                    raise StartError(str(error)) from None
+                log.warning("the store does not let us take over: %s; waiting as a standby", error)
+                self._wait()
+                await asyncio.sleep(backoff.next())
+            except (FormatError, CutOff) as error:
+                await self.abandon()
+                raise StartError(self._told(error)) from None
+            except BaseException:
+                if self.shard is None:
+                    self._release()
+                raise
+
+    async def _turn(self, silence_ns: int) -> None:
+        """Return when we may try. Raises: StoreError; FormatError."""
+        store, settings = self.store, self._settings
+        if store.try_lock is not None:
+            self._lock = await wait_for_lock(store, self._paths, self._wait)
+        else:
+            await wait_for_lease(store, self._paths, self._identity, self._clock, self._rng, settings.lease_ns,
+                                 self._wait, silence_ns=silence_ns)
+
+    async def _own(self) -> Shard:
+        """Take the shard and recover it. Raises: Fenced, by whom; StoreError; FormatError; CutOff."""
         store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
         settings = ShardSettings.for_store(
             store, lease_ns=self._settings.lease_ns, commit_interval_ns=self._settings.commit_interval_ns,
             put_timeout_ns=self._settings.put_timeout_ns, segment_bytes=self._settings.segment_bytes,
             puts_in_flight=self._settings.puts_in_flight, tail_bytes_max=self._settings.tail_bytes_max,
             codec=Codec[self._settings.compression.upper()])
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
         try:
-            while True:
-                if store.try_lock is not None:
-                    self._lock = await wait_for_lock(store, paths, self._wait)
-                else:
-                    await wait_for_lease(store, paths, self._identity, clock, rng, self._settings.lease_ns, self._wait)
-                self.standby = False
-                try:
-                    taken = await take(store, paths, self._identity, clock, rng)
-                    if self._executor is None:
-                        self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
-                    self.shard = await Shard.open(
-                        store, paths, taken.epoch, self._identity.nonce, clock, rng, settings,
-                        began_ns=taken.began_ns, executor=self._executor, clock_trusted=lambda: clock.trusted)
-                except Fenced as fenced:
-                    self._release()
-                    if fenced.by == self._identity.name:
-                        raise
-                    log.warning("%s; waiting as a standby", fenced)
-                    continue
-                break
-        except (StoreError, FormatError, Fenced, CutOff) as error:
-            self._release()
-            raise StartError(self._told(error)) from None
-        for problem in self.shard.recovered.problems:
+            taken = await take(store, paths, self._identity, clock, rng)
+            shard = self.shard = await Shard.open(
+                store, paths, taken.epoch, self._identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
+                executor=self._executor, clock_trusted=lambda: clock.trusted)
+            if shard.log.muted:
+                # What comes to life now would find that it may not read.
+                await shard.log.persisted()
+        except Fenced as fenced:
+            if fenced.by:
+                raise
+            raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
+        for problem in shard.recovered.problems:
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
-        self.shard.log.on_failure = self._lost
-        return self.shard
+        shard.log.on_failure = self._lost
+        self.standby, self._served = False, True
+        return shard
 
     def _wait(self) -> None:
         self.standby = True
@@ -156,6 +200,11 @@ class Tenure:
     def is_our_double(self, error: BaseException) -> bool:
         """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""
         return isinstance(error, Fenced) and error.by == self._identity.name
+
+    def double(self, fenced: Fenced) -> StartError:
+        """What to end with then."""
+        return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
+                          f"different server_names, or stop one")
 
     async def give_back(self) -> None:
         """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released.
@@ -211,3 +260,7 @@ class Tenure:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+async def _nothing() -> None:
+    pass

@@ -18,6 +18,8 @@ class Identity(NamedTuple):
     nonce: bytes
 
     @classmethod
-    def make(cls, server_name: str | None, store_url: str, rng: random.Random) -> Identity:
-        """The configured server name, else host name and store. ``rng`` must differ between process runs."""
-        return cls(server_name or f"{socket.gethostname()} {store_url}", rng.randbytes(NONCE_BYTES))
+    def make(cls, server_name: str | None, rng: random.Random) -> Identity:
+        """The configured server name, else the host's and a part of the nonce: only a name that somebody chose can say
+        that two process runs are one broker. ``rng`` must differ between process runs."""
+        nonce = rng.randbytes(NONCE_BYTES)
+        return cls(server_name or f"{socket.gethostname()} {nonce.hex()[:8]}", nonce)

@@ -7,11 +7,15 @@
     opening   log/<e>-0 says who owns the epoch and where the earlier ones end: with it the epoch is part of the log
     replay    is the caller's (``storage.recovery``), and comes last: then nothing of the earlier epochs can change
 
-To seal is to walk by putting: a segment has the number, one further; a seal has it, use it. Here numbers are first
-asked for by their headers, 32 at a time, and the put begins at the first that is missing. A number found there is one
-at which the put would have been refused, so the outcome is the same, for a GET each. Against an owner that lives and
-is busy (two copies of one configuration) that race could be lost for seconds, so after two losses a seal goes some
-numbers ahead of him first; what he has put beyond the epoch's end never existed, as ever.
+To seal is to walk by putting: a segment has the number, one further; a seal has it, use it. Here the end is first looked
+for by headers (``entries``), in a few turns however long the log is, and the put begins at the first number that is
+missing. A number passed over is one at which the put would have been refused, so the outcome is the same. From the claim
+to the opening nothing else shows a standby that the taker lives, so nothing there may take long: epochs are sealed side
+by side.
+
+Against an owner that lives and is busy (two copies of one configuration) the race for a number could be lost for
+seconds, so after two losses a seal goes some numbers ahead of him first; what he has put beyond the epoch's end never
+existed, as ever.
 
 Claims and seals are never deleted: put-if-absent remembers only what is still there.
 """
@@ -23,11 +27,12 @@ import random
 from typing import NamedTuple
 
 from broker.clock import Clock
+from broker.cluster.entries import BATCH, end_of_segments, expect_entry
 from broker.cluster.identity import Identity
 from broker.storage.format.block import Outcome
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.opening import Opening
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import NotFound, ObjectStore
@@ -35,9 +40,8 @@ from broker.storage.paths import ShardPaths, parse
 from broker.storage.settle import Fenced, Patience, describe, put_ours
 from broker.storage.writer import OpenBlock, encode_segment, seal_block
 
-__all__ = ["BATCH", "Taken", "entries", "newest_checkpoint", "positions", "seal_at", "sealer_of", "take"]
+__all__ = ["Taken", "newest_checkpoint", "newest_claimant", "positions", "seal_at", "sealer_of", "take"]
 
-BATCH = 32
 _RACES_LOST = 2
 """Numbers lost to a living owner before a seal goes ahead of him."""
 
@@ -79,10 +83,7 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
 
 async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> int:
     newest = await newest_checkpoint(store, paths, patience)
-    # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
-    after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
-    claims = await positions(store, paths.epochs, after, patience)
-    epoch = max([newest.epoch, *(claim.epoch for claim in claims)]) + 1
+    epoch = await _newest_claim(store, paths, newest, patience) + 1
     while True:
         key = paths.epoch(epoch)
         data = [Claim(epoch, me.name, me.nonce, patience.clock.now_ns()).encode()]
@@ -93,17 +94,28 @@ async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: 
         epoch += 1
 
 
+async def _newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, patience: Patience) -> int:
+    """The highest epoch claimed, 0: none. ``newest`` is a checkpoint's position."""
+    # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
+    after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
+    return max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, patience))])
+
+
 async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, patience: Patience
                       ) -> dict[int, int]:
     """End every epoch below ``epoch`` from the newest checkpoint's on; returns where each ends."""
     newest = await newest_checkpoint(store, paths, patience)
     while True:
         if newest.epoch >= epoch:
-            raise Fenced(f"epoch {newest.epoch} has a checkpoint already; ours is {epoch}")
+            raise Fenced(f"epoch {newest.epoch} has a checkpoint already; ours is {epoch}",
+                         await newest_claimant(store, paths, patience))
+        firsts = [Position(e, newest.number + 1 if e == newest.epoch else 0)
+                  for e in range(max(1, newest.epoch), epoch)]
         ends: dict[int, int] = {}
-        for e in range(max(1, newest.epoch), epoch):
-            first = newest.number + 1 if e == newest.epoch else 0
-            ends[e] = await _seal_epoch(store, paths, Position(e, first), epoch, me, patience)
+        for at in range(0, len(firsts), BATCH):
+            batch = firsts[at:at + BATCH]
+            found = await asyncio.gather(*[_seal_epoch(store, paths, first, epoch, me, patience) for first in batch])
+            ends |= {first.epoch: end for first, end in zip(batch, found, strict=True)}
         again = await newest_checkpoint(store, paths, patience)
         if again.epoch < epoch and not (again.epoch in ends and again.number >= ends[again.epoch]):
             return ends
@@ -113,23 +125,19 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
 async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity,
                       patience: Patience) -> int:
     """The number at which an epoch ends: that of a seal, ours unless there was one."""
-    number = first.number
-    size, lost = 1, 0
+    lost = 0
     while True:
-        for header in await entries(store, paths, Position(first.epoch, number), size, patience):
-            if header is None:
-                if lost >= _RACES_LOST:
-                    # The owner lives and puts faster than we look and put. A seal ahead of him stops him there, as he
-                    # answers in order; where the epoch ends is still the first number that he has not taken by then.
-                    await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience)
-                kind = await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience)
-                if kind == ObjectKind.SEAL:
-                    return number
-                lost += 1
-            elif header.kind == ObjectKind.SEAL:
-                return number
-            number += 1
-        size = BATCH
+        number, header = await end_of_segments(store, paths, first, patience)
+        if header is not None:
+            return number
+        if lost >= _RACES_LOST:
+            # The owner lives and puts faster than we look and put. A seal ahead of him stops him there, as he
+            # answers in order; where the epoch ends is still the first number that he has not taken by then.
+            await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience)
+        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience) == ObjectKind.SEAL:
+            return number
+        lost += 1
+        first = Position(first.epoch, number)
 
 
 async def seal_at(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity, clock: Clock,
@@ -148,37 +156,23 @@ async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, e
     holder = await patience.ask(lambda: put_ours(store, key, seal, me.nonce), f"put {key}")
     if holder is None:
         return ObjectKind.SEAL
-    return _entry(holder, position, key).kind
-
-
-async def entries(store: ObjectStore, paths: ShardPaths, first: Position, count: int, patience: Patience
-                  ) -> list[ObjectHeader | None]:
-    """The headers of ``count`` log entries from ``first`` on; None for a number where there is none.
-
-    Raises: Corrupt for an entry that is there and cannot be read: it is never taken for a missing one.
-    """
-    async def header(number: int) -> ObjectHeader | None:
-        position = Position(first.epoch, number)
-        key = paths.log(position)
-        try:
-            data = await patience.ask(lambda: store.get(key, 0, HEADER_BYTES), f"get {key}")
-        except NotFound:
-            return None
-        return _entry(ObjectHeader.unpack(data, key), position, key)
-
-    return list(await asyncio.gather(*[header(first.number + i) for i in range(count)]))
-
-
-def _entry(header: ObjectHeader, position: Position, key: str) -> ObjectHeader:
-    if header.position != position or header.kind not in (ObjectKind.SEGMENT, ObjectKind.SEAL):
-        raise Corrupt(key, "header", 8, f"it holds the bytes of {header.name}")
-    return header
+    return expect_entry(holder, position, key).kind
 
 
 async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, patience: Patience) -> Position:
     """The position of the newest root; (0, 0) when there is none."""
     found = await positions(store, paths.checkpoints, "", patience)
     return found[-1] if found else Position(0, 0)
+
+
+async def newest_claimant(store: ObjectStore, paths: ShardPaths, patience: Patience) -> str:
+    """The name of who took the highest epoch, "" where nobody did or it cannot be read."""
+    epoch = await _newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
+    key = paths.epoch(epoch)
+    try:
+        return Claim.decode(await patience.ask(lambda: store.get(key), f"get {key}"), epoch).owner
+    except (NotFound, FormatError):
+        return ""
 
 
 async def positions(store: ObjectStore, prefix: str, after: str, patience: Patience) -> list[Position]:

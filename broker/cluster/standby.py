@@ -3,7 +3,10 @@
 On S3 the log is the lease: an owner that is idle puts an empty segment every T/3; a standby asks for the next number
 and the next epoch every T/6, and goes ahead when it has seen nothing new for T by its own monotonic clock. At once:
 when there is no owner, when the last one sealed its own epoch (a clean stop), and when the last claim is by our own
-name (a restart).
+name, which somebody must have configured (a restart).
+
+A look counts from when it began, so one whose answers are old (a process that was stopped, a store that was silent) is
+no proof of silence; and a store that gave us no answer may have given the owner none: T begins anew.
 
 On a directory a lock is: taken by flock, held for life. A paused process keeps it.
 """
@@ -16,10 +19,11 @@ import random
 from collections.abc import Callable
 
 from broker.clock import Clock
+from broker.cluster.entries import end_of_segments
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import BATCH, entries, newest_checkpoint, positions
+from broker.cluster.ownership import newest_checkpoint, positions
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
 from broker.storage.settle import Patience
@@ -52,29 +56,33 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
 
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
-                         lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing) -> None:
-    """Return when the shard may be tried for: its log has not grown for ``lease_ns``, or one of the short cuts holds.
+                         lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
+                         silence_ns: int | None = None) -> None:
+    """Return when the shard may be tried for: its log has not grown for ``silence_ns``, or one of the short cuts holds.
 
+    Args: lease_ns is T, by which the log is looked at; silence_ns, T unless given: more for who tried in vain before.
     Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
     """
     watch = _Watch(store, paths, me, Patience(store, clock, rng))
+    silence_ns = silence_ns or lease_ns
     seen_at_ns = clock.monotonic_ns()
     waiting = False
     while True:
+        began_ns = clock.monotonic_ns()
         try:
             grew = await watch.look()
             if watch.free:
                 return
-            now_ns = clock.monotonic_ns()
-            if grew:
-                seen_at_ns = now_ns
-            elif now_ns - seen_at_ns >= lease_ns:
+            if not grew and began_ns - seen_at_ns >= silence_ns:
                 # What we wait for may have been swept since the last look: then a checkpoint lies beyond it.
                 if not await watch.skip_to_checkpoint():
                     return
-                seen_at_ns = now_ns
+                grew = True
         except Transient as error:
             _log.info("standby: the store does not answer: %s", error)
+            grew = True
+        if grew:
+            seen_at_ns = clock.monotonic_ns()
         if not waiting:
             waiting = True
             on_wait()
@@ -116,17 +124,13 @@ class _Watch:
             if self.owner == self._me.name:
                 self.free = True
                 return True
-        size = 1
-        while True:
-            for header in await entries(store, paths, self._next, size, patience):
-                if header is None:
-                    return grew
-                if header.kind == ObjectKind.SEAL:
-                    self.free = await self._sealed_by_owner(self._next)
-                    return grew
-                self._next = _after(self._next)
-                grew = True
-            size = BATCH
+        number, seal = await end_of_segments(store, paths, self._next, patience)
+        if number > self._next.number:
+            self._next = Position(self._next.epoch, number)
+            grew = True
+        if seal is not None:
+            self.free = await self._sealed_by_owner(self._next)
+        return grew
 
     async def skip_to_checkpoint(self) -> bool:
         """Whether a checkpoint lies at or beyond the number that is waited for; then the watch goes on behind it."""

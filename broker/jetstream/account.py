@@ -220,12 +220,12 @@ class Account:
         self._pulls.clear()
 
     async def _open(self, consumer: Consumer) -> None:
-        """Open a restored consumer, again and again while the store fails."""
+        """Open a restored consumer, again and again while the store fails, or our proof of owning the shard is too old."""
         delay = 1.0
         while True:
             try:
                 await consumer.open()
-            except (StoreError, FormatError) as error:
+            except (StoreError, FormatError, ApiError) as error:
                 _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, 30.0)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from email.utils import formatdate
 from http import HTTPStatus
 
 import h11
 
+from broker.bound import Bound
 from broker.clock import Clock
 from broker.monitor.pages import Page, Pages
 
@@ -23,12 +23,13 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 16 * 1024
 EXCHANGE_SECONDS_MAX = 10.0
+_BACKLOG = 100
 CONNECTIONS_MAX = 64
 """More wait in the listen queue until one has its answer."""
 
 
 class MonitorServer:
-    """Listens from ``start`` to ``close``; ``host`` and ``port`` are the true ones in between."""
+    """Has its port from ``bind`` on and listens from ``start`` to ``close``; ``port`` is the true one in between."""
 
     def __init__(self, pages: Pages, clock: Clock, host: str, port: int, *,
                  exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
@@ -37,21 +38,31 @@ class MonitorServer:
         self._pages = pages
         self._clock = clock
         self._seconds = exchange_seconds_max
-        self._server: asyncio.Server | None = None
+        self._bound: Bound | None = None
+        self._servers: list[asyncio.Server] = []
         self._exchanges: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(CONNECTIONS_MAX)
 
+    async def bind(self) -> None:
+        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        if self._bound is None:
+            self._bound = await Bound.at(self.host, max(self.port, 0))
+            self.port = self._bound.port
+
     async def start(self) -> None:
         """Raises: OSError when the address cannot be listened on."""
-        self._server = await asyncio.start_server(self._accepted, self.host, max(self.port, 0), limit=HEAD_BYTES_MAX,
-                                                  family=socket.AF_UNSPEC, reuse_address=True)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self.bind()
+        assert self._bound is not None
+        bound, self._bound = self._bound, None
+        self._servers = [await asyncio.start_server(self._accepted, sock=listening, limit=HEAD_BYTES_MAX)
+                         for listening in bound.listen(_BACKLOG)]
 
     async def close(self) -> None:
         """Stop listening and cut off whatever exchange is under way."""
-        if self._server is None:
-            return
-        self._server.close()
+        if self._bound is not None:
+            self._bound.close()
+        for server in self._servers:
+            server.close()
         for task in list(self._exchanges):
             task.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)

@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from typing import Any
 
+from broker.bound import Bound
 from broker.clock import Clock, SystemClock
 
 from .auth import Decide, authenticator, warnings
@@ -40,8 +41,8 @@ _CLOSE_SECONDS = 2.0
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds and accepts; ``port`` is the true one from then on. ``router`` is the account that every client
-    is in (one account: ``$G``; a client's own is chosen in ``Client``, where a second one would be).
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the true one from then on. ``router`` is the account
+    that every client is in (one account: ``$G``; a client's own is chosen in ``Client``, where a second one would be).
     """
 
     def __init__(self, options: ServerOptions, clock: Clock | None = None, router: Router | None = None,
@@ -73,7 +74,8 @@ class Server:
         self._gone = [0, 0, 0, 0]
         self._closed: deque[dict[str, Any]] = deque(maxlen=options.closed_connections_max)
         self._last_cid = 0
-        self._listener: asyncio.Server | None = None
+        self._bound: Bound | None = None
+        self._listeners: list[asyncio.Server] = []
         self._transports = 0
         # Set while there is no client, and while there is no connection that still has to write what is queued.
         self._no_clients = asyncio.Event()
@@ -85,19 +87,32 @@ class Server:
 
     # Life
 
+    async def bind(self) -> None:
+        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        if self._bound is None:
+            self._bound = await Bound.at(self.options.host, max(self.port, 0))
+
+    def unbind(self) -> None:
+        """Give back a port that was bound and not listened on."""
+        if self._bound is not None:
+            self._bound.close()
+            self._bound = None
+
     async def start(self) -> None:
         """Listen; a second time on the port of the first, which clients know. Raises: OSError when it cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
-        host = self.options.host
         kind = Client
         if self.options.trace:
             from .trace import TracedClient as kind
-        self._listener = await self.loop.create_server(
-            lambda: kind(self), host or None, max(self.port, 0), backlog=_BACKLOG, reuse_address=True)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        await self.bind()
+        assert self._bound is not None
+        bound, self._bound = self._bound, None
+        self._listeners = [await self.loop.create_server(lambda: kind(self), sock=listening, backlog=_BACKLOG)
+                           for listening in bound.listen(_BACKLOG)]
+        self.port = bound.port
         self._set_info()
-        log.info("Listening for client connections on %s", _host_port(host, self.port))
+        log.info("Listening for client connections on %s", _host_port(self.options.host, self.port))
 
     async def close(self) -> None:
         """Stop accepting and let all clients go, each with what is queued for it."""
@@ -141,9 +156,10 @@ class Server:
 
     def stop_listening(self) -> None:
         """Accept no more connections."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        self.unbind()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
 
     def _call_soon(self, callback: Any) -> None:
         # JetStream may watch subjects before the server listens.

@@ -6,6 +6,10 @@
 A checkpoint is a snapshot, never the truth: it is cut from what is persisted only, one part at a time with turns of the
 loop between, and everything after ``replay_from``, the position at which the round began, is replayed over it.
 
+A round comes when much was persisted since the last, when anything was and a minute has passed, and when many segments
+came in which no stream said anything: an idle owner's signs of life are replayed as all others, though they hold nothing.
+A broker that writes nothing cuts nothing.
+
 Objects are put until they land, the same bytes each time. Pages are numbered by a counter of this process run, roots by
 their position: so no key is ever put with other bytes.
 """
@@ -41,12 +45,18 @@ _TURN_WEIGHT = 2_000
 
 
 class CheckpointSettings:
-    """When a round starts: after ``segments`` or ``head_bytes`` since the last, heartbeats left aside."""
+    """When a round starts: after so many ``segments`` in which a stream said something since the last one began, or
+    ``head_bytes`` of them, or ``interval_ns`` after the first of them, or after so many ``empty_segments``."""
 
-    def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, hold_factor: int = 4, roots_kept: int = 3,
+    def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 64,
+                 interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
                  replayed_segments: int = 64, replayed_epochs: int = 8) -> None:
         self.segments = segments
         self.head_bytes = head_bytes
+        self.empty_segments = empty_segments
+        """Heartbeats, and those with news of the shard's own alone: what rounds themselves write starts none soon."""
+        self.interval_ns = interval_ns
+        """Also from an owner's beginning to its first round. None: time alone starts none."""
         self.hold_factor = hold_factor
         """Commits wait at so many times either bound without a new root."""
         self.roots_kept = roots_kept
@@ -84,10 +94,12 @@ class Checkpointer:
         self.dropped: set[Position] = set()
         """Page objects that a kept root once needed and none does any more."""
         self._segments = snapshot.segments
+        self._empty = snapshot.objects - snapshot.segments
         self._head_bytes = snapshot.head_bytes
         self._before_segments = self._before_bytes = 0
         self._attempted = snapshot.root.position if snapshot.root is not None else Position(0, 0)
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         if snapshot.root is not None:
@@ -101,10 +113,12 @@ class Checkpointer:
         log = self._log
         log.on_persisted = self._count
         log.held = self._behind
+        self._arm()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
 
     async def stop(self) -> None:
         """End; a round under way is abandoned (its root may have landed, or may land yet)."""
+        self._disarm()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -117,7 +131,9 @@ class Checkpointer:
     @property
     def due(self) -> bool:
         """Whether enough was persisted since the last round began."""
-        return self._segments >= self.settings.segments or self._head_bytes >= self.settings.head_bytes
+        settings = self.settings
+        return (self._segments >= settings.segments or self._head_bytes >= settings.head_bytes
+                or self._empty >= settings.empty_segments)
 
     async def cut(self) -> bool:
         """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is off line.
@@ -132,9 +148,10 @@ class Checkpointer:
             if start <= self._attempted or any(s.offline is not None for s in state.streams.values()):
                 return False
             self._attempted = start
-            segments, head_bytes = self._segments, self._head_bytes
+            self._disarm()
+            segments, head_bytes, empty = self._segments, self._head_bytes, self._empty
             self._before_segments, self._before_bytes = segments, head_bytes
-            self._segments = self._head_bytes = 0
+            self._segments = self._head_bytes = self._empty = 0
             try:
                 await self._round(start)
             except BaseException:
@@ -143,6 +160,7 @@ class Checkpointer:
                     stream.dirty = True
                 self._segments += segments
                 self._head_bytes += head_bytes
+                self._empty += empty
                 raise
             finally:
                 self._before_segments = self._before_bytes = 0
@@ -151,11 +169,28 @@ class Checkpointer:
         return True
 
     def _count(self, segment: Segment) -> None:
-        if segment.sealed:
+        if any(block.owner.stream_id for block in segment.sealed):
             self._segments += 1
             self._head_bytes += segment.head_bytes
-            if self.due:
-                self._wake.set()
+            self._arm()
+        else:
+            self._empty += 1
+        if self.due:
+            self._wake.set()
+
+    def _arm(self) -> None:
+        """See to it that a round comes in time, however little there is to be written from here on."""
+        if self._timer is None and self.settings.interval_ns is not None:
+            self._timer = asyncio.get_running_loop().call_later(self.settings.interval_ns / 1e9, self._in_time)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _in_time(self) -> None:
+        self._timer = None
+        self._wake.set()
 
     def _behind(self) -> bool:
         """Whether commits must wait for a root: else a recovery would take ever longer."""

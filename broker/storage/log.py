@@ -137,7 +137,8 @@ class Log:
         self.keep: Callable[[Position, bytes], object] = _nothing
         """Given each persisted segment that is mostly small blocks: whoever reads one of them finds it there."""
         self.held: Callable[[], bool] = _never
-        """While it says so no put begins: checkpoints are too far behind. Call ``pump`` when that ends."""
+        """While it says so no put begins but what proves our life: checkpoints are too far behind. Call ``pump_soon``
+        when that ends."""
         self.on_unmuted: Callable[[], object] = _nothing
         """Called when a put has proved again that the shard is ours, after a time in which nothing was served."""
         self.clock_trusted: Callable[[], bool] = _always
@@ -173,7 +174,7 @@ class Log:
         self._leased_ns = now_ns if began_ns is None else began_ns
         self._loop = asyncio.get_running_loop()
         if self.settings.lease_ns is not None:
-            self._arm(self.settings.lease_ns // 3)
+            self._arm(self._leased_ns + self.settings.lease_ns // 3 - now_ns)
 
     # What streams call.
 
@@ -222,7 +223,10 @@ class Log:
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
         """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
 
-        Lazy news counts as sequenced after ``barrier`` only. Once the log has failed ``fn`` is never called.
+        Past the lease it waits for a put that proves the shard ours, an empty segment's where there is nothing to say:
+        what was decided on a state that another owner may have changed since is no answer. Lazy news counts as
+        sequenced after ``barrier`` only. Once the log has failed ``fn`` is never called.
+
         Args: of is the stream that this speaks of: should it have to go off line, ``fn`` is not called either.
         """
         if of is not None and of.stream_id in self._failed:
@@ -234,9 +238,12 @@ class Log:
             self._closed[-1].waiters.append((fn, args, of))
         elif self._flight:
             self._flight[-1].waiters.append((fn, args, of))
+        elif self.failure is not None:
+            return
+        elif self.muted:
+            self._ask_for_proof([(fn, args, of)])
         else:
-            if self.failure is None:
-                fn(*args)
+            fn(*args)
             return
         self._waiting_bytes += _held_by(args)
 
@@ -353,6 +360,13 @@ class Log:
     def _full(self) -> bool:
         return self._open.bytes >= self.settings.segment_bytes or self._open.count >= self.settings.segment_count
 
+    def _ask_for_proof(self, waiters: list[Waiter]) -> None:
+        """Run ``waiters``, which come before all others, once a put has proved that the shard is ours."""
+        self._waiters[:0] = waiters
+        self._gathers = None
+        self._content = self._urgent = True
+        self.pump_soon()
+
     def _has_content(self) -> bool:
         return self._content or self._open.bytes > 0 or self._open.count > 0
 
@@ -387,12 +401,14 @@ class Log:
         wake_ns: int | None = None
         if self._full:
             self._cut(False)
-        while len(self._flight) < settings.puts_in_flight and not self.held():
+        heartbeat_ns = settings.lease_ns // 3 if settings.lease_ns is not None else None
+        while len(self._flight) < settings.puts_in_flight:
+            beat = heartbeat_ns is not None and not self._flight and now_ns - self._began_ns >= heartbeat_ns
+            if not beat and self.held():
+                break
             if self._closed:
                 self._begin(self._closed.popleft(), now_ns)
                 continue
-            heartbeat_ns = settings.lease_ns // 3 if settings.lease_ns is not None else None
-            beat = heartbeat_ns is not None and not self._flight and now_ns - self._began_ns >= heartbeat_ns
             due = beat or ((self._urgent or self._overdue) and (self._has_content() or bool(self._lazy)))
             if not due:
                 break
@@ -413,7 +429,7 @@ class Log:
         if settings.lease_ns is not None:
             beat_ns = max(self._began_ns, now_ns - settings.lease_ns) + settings.lease_ns // 3
             wake_ns = beat_ns if wake_ns is None else min(wake_ns, beat_ns)
-            if wake_ns <= now_ns:  # it is due, but something in flight or a hold keeps it: landing pumps again
+            if wake_ns <= now_ns:  # it is due, but something in flight keeps it: landing pumps again
                 wake_ns = now_ns + settings.lease_ns // 3
         if wake_ns is not None:
             self._arm(wake_ns - now_ns)
@@ -436,7 +452,10 @@ class Log:
         return True
 
     def _cut(self, heartbeat: bool) -> None:
-        """Close the open segment: owners say their last, the position is fixed. Nothing to say, no segment."""
+        """Close the open segment: owners say their last, the position is fixed.
+
+        Nothing to say, no segment, but for a heartbeat, or where somebody waits for a proof that the shard is ours.
+        """
         lazy, self._lazy = self._lazy, {}
         blocks = self._blocks
         for owner in lazy.values():
@@ -470,7 +489,7 @@ class Log:
         said = [block for block in blocks.values() if not block.empty]
         if self._failed:
             said = [block for block in said if block.stream_id not in self._failed]
-        if not said and not heartbeat:
+        if not said and not heartbeat and not (waiters and self.muted):
             for fn, args, of in waiters:
                 self._waiting_bytes -= _held_by(args)
                 self.wait(fn, *args, of=of)  # type: ignore[arg-type]
@@ -583,19 +602,31 @@ class Log:
             except Exception as error:
                 # It is stored, so what waits for it may be told; the stream in memory is not what it should be.
                 self._take_off_line(block.owner, segment.position.number + 1, error)
-        for fn, args, _ in segment.waiters:
-            self._waiting_bytes -= _held_by(args)
-            try:
-                fn(*args)
-            except Exception as error:  # one reply that could not be made must not keep the others waiting
-                self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
-                                                   "exception": error})
+        if segment.waiters and self.muted:
+            # The put landed, but it began too long ago to say whose the shard is now: a process that was stopped
+            # meanwhile. What was decided since it woke would be answered from a state that may be another owner's.
+            later = self._flight or self._closed
+            if later:
+                later[0].waiters[:0] = segment.waiters
+            else:
+                self._ask_for_proof(segment.waiters)
+        else:
+            self._answer(segment.waiters)
         if self._room and self.tail_bytes + self._waiting_bytes <= self.tail_bytes_max * 3 // 4:
             waiting, self._room = self._room, []
             for wake in waiting:
                 wake()
         if self.on_persisted is not None:
             self.on_persisted(segment)
+
+    def _answer(self, waiters: list[Waiter]) -> None:
+        for fn, args, _ in waiters:
+            self._waiting_bytes -= _held_by(args)
+            try:
+                fn(*args)
+            except Exception as error:  # one reply that could not be made must not keep the others waiting
+                self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
+                                                   "exception": error})
 
     def fail(self, error: BaseException, tell: bool = True) -> None:
         """Stop for good: what is not persisted never is, waiters never run."""

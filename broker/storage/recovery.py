@@ -1,4 +1,4 @@
-"""The state that a new owner goes on from: a snapshot that ends with his own opening."""
+"""The state that a new owner goes on from: a snapshot that ends with his own opening, and what he put behind it since."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["recover"]
 
 
 async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience | None = None) -> Snapshot:
-    """Replay the shard up to the opening of ``epoch``, which is ours and was just put.
+    """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or an empty segment of ours.
 
     Raises: Fenced when a later epoch is met on the way, or a checkpoint of our own that we did not write; Corrupt,
         naming the object; StoreError.
@@ -24,7 +24,7 @@ async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: P
         raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")
     if snapshot.sealed:
         raise Fenced(f"epoch {epoch} was sealed while it was being recovered")
-    if end != Position(epoch, 0):
+    if end.epoch != epoch:
         raise Corrupt(paths.log(Position(epoch, 0)), "opening", 0,
                       f"the chain of openings does not lead here: it ends at {end}")
     return snapshot

@@ -20,6 +20,7 @@ from broker.storage.format.header import Position
 from broker.storage.log import Log, LogSettings
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
+from broker.storage.pulse import Pulse
 from broker.storage.recovery import recover
 from broker.storage.settle import Patience
 from broker.storage.snapshot import Snapshot
@@ -76,9 +77,13 @@ class Shard:
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
-        snapshot = await recover(store, paths, epoch, Patience(store, clock, rng))
+        pulse = Pulse(store, paths.log, epoch, nonce, clock, rng, settings.log,
+                      clock.monotonic_ns() if began_ns is None else began_ns)
+        snapshot = await pulse.beside(recover(store, paths, epoch, Patience(store, clock, rng)))
+        for number in range(snapshot.state.position.number + 1, pulse.position.number + 1):
+            snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
-                  began_ns=began_ns)
+                  began_ns=pulse.proved_ns)
         log.clock_trusted = clock_trusted
         checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, executor=executor)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)

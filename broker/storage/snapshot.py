@@ -71,7 +71,8 @@ class Snapshot(NamedTuple):
 
     state: settled. root: the checkpoint it began with, None: the log's beginning. members: the streams of each of its
     directory pages. roots: positions of all roots seen, rising. sealed: whether a seal ends the last epoch. segments,
-    epochs, head_bytes: how much was replayed, empty segments left aside. problems: checkpoints that could not be used, as text.
+    epochs, head_bytes: how much was replayed, empty segments left aside; objects: all segments. problems: checkpoints that
+    could not be used, as text.
     """
 
     state: ShardState
@@ -80,6 +81,7 @@ class Snapshot(NamedTuple):
     roots: list[Position]
     sealed: bool
     segments: int
+    objects: int
     epochs: int
     head_bytes: int
     problems: list[str]
@@ -185,7 +187,8 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
             raise _Unusable(f"{paths.checkpoint(position)}: {error}") from None
     else:
         state.settle()
-    return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.epochs, chain.head_bytes, problems)
+    return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.objects, chain.epochs,
+                    chain.head_bytes, problems)
 
 
 def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None
@@ -241,6 +244,7 @@ class _Chain:
         self.state = state
         self.sealed = False
         self.segments = 0
+        self.objects = 0
         self.epochs = 0
         self.head_bytes = 0
 
@@ -328,6 +332,7 @@ class _Chain:
     def _apply(self, position: Position, head: SegmentHead) -> None:
         state = self.state
         state.apply_segment(position)
+        self.objects += 1
         self.segments += bool(head.rows)
         self.head_bytes += head.size
         for i, row in enumerate(head.rows):

@@ -3,8 +3,8 @@
     segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
     pages       objects that no kept root needs
     roots       older than the kept ones
-    strays      what an owner before us left beyond his end, or put without a root to name it; found by listing the log
-                and the pages once, after our own first root
+    strays      what an owner before us left beyond his end, or put without a root to name it; looked for once, after our
+                own first root, in a task of its own: no round waits for that, and so no commit
 
 A fenced owner can let go of nothing, for his record does not persist. Claims are no candidates and seals are passed
 over: put-if-absent remembers only what is still there. The grace period serves readers alone, who plan on an older
@@ -14,11 +14,10 @@ root and meet a 404 else; correctness would stand with none. Nothing is deleted 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from broker.clock import Clock
@@ -31,6 +30,7 @@ from broker.storage.log import Log
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.settle import Backoff
+from broker.storage.strays import stray_pages, stray_segments
 from broker.storage.writer import SealedBlock
 
 __all__ = ["SWEEP_GRACE_NS", "Sweeper"]
@@ -62,7 +62,7 @@ class Sweeper:
         self._rng = rng
         self._grace_ns = grace_ns
         self._clock_trusted = clock_trusted
-        self._swept = False
+        self._finding: asyncio.Task[None] | None = None
         self._stray: dict[str, set[Position]] = {"segments": set(), "pages": set()}
         self._done: list[Position] = []
         self._queue: deque[tuple[int, LetGo]] = deque()
@@ -79,9 +79,10 @@ class Sweeper:
 
     async def stop(self) -> None:
         """End; what is let go of and still there is the next owner's to delete."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._finding) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def after_round(self, checkpointer: Checkpointer) -> None:
         """Let go of what the kept roots no longer need. Raises: StoreError once the log has stopped."""
@@ -89,9 +90,9 @@ class Sweeper:
         state = self._log.state
         if not self._clock_trusted() or any(stream.offline is not None for stream in state.streams.values()):
             return  # nobody counts what a stream that is off line needs
-        if not self._swept:
-            await self._find_strays(kept[-1].position.epoch)
-            self._swept = True
+        if self._finding is None:
+            self._finding = asyncio.get_running_loop().create_task(
+                self._find_strays(kept[-1].position.epoch, checkpointer), name="looking for strays")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
@@ -104,6 +105,12 @@ class Sweeper:
         segments += sorted(self._stray["segments"])[:_RUNS_MAX]
         pages = sorted((checkpointer.dropped | self._stray["pages"]) - keep - pages_gone)[:_RUNS_MAX]
         roots = [root for root in roots if root not in roots_gone] if full else []
+        self._let_go(segments, pages, roots)
+        checkpointer.dropped.difference_update(pages)
+        self._stray["segments"].difference_update(segments)
+        self._stray["pages"].difference_update(pages)
+
+    def _let_go(self, segments: list[Position], pages: list[Position], roots: list[Position]) -> None:
         done, self._done = self._done, []
         if not (segments or pages or roots or done):
             return
@@ -111,9 +118,6 @@ class Sweeper:
         body["done"] = [list(position) for position in done]
         log = self._log
         log.block(log.shard).add_record(RecordKind.LETGO, body)
-        checkpointer.dropped.difference_update(pages)
-        self._stray["segments"].difference_update(segments)
-        self._stray["pages"].difference_update(pages)
 
     def _recorded(self, block: SealedBlock[Any]) -> None:
         """A block of the shard's own persisted: what its records let go of may go, after the grace period."""
@@ -173,24 +177,28 @@ class Sweeper:
         except FormatError:
             return False  # damaged, and let go of: it was never needed again
 
-    async def _find_strays(self, epoch: int) -> None:
-        """What lies in the store from the epochs before ours, and neither the log nor our root knows."""
-        state = self._log.state
-        known: set[int] = set()
-        for letgo in state.letgo.values():
-            known.update(map(position_key, letgo.segments))
-        for position in _positions(await self._list(self._paths.logs)):
-            if (position.epoch < epoch and position_key(position) not in state.segments
-                    and position_key(position) not in known):
-                key = self._paths.log(position)
-                try:
-                    if not await self._asked(key, functools.partial(self._is_seal, key)):
-                        self._stray["segments"].add(position)
-                except NotFound:
-                    continue
-        for position in _positions(await self._list(self._paths.page_objects)):
-            if position.epoch < epoch:
-                self._stray["pages"].add(position)
+    async def _find_strays(self, epoch: int, checkpointer: Checkpointer) -> None:
+        """Look for what lies in the store from the epochs before ours, and neither the log nor our roots know."""
+        log, stray = self._log, self._stray
+        try:
+            stray["segments"] |= await stray_segments(self._store, self._paths, log.state, epoch, self._is_seal,
+                                                      self._asked, self._asked)
+            pages = await stray_pages(self._store, self._paths, epoch, self._asked)
+        except StoreError as error:
+            _log.debug("strays were not looked for to the end: %s", error)  # the log has stopped
+            return
+        except Exception:
+            _log.exception("looking for strays failed; the next owner looks again")
+            return
+        pages -= frozenset().union(*(root.objects for root in checkpointer.roots))
+        pages.difference_update(*(letgo.pages for letgo in log.state.letgo.values()))
+        stray["pages"].update(pages)
+        # Now, not at the next round: an idle log has none.
+        if self._clock_trusted() and log.failure is None:
+            some, some_pages = sorted(stray["segments"])[:_RUNS_MAX], sorted(stray["pages"])[:_RUNS_MAX]
+            self._let_go(some, some_pages, [])
+            stray["segments"].difference_update(some)
+            stray["pages"].difference_update(some_pages)
 
     async def _list(self, prefix: str) -> list[str]:
         return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]
@@ -209,7 +217,3 @@ class Sweeper:
                 if backoff.tries == _TRIES_TOLD:
                     _log.warning("what can be deleted is not known yet, %s cannot be read: %s", what, error)
                 await asyncio.sleep(backoff.next())
-
-
-def _positions(keys: Iterable[str]) -> list[Position]:
-    return [key.position for k in keys if (key := parse(k)) is not None and key.position is not None]

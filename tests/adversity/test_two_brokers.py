@@ -194,6 +194,99 @@ async def test_two_copies_of_one_configuration_do_not_take_turns(minio: S3Server
         await nc.close()
 
 
+async def epoch_of(broker: BrokerProcess) -> int:
+    return int((await broker.monitor("/varz"))["jetblock"]["log"]["epoch"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("s3", ("-n", "same")), ("file", ())])
+async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Server, tmp_path: Path) -> None:
+    """The second finds its port taken and ends with nats-server's words before it touches the store: the first serves on,
+    no epoch was claimed. A taken port for monitoring says no less."""
+    environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(minio.env if kind == "s3" else {})}
+    store = minio.new_url() if kind == "s3" else f"file://{tmp_path / 'store'}"
+    async with BrokerProcess("--store", store, *name, environ=environ) as one:
+        nc = await connect(one.url)
+        await nc.jetstream().add_stream(STREAM)
+        epoch = await epoch_of(one)
+        monitor_port = int(one.monitor_url.rpartition(":")[2])
+        for flags, port, words in (
+                (("-m", "-1"), one.port, "Error listening on port: "),
+                (("-m", str(monitor_port)), free_port(), "Can't start monitoring: ")):
+            two = BrokerProcess("--store", store, *name, *flags, environ=environ, port=port, monitor=False)
+            try:
+                await two.start(ready=False)
+                assert await two.wait_end() == 1
+                [said] = [line for line in two.stderr if "[FTL]" in line]
+                taken = port if port == one.port else monitor_port
+                assert f'{words}127.0.0.1:{taken}, "listen tcp 127.0.0.1:{taken}: bind: address already in use"' in said
+            finally:
+                await two.close()
+        await nc.jetstream().publish("s.x", b"still here")
+        assert await one.stop() == 0
+        await one.start()
+        assert await epoch_of(one) == epoch + 1
+        await nc.close()
+        assert not unexpected(one)
+
+
+async def test_a_second_broker_that_nobody_named_is_a_standby(minio: S3Server) -> None:
+    """One command, another port: on one host and one store, yet no name that somebody chose says that they are one."""
+    environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **minio.env}
+    store = minio.new_url()
+    async with BrokerProcess("--store", store, environ=environ) as one:
+        two = BrokerProcess("--store", store, environ=environ, port=free_port())
+        try:
+            await two.start(ready=False)
+            await two.wait_line("standby: .* owns")
+            assert (await standby_health(two))[0] == 503
+            await asyncio.sleep(2 * T)
+            assert one.running
+            assert (await health(one))[0] == 200
+            await one.kill()
+            await two.wait_ready()
+            assert await epoch_of(two) == 2
+        finally:
+            await two.close()
+        assert not unexpected(two)
+
+
+async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(minio: S3Server) -> None:
+    """It bound none while it waited. When its turn has come and the port is gone it ends, and has claimed nothing."""
+    async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
+        epoch = await epoch_of(one)
+        taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", two.port)
+        await one.kill()
+        assert await two.wait_end() == 1
+        assert any("[FTL]" in line and "address already in use" in line for line in two.stderr)
+        taken.close()
+        await one.start()
+        assert await epoch_of(one) == epoch + 1
+
+
+async def test_a_stopped_owner_answers_nothing_from_before(minio: S3Server) -> None:
+    """An idle owner sleeps through T while another takes the shard. What waits in its sockets when it wakes, a duplicate
+    and a failed expectation, is not answered from the state that it remembers."""
+    async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
+        nc = await connect(url_of(one))
+        js = nc.jetstream()
+        await js.add_stream(STREAM)
+        await js.publish("s.x", b"x", headers={"Nats-Msg-Id": "X"})
+        inbox = nc.new_inbox()
+        answers = await nc.subscribe(inbox)
+        await nc.flush()
+        one.send_signal(signal.SIGSTOP)
+        await two.wait_ready()
+        await nc.publish("s.x", b"x", reply=inbox, headers={"Nats-Msg-Id": "X"})
+        await nc.publish("s.x", b"y", reply=inbox, headers={"Nats-Expected-Last-Sequence": "7"})
+        await asyncio.sleep(0.2)  # the client writes to its socket
+        one.send_signal(signal.SIGCONT)
+        await one.wait_line("two has taken the shard: .* is a seal; closing all clients")
+        await one.wait_line("standby: two owns")
+        assert answers.pending_msgs == 0
+        await nc.close()
+        assert not unexpected(one)
+
+
 async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> None:
     """Past T without a put it cannot know whether it still owns the shard: it answers no reads, delivers nothing and
     acknowledges nothing; when the store is back it goes on in the same epoch, since nobody took over."""

@@ -9,7 +9,8 @@ import random
 import pytest
 
 from broker.clock import ManualClock
-from broker.cluster.ownership import BATCH, entries, newest_checkpoint, seal_at, take
+from broker.cluster.entries import BATCH, entries
+from broker.cluster.ownership import newest_checkpoint, seal_at, take
 from broker.storage.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
@@ -281,7 +282,7 @@ def test_one_line_for_many_calls_that_wait_side_by_side(caplog: pytest.LogCaptur
                 raise Transient("503")
 
         a.store.before = down
-        found = await entries(a.store, PATHS, Position(1, 0), BATCH, Patience(a.store, clock, a.rng))
+        found = await entries(a.store, PATHS, 1, range(BATCH), Patience(a.store, clock, a.rng))
         assert found == [None] * BATCH
 
     for seconds, lines in [(0.5, 0), (5.0, 1)]:

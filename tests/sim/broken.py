@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
+import broker.storage.strays as strays
+from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
 from broker.storage.applied import LetGo, position_key
 from broker.storage.checkpointer import Checkpointer
@@ -67,7 +69,7 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
             return await seal_epoch(store, paths, first, epoch, me, patience)
         number = first.number
         while True:
-            [header] = await ownership.entries(store, paths, Position(first.epoch, number), 1, patience)
+            [header] = await entries(store, paths, first.epoch, [number], patience)
             if header is None or header.kind == ObjectKind.SEAL:
                 return number
             number += 1
@@ -102,10 +104,14 @@ def keep_seals(patch: pytest.MonkeyPatch) -> None:
     async def never(self: Sweeper, key: str) -> bool:
         return False
 
-    async def broken(self: Sweeper, epoch: int) -> None:
-        await find_strays(self, epoch)
-        self._swept = False
+    async def all_of_them(positions: list[Position], *_: Any) -> set[Position]:
+        return set(positions)
 
+    async def broken(self: Sweeper, epoch: int, checkpointer: Checkpointer) -> None:
+        await find_strays(self, epoch, checkpointer)
+        self._finding = None
+
+    patch.setattr(strays, "_without_seals", all_of_them)
     patch.setattr(Sweeper, "_is_seal", never)
     patch.setattr(Sweeper, "_find_strays", broken)
 

@@ -174,23 +174,59 @@ def test_no_old_object_is_pinned_by_one_page() -> None:
     in_virtual_time(main)
 
 
-def test_rounds_start_after_so_many_segments_and_heartbeats_do_not_count() -> None:
-    """An idle owner keeps its lease by empty segments and cuts no checkpoint for them."""
+def test_rounds_start_after_so_many_segments() -> None:
+    """Whatever a stream says counts; an idle owner's empty segments have a bound of their own."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND), checkpoint=CheckpointSettings(segments=10))
+        settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND),
+                                 checkpoint=CheckpointSettings(segments=10, empty_segments=40, interval_ns=None))
         rig = Rig(shared, clock, settings=settings)
         await rig.open()
-        await asyncio.sleep(100)
-        assert len(rig.log_keys()) > 90
+        await asyncio.sleep(36)
+        assert len(rig.log_keys()) > 35
         assert roots_in(shared) == []
         client = Publisher(rig, {})
         await client.publish_many(8)
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         assert len(roots_in(shared)) == 0
         await client.publish_many(12)
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         assert len(roots_in(shared)) == 2
+        await asyncio.sleep(39)
+        assert len(roots_in(shared)) == 2
+        await asyncio.sleep(5)
+        assert len(roots_in(shared)) == 3
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("lease_ns", [None, 15 * SECOND])
+def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease_ns: int | None) -> None:
+    """A minute after an owner began, and after the first commit since the last round. What a round writes itself is no
+    reason for another: without a lease an idle broker writes nothing, with one it cuts a round for many empty segments."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=ShardSettings(log=LogSettings(lease_ns=lease_ns)))
+        shard = await rig.open()
+        await asyncio.sleep(59)
+        assert shard.checkpointer.rounds == 0
+        await asyncio.sleep(2)
+        assert shard.checkpointer.rounds == 1
+        await asyncio.sleep(200)
+        assert shard.checkpointer.rounds == 1
+        client = Publisher(rig, {})
+        await client.publish_many(1)
+        await asyncio.sleep(59)
+        assert shard.checkpointer.rounds == 1
+        await asyncio.sleep(2)
+        assert shard.checkpointer.rounds == 2
+        await asyncio.sleep(60)
+        before = dict(shared.objects)
+        await asyncio.sleep(6 * 3600)
+        if lease_ns is None:
+            assert shared.objects == before
+        else:
+            assert 6 * 3600 / 5 / 64 <= shard.checkpointer.rounds <= 6 * 3600 / 5 / 64 + 8
+            assert len(rig.log_keys()) < 300
     in_virtual_time(main)
 
 

@@ -8,16 +8,30 @@ import pytest
 
 from broker.clock import ManualClock
 from broker.storage.checkpointer import CheckpointSettings
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log import LogSettings
 from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
+from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import parse
 from broker.storage.settle import Fenced
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.snapshot import read_snapshot
 from broker.storage.sweeper import Sweeper
-from tests.storage.engine import PATHS, SECOND, Publisher, Rig, Stream, dump, in_virtual_time, read_all
+from broker.storage.writer import encode_segment
+from tests.storage.engine import (
+    MS,
+    PATHS,
+    SECOND,
+    Counting,
+    Publisher,
+    Rig,
+    Stream,
+    dump,
+    in_virtual_time,
+    read_all,
+)
 
 
 def often(grace_ns: int = 0, segments: int = 4, **log: int) -> ShardSettings:
@@ -27,6 +41,13 @@ def often(grace_ns: int = 0, segments: int = 4, **log: int) -> ShardSettings:
 
 def keys(shared: MemoryStore, folder: str) -> list[str]:
     return [key for key in sorted(shared.objects) if f"/{folder}/" in key]
+
+
+def position_of(key: str) -> Position:
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.position is not None
+    return parsed.position
 
 
 async def churn(rig: Rig, rounds: int) -> Stream:
@@ -210,6 +231,46 @@ def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None
         await asyncio.sleep(10)
         assert not any(key in shared.objects for key in strays)
         assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+    in_virtual_time(main)
+
+
+def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
+    """Seals stay for ever, one for each process run: the next owner tells them by what the log knows, not by a GET each."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        strays = await leave_strays(shared, clock)
+        for epoch in range(2, 12):
+            await (await Rig(shared, clock, f"b{epoch}", epoch, settings=often(segments=1 << 20)).open()).abandon()
+        counting = Counting(shared)
+        new = Rig(counting, clock, "new", 20, settings=often())
+        await new.open()
+        counting.calls.clear()
+        await churn(new, 3)
+        await asyncio.sleep(20)
+        assert not any(key in shared.objects for key in strays)
+        seals = {key for key in keys(shared, "log") if shared.objects[key][8] == ObjectKind.SEAL}
+        assert len(seals) == 11
+        asked = {key for operation, key in counting.calls if operation == "get" and key in seals}
+        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "where strays are"
+    in_virtual_time(main)
+
+
+def test_many_strays_are_asked_for_side_by_side() -> None:
+    """A thousand headers at 30 ms each, in about a second; and what was found goes though the log is idle."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await leave_strays(shared, clock)
+        for number in range(1000, 2000):
+            position = Position(1, number)
+            await shared.put(PATHS.log(position), encode_segment(position, bytes(16), []))
+        new = Rig(shared, clock, "new", 2, settings=often(segments=1 << 20), faults=Faults(latency_ns=30 * MS))
+        shard = await new.open()
+        assert await shard.checkpointer.cut()
+        await shard.sweeper.after_round(shard.checkpointer)
+        await asyncio.sleep(3)  # the record goes within a second
+        assert sum(len(letgo.segments) for letgo in new.log.state.letgo.values()) >= 1000
+        await asyncio.sleep(60)
+        assert len(keys(shared, "log")) < 20
     in_virtual_time(main)
 
 

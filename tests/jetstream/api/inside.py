@@ -61,19 +61,20 @@ class Inside:
             await self.log.close()
         await self.server.close()
 
-    async def open(self) -> None:
+    async def open(self, settings: LogSettings | None = None, *, began_ns: int | None = None) -> None:
         """Take up what the applied state holds, as after a restart."""
         self._opened = True
-        self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, LogSettings())
+        self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, settings,
+                       began_ns=began_ns)
         self.reader = BlockReader(self.store, Cache(1 << 24), lambda ref: object_key(_SHARD, ref))
         await self.js.open(self.log, self.reader)
 
-    async def restart(self) -> None:
+    async def restart(self, settings: LogSettings | None = None, *, began_ns: int | None = None) -> None:
         """Let go of everything in memory but the applied state, and begin again from that."""
         await self.log.drain()
         await self.js.close()
         await self.log.close()
-        await self.open()
+        await self.open(settings, began_ns=began_ns)
 
     async def ask(self, subject: str, body: Any = b"", *, prefix: str = "$JS.API.", seconds: float = 2.0) -> Msg:
         """The raw answer of an API request."""

@@ -1,0 +1,71 @@
+"""The end of an epoch: found in a few turns, at the number where a walk by one would find it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.cluster.entries import end_of_segments
+from broker.storage.format.claim import Seal
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.log_settings import W_MAX
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.settle import Patience
+from broker.storage.writer import encode_segment
+from tests.storage.engine import PATHS, Counting, in_virtual_time
+
+NONCE = bytes(16)
+
+
+def log_of(segments: list[int], seals: list[int]) -> MemoryStore:
+    shared = MemoryStore()
+    for number in segments:
+        position = Position(1, number)
+        shared.objects[PATHS.log(position)] = b"".join(encode_segment(position, NONCE, []))
+    for number in seals:
+        position = Position(1, number)
+        shared.objects[PATHS.log(position)] = Seal(position, "x", 2, NONCE, 0).encode()
+    shared._keys[:] = sorted(shared.objects)
+    return shared
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_a_walk_by_one(seed: int) -> None:
+    """Logs of all lengths, with strays and seals beyond their end as owners and takers leave them."""
+    async def main(clock: ManualClock) -> None:
+        rng = random.Random(seed)
+        end = rng.choice((0, 1, 2, 15, 16, 17, 31, 32, 33, 100, 1000, 3000)) + rng.randrange(3)
+        first = rng.randint(0, end)
+        sealed = rng.random() < 0.5
+        strays = [n for n in range(end + 1, end + W_MAX) if rng.random() < 0.3]
+        ahead = [n for n in (end + 4, end + 8) if n not in strays and rng.random() < 0.3]
+        shared = log_of([*range(first, end), *strays], [*([end] if sealed else []), *ahead])
+        counting = Counting(shared)
+        number, header = await end_of_segments(counting, PATHS, Position(1, first), Patience(counting, clock, rng))
+        assert number == end
+        assert (header is not None) == sealed
+    in_virtual_time(main)
+
+
+def test_a_long_log_costs_a_few_turns_and_a_standing_one_a_get() -> None:
+    async def main(clock: ManualClock) -> None:
+        counting = Counting(log_of(list(range(20_000)), []))
+        patience = Patience(counting, clock, random.Random(1))
+        assert await end_of_segments(counting, PATHS, Position(1, 0), patience) == (20_000, None)
+        assert len(counting.calls) < 200
+        counting.calls.clear()
+        assert await end_of_segments(counting, PATHS, Position(1, 20_000), patience) == (20_000, None)
+        assert len(counting.calls) == 1
+    in_virtual_time(main)
+
+
+def test_an_entry_that_cannot_be_read_is_not_the_end() -> None:
+    async def main(clock: ManualClock) -> None:
+        shared = log_of(list(range(10)), [])
+        shared.objects[PATHS.log(Position(1, 8))] = b"\0" * 200
+        with pytest.raises(Corrupt):
+            await end_of_segments(shared, PATHS, Position(1, 0), Patience(shared, clock, random.Random(1)))
+    in_virtual_time(main)

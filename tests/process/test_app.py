@@ -1,0 +1,92 @@
+"""How an owner that loses the shard becomes a standby and owner again, within one process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import nats
+import pytest
+
+from broker.app import App
+from broker.config.settings import Settings
+from broker.jetstream.manager import JetStream
+from broker.storage.log import Log
+from broker.storage.reader import BlockReader
+from broker.storage.settle import Fenced
+from tests.adversity.clients import until
+
+LEASE_NS = 200_000_000
+
+
+def app_on(path: Path) -> App:
+    return App(Settings(host="127.0.0.1", port=-1, jetstream=True, store=f"file://{path}", lease_ns=LEASE_NS,
+                        put_timeout_ns=LEASE_NS // 4))
+
+
+async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has let go of its clients and does not come back must end, and say why."""
+    app = app_on(tmp_path)
+    await app.start()
+    assert app.jetstream is not None
+    assert app.tenure is not None
+    assert app.tenure.shard is not None
+
+    async def broken(*, tell: bool = False) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app.jetstream, "close", broken)
+        app.tenure.shard.log.fail(Fenced("another broker has taken the shard", "other"))
+        assert "nobody foresaw this" in await asyncio.wait_for(app.failed(), 10)
+    await app.stop()
+
+
+async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) -> None:
+    """Its clients are let go and come back to the same address, in the next epoch."""
+    app = app_on(tmp_path)
+    await app.start()
+    assert app.tenure is not None
+    shard = app.tenure.shard
+    assert shard is not None
+    nc = await nats.connect(f"nats://127.0.0.1:{app.server.port}", reconnect_time_wait=0.05, max_reconnect_attempts=-1)
+    await nc.jetstream().add_stream(name="S", subjects=["s"])
+    shard.log.fail(Fenced("another broker has taken the shard", "other"))
+
+    async def back() -> bool:
+        assert app.tenure is not None
+        return app.tenure.shard not in (shard, None) and nc.is_connected
+
+    await until(back)
+    assert app.tenure.shard is not None
+    assert app.tenure.shard.log.epoch == 2
+    assert (await nc.jetstream().publish("s", b"x", timeout=5)).seq == 1
+    await nc.close()
+    await app.stop()
+
+
+async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fenced while its streams come to life: one way to serving goes on, not two side by side."""
+    real = JetStream.open
+    opened: list[int] = []
+
+    async def lose_the_first(self: JetStream, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
+        await real(self, log, reader, wait_seconds=wait_seconds)
+        opened.append(log.epoch)
+        if len(opened) == 1:
+            log.fail(Fenced("another broker has taken the shard", "other"))
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(JetStream, "open", lose_the_first)
+    app = app_on(tmp_path)
+    await asyncio.wait_for(app.start(), 20)
+    assert opened == [1, 2]
+    nc = await nats.connect(f"nats://127.0.0.1:{app.server.port}")
+    await nc.jetstream().add_stream(name="S", subjects=["s"])
+    await asyncio.sleep(2 * LEASE_NS / 1e9)
+    assert nc.is_connected
+    assert opened == [1, 2]
+    await nc.close()
+    await app.stop()
