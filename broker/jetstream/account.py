@@ -295,6 +295,7 @@ class Account:
             self.bus.unsubscribe(subscription)
         del self.streams[stream.name]
         stream.close()
+        stream.live.let_go()
 
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
