@@ -175,6 +175,13 @@ class Bench:
             state = load("info", ours)
             self.table.add(f"memory after {state['num_subjects']:,} subjects", "<= 400", ours.rss_mib(), None, "MiB")
 
+    def stalls(self) -> None:
+        blocks = self.n(1_000_000)
+        words = [sys.executable, "-m", "bench.stalls", "--blocks", str(blocks), "--ids", str(blocks)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=HERE.parent)
+        for what, (took, of_processor) in json.loads(done.stdout).items():
+            self.table.add(f"longest pause, {blocks:,} blocks or ids: {what}", "<= 20", took, None, "ms", cpu=of_processor)
+
     def restart(self) -> None:
         for messages in (5000, self.n(5_000_000)):
             with jetblock() as ours:
@@ -223,7 +230,7 @@ class Bench:
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag",
-             "restart", "spark")
+             "stalls", "restart", "spark")
 
 
 def main() -> int:

@@ -303,6 +303,7 @@ class Account:
             self.bus.unsubscribe(subscription)
         del self.streams[stream.name]
         stream.close()
+        stream.live.let_go()
 
     def _take_off_line(self, stream: Stream) -> None:
         """Nothing of a stream can be stored any more: let go of it until the next start, which finds what was stored."""

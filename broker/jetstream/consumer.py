@@ -240,7 +240,7 @@ class Consumer:
                 for seq in gone:
                     self._events.terminated(seq, acks.pending[seq].cseq_of(seq), max(1, acks.redelivered.get(seq, 0)),
                                             DELETED_REASON)
-            lost = [s for s in acks.redelivered if first_seq <= s <= last_seq and s not in acks.pending]
+            lost = acks.exhausted(first_seq, last_seq)
             if gone or lost:
                 acks.drop(gone)
                 acks.drop(lost)

@@ -337,6 +337,9 @@ class Cursor:
             return
         if subject is not None and not self.filters.match(subject):
             return
+        if first <= self.next_seq and last >= self.counted and subject is None:
+            self.pending = 0  # it was all that we had counted
+            return
         low, high = max(first, self.next_seq), min(last, self.counted)
         whole = low == first and high == last
         if not (whole or msgs == last - first + 1) or not (self.filters.all or subject is not None):
@@ -363,7 +366,10 @@ class Cursor:
 
     def count_ahead(self, first: int, last: int) -> int:
         """How many messages of first..last need not be counted because they were acked ahead."""
-        return sum(1 for s in self.ahead if first <= s <= last) if self.ahead else 0
+        ahead = self.ahead
+        if last - first < len(ahead):
+            return sum(1 for s in range(first, last + 1) if s in ahead)
+        return sum(1 for s in ahead if first <= s <= last)
 
     def refilter(self, filters: Filters) -> None:
         """Other filters from here on; what lies behind is not revisited."""

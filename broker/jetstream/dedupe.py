@@ -3,16 +3,20 @@
 Owns: the window's ids in memory, their expiry, and which ids the open block must record.
 Does not own: when a duplicate is an error or an answer (sequencer), nor where ids are stored (MSG_IDS records).
 
-Times never decrease, so the ids lie in order of time: they are kept by runs, and expiry takes whole runs off the front.
-Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
+Times never decrease, so the ids lie in order of time and of sequence alike: they are kept by runs, and expiry takes them
+off the front. Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
+
+There may be millions, so nothing here touches all of them at once. Expiry forgets so many a call, and what it has not come
+to yet counts as forgotten; a restart brings the ids back a slice at a time, the newest first, as far as the bound goes. Where
+it does not go far enough, ids are refused (``full``) until the others have left the window: a duplicate is never stored.
 
 Memory: about 140 bytes and the id itself for each id; ``bytes_max`` bounds it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 __all__ = ["Dedupe"]
 
@@ -20,16 +24,32 @@ _ENTRY_BYTES = 140
 """A dictionary entry, the id's bytes object, its sequence and its place in the queue; measured (perf-notes)."""
 
 
+_EXPIRED_AT_ONCE = 256
+"""Ids forgotten by one publish: more than it brings, and 25 µs at most."""
+
+
+class _Run:
+    """Ids that came at one time; ``last_seq``: of the message that brought the last of them."""
+
+    __slots__ = ("ids", "last_seq", "time_ns")
+
+    def __init__(self, time_ns: int, last_seq: int, ids: list[bytes]) -> None:
+        self.time_ns = time_ns
+        self.last_seq = last_seq
+        self.ids = ids
+
+
 class Dedupe:
     """The ids of one stream. ``window_ns`` 0: nothing is remembered but the last id.
 
     Attributes:
         last_id: id of the stream's last message, b"" when it had none; None: not known since the restart.
-        known: False after a restart until ``restore`` brought the window's ids back.
+        known: False after a restart until ``restored`` says that the window's ids are back.
         bytes: estimate of the memory held; ``full`` when it reached ``bytes_max``.
     """
 
-    __slots__ = ("_runs", "_seqs", "bytes", "bytes_max", "known", "last_id", "recorded", "window_ns")
+    __slots__ = ("_begin", "_limit_ns", "_older", "_runs", "_seqs", "_unheld_ns", "bytes", "bytes_max", "known", "last_id",
+                 "recorded", "window_ns")
 
     def __init__(self, window_ns: int, *, bytes_max: int = 256 << 20, known: bool = True) -> None:
         self.window_ns = window_ns
@@ -39,23 +59,41 @@ class Dedupe:
         self.last_id: bytes | None = b"" if known else None
         self.recorded: list[tuple[int, bytes]] = []
         self._seqs: dict[bytes, int] = {}
-        self._runs: deque[tuple[int, list[bytes]]] = deque()
+        self._runs: list[_Run] = []
+        self._begin = 0
+        """Place of the first run that is not forgotten."""
+        self._limit_ns = -1
+        """Ids of this time and before are no longer in the window, forgotten or not."""
+        self._older: list[_Run] = []
+        """Runs that a restart brought back so far, the newest first."""
+        self._unheld_ns = -1
+        """Time of the newest id of the window that found no room at a restart."""
 
     def __len__(self) -> int:
         return len(self._seqs)
 
     @property
     def full(self) -> bool:
-        return self.bytes >= self.bytes_max
+        return self.bytes >= self.bytes_max or self._unheld_ns > self._limit_ns
 
     @property
     def next_expiry_ns(self) -> int | None:
         """When the oldest id leaves the window, or None when there is none."""
-        return self._runs[0][0] + self.window_ns if self._runs else None
+        return self._runs[self._begin].time_ns + self.window_ns if self._begin < len(self._runs) else None
+
+    @property
+    def behind(self) -> bool:
+        """Whether ids that have left the window are still to be forgotten."""
+        runs, begin = self._runs, self._begin
+        return begin < len(runs) and runs[begin].time_ns <= self._limit_ns
 
     def seen(self, msg_id: bytes) -> int:
-        """The sequence of the message that brought this id, or 0."""
-        return self._seqs.get(msg_id, 0)
+        """The sequence of the message that brought this id, or 0. Call ``expire`` first."""
+        seq = self._seqs.get(msg_id, 0)
+        if seq and self.behind:
+            run = self._runs[bisect_left(self._runs, seq, self._begin, key=_last_seq)]
+            return seq if run.time_ns > self._limit_ns else 0
+        return seq
 
     def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int) -> None:
         """Remember the ids of messages, just sequenced at ``time_ns``, with their sequences, and that the open block must
@@ -67,15 +105,15 @@ class Dedupe:
         if self.window_ns > 0:
             self._seqs.update(ids)
             self.bytes += _ENTRY_BYTES * len(ids) + sum(map(len, ids))
-            self._runs.append((time_ns, list(ids)))
+            self._runs.append(_Run(time_ns, max(ids.values()), list(ids)))
 
     def news(self, ids: Sequence[bytes]) -> bool:
-        """Whether no id in ``ids`` (b"": none) was seen before, nor stands in it twice."""
+        """Whether no id in ``ids`` (b"": none) was seen before, nor stands in it twice; False where that is not sure."""
         given = [msg_id for msg_id in ids if msg_id]
         return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
 
     def add_run(self, ids: Sequence[bytes], first_seq: int, time_ns: int) -> None:
-        """``add`` for all messages from ``first_seq`` on; b"" has no id."""
+        """``add`` for all messages from ``first_seq`` on; b"" has no id, but one of them has."""
         self.last_id = ids[-1]
         pairs = [(seq, msg_id) for seq, msg_id in enumerate(ids, first_seq) if msg_id]
         self.recorded += pairs
@@ -83,47 +121,70 @@ class Dedupe:
             given = [msg_id for _, msg_id in pairs]
             self._seqs.update(zip(given, (seq for seq, _ in pairs), strict=True))
             self.bytes += _ENTRY_BYTES * len(given) + sum(map(len, given))
-            self._runs.append((time_ns, given))
+            self._runs.append(_Run(time_ns, pairs[-1][0], given))
 
-    def _remember(self, msg_id: bytes, seq: int, time_ns: int) -> None:
-        if self.window_ns <= 0:
-            return
-        self._seqs[msg_id] = seq
-        self.bytes += _ENTRY_BYTES + len(msg_id)
-        runs = self._runs
-        if runs and runs[-1][0] == time_ns:
-            runs[-1][1].append(msg_id)
-        else:
-            runs.append((time_ns, [msg_id]))
-
-    def expire(self, now_ns: int) -> None:
-        """Forget the ids whose window is over."""
-        limit = now_ns - self.window_ns
+    def expire(self, now_ns: int, count: int = _EXPIRED_AT_ONCE) -> None:
+        """The ids whose window is over are in it no more, and ``count`` of them are forgotten."""
+        limit_ns = self._limit_ns = now_ns - self.window_ns
         runs, seqs = self._runs, self._seqs
-        while runs and runs[0][0] <= limit:
-            for msg_id in runs.popleft()[1]:
-                del seqs[msg_id]
+        while self._begin < len(runs) and (run := runs[self._begin]).time_ns <= limit_ns and count > 0:
+            ids, last_seq = run.ids, run.last_seq
+            some = ids[-count:]
+            for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
+                if seqs[msg_id] <= last_seq:  # else it came again after its window, which leaves it to its later run
+                    del seqs[msg_id]
+            count -= len(some)
+            if len(some) < len(ids):
+                del ids[-len(some):]
+            else:
+                self._begin += 1
         if not seqs:
             # A dictionary never gives its table back while it lives.
-            self._seqs = {}
+            self._seqs, self._runs, self._begin = {}, [], 0
+        elif self._begin > _BEGIN_MAX and self._begin > len(runs) // 16:
+            del runs[:self._begin]
+            self._begin = 0
 
     def take_recorded(self) -> list[tuple[int, bytes]]:
         """(sequence, id) of the messages with ids since the last call, in order: the open block's MSG_IDS."""
         recorded, self.recorded = self.recorded, []
         return recorded
 
-    def restore(self, ids: Iterable[tuple[int, bytes, int]], last_seq: int, now_ns: int) -> None:
-        """Take the ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence.
+    def restore(self, ids: Sequence[tuple[int, bytes, int]], now_ns: int) -> bool:
+        """Take ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence, all before those of the last
+        call, a few thousand at most. Returns whether to go on with older ones.
 
-        Called once after a restart, before the first id is looked up: publishes with ids wait for it.
+        Called after a restart, before the first id is looked up: publishes with ids wait for ``restored``.
         """
-        last_id = b""
-        for seq, msg_id, time_ns in ids:
-            if seq == last_seq:
-                last_id = msg_id
-            if time_ns + self.window_ns > now_ns and msg_id not in self._seqs:
-                self._remember(msg_id, seq, time_ns)
-        if self.last_id is None:
-            self.last_id = last_id
+        seqs, older, limit_ns = self._seqs, self._older, now_ns - self.window_ns
+        for seq, msg_id, time_ns in reversed(ids):
+            if time_ns <= limit_ns:
+                return False
+            if self.bytes >= self.bytes_max:
+                self._unheld_ns = time_ns
+                return False
+            if msg_id in seqs:
+                continue
+            seqs[msg_id] = seq
+            self.bytes += _ENTRY_BYTES + len(msg_id)
+            if older and older[-1].time_ns == time_ns:
+                older[-1].ids.append(msg_id)
+            else:
+                older.append(_Run(time_ns, seq, [msg_id]))
+        return True
+
+    def restored(self) -> None:
+        """The window's ids are back."""
+        older, self._older = self._older, []
+        older.reverse()
+        self._runs[:0] = older
         self.known = True
+
+
+def _last_seq(run: _Run) -> int:
+    return run.last_seq
+
+
+_BEGIN_MAX = 1024
+"""Forgotten runs that are worth less than moving the others; of very many a sixteenth, lest too many are freed at once."""

@@ -17,7 +17,8 @@ Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -63,6 +64,7 @@ class AckState:
         self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and its cheap removal
         # Acked beyond `delivered`: deliveries that a crash forgot. Stored as pending with consumer sequence 0.
         self.ahead: set[int] = set()
+        self._ahead_order: list[int] = []  # a heap of the same, and of what has left it meanwhile
         self._unsent: set[int] = set()  # in the queue because nobody was there: that delivery does not count
         self._low = 0
         self._unsettled = False
@@ -133,10 +135,12 @@ class AckState:
 
     def within(self, first_seq: int, last_seq: int) -> list[int]:
         """What is pending from ``first_seq`` to ``last_seq``, ascending."""
+        return _within(self.pending, first_seq, last_seq)
+
+    def exhausted(self, first_seq: int, last_seq: int) -> list[int]:
+        """What reached max_deliver from ``first_seq`` to ``last_seq``, ascending: counted, and not pending any more."""
         pending = self.pending
-        if last_seq - first_seq < len(pending):
-            return [seq for seq in range(first_seq, last_seq + 1) if seq in pending]
-        return sorted(seq for seq in pending if first_seq <= seq <= last_seq)
+        return [seq for seq in _within(self.redelivered, first_seq, last_seq) if seq not in pending]
 
     # ---- answers
 
@@ -182,6 +186,7 @@ class AckState:
         if seq in self.ahead:
             return False
         self.ahead.add(seq)
+        heapq.heappush(self._ahead_order, seq)
         self._changes.ahead.append(seq)
         self.last_ack_ns = at_ns
         self.changed = True
@@ -302,6 +307,7 @@ class AckState:
         self._changes.dropped += self.ahead
         self._changes.ahead.clear()
         self.ahead.clear()
+        self._ahead_order.clear()
         self.delivered_cseq, self.delivered_sseq = 0, next_seq - 1
         self.last_active_ns = self.last_ack_ns = 0
         self.changed = self._unsettled = True
@@ -322,7 +328,14 @@ class AckState:
 
     def forget_ahead(self, below: int, start: int = 0) -> None:
         """What was acked ahead from ``start`` to under ``below`` lies behind what was delivered, or is gone."""
-        passed = [s for s in self.ahead if start <= s < below]
+        passed: list[int] = []
+        if start:
+            passed = _within(self.ahead, start, below - 1)
+        else:
+            order = self._ahead_order
+            while order and order[0] < below:
+                if (seq := heapq.heappop(order)) in self.ahead:
+                    passed.append(seq)
         if passed:
             self.ahead.difference_update(passed)
             self._changes.dropped += passed
@@ -341,6 +354,7 @@ class AckState:
                 by_time.setdefault(then, []).append(seq)
             else:
                 self.ahead.add(seq)
+                self._ahead_order.append(seq)  # rising, so a heap
         for then, seqs in by_time.items():
             self._flights.restore(Flight(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
         if self.pending and self.waits_ns:
@@ -395,3 +409,13 @@ class AckState:
     def _rewait(self, at_ns: int, mono_ns: int) -> None:
         """What is pending waits by the present waits, from when it was delivered."""
         self._changes.rewritten(self._flights.rewrite(self._wait_of, at_ns, mono_ns))
+
+
+def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:
+    """Those of ``seqs``, a set or a dictionary, from ``first_seq`` to ``last_seq``, ascending.
+
+    Asked for each message that leaves a stream, so the cost is that of the range, however many ``seqs`` are.
+    """
+    if last_seq - first_seq < len(seqs):
+        return [seq for seq in range(first_seq, last_seq + 1) if seq in seqs]
+    return sorted(seq for seq in seqs if first_seq <= seq <= last_seq)

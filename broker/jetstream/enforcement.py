@@ -170,10 +170,12 @@ class Enforcement:
     async def _trim(self) -> None:
         """Take out what is past max_msgs and max_bytes."""
         stream = self._stream
-        if stream.retention.over:
+        while stream.retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
                 await decide(stream.live, stream.heads, lambda: stream.retention.trim(record=True))
             stream.log.urgent()
+            # Of very many blocks a slice has left.
+            await asyncio.sleep(0)
 
     async def _sweep(self) -> None:
         """Take out what is past max_msgs_per_subject, and say so."""

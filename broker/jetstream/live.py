@@ -1,7 +1,8 @@
 """The live state of one stream: what has been sequenced and not removed, persisted or not.
 
 Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
-Does not own: why a message is removed (sequencer, retention), where blocks come from (log) or are read (reading).
+Does not own: why a message is removed (sequencer, retention), where the front is cut (front), where blocks come from (log)
+or are read (reading).
 
     blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
                ^first_seq              ^persisted_seq + 1            last_seq^
@@ -11,39 +12,43 @@ block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the bl
 ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
 
 The blocks come at the first look at them: until then nobody but publishers was there, who need the numbers alone, and what
-the stream has is told by the applied state and by what is in flight.
+the stream has is told by the applied state and by what is in flight. Many of them come a slice at a time: who needs them
+awaits ``look``, and a decision that cannot wait raises ``Cold``.
 
-Everything here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
+There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
+lets go of the old one bit by bit.
+
+Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
 anything.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
+from broker.jetstream.front import Front, Removal
 from broker.jetstream.live_block import LiveBlock
-from broker.jetstream.rows import Cold, OpenRows, Rows, size_between, sizes
+from broker.jetstream.live_seqs import GAPLESS, alive, dead_set, next_live, ranges
+from broker.jetstream.look import Look, let_go
+from broker.jetstream.rows import Cold, OpenRows, Rows, size_between
 from broker.jetstream.usage import Usage
 from broker.storage.dead import DeadSet
 
 if TYPE_CHECKING:
+    from broker.storage.applied import StreamState
     from broker.storage.writer import OpenBlock, SealedBlock
 
 __all__ = ["Live", "LiveBlock", "Removal"]
 
+_LOOKED_AT_ONCE = 2048
+"""Blocks taken from the applied state between two turns of the loop: about 3 ms."""
 
-class Removal(NamedTuple):
-    """Messages that are about to leave one block: ``msgs`` live ones of ``size`` user bytes within first..last."""
-
-    block: LiveBlock
-    first: int
-    last: int
-    msgs: int
-    size: int
+_live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
 
 def _cold(block: LiveBlock) -> Rows:
@@ -54,14 +59,15 @@ class Live:
     """The numbers and the block table of one stream.
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
-        persisted blocks when somebody first looks; None: there are none, and never will be. ``usage`` counts the bytes of
-        all streams of its kind.
+        stream's applied state when somebody first looks, for its persisted blocks; None: there are none, and never will be.
+        ``on_looked(blocks)`` is told of those, some at a time. ``usage`` counts the bytes of all streams of its kind.
     Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
         message, kept for as long as nobody has ``looked``.
     """
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
-                 stored: Callable[[], Iterable[LiveBlock]] | None = None, usage: Usage | None = None) -> None:
+                 stored: Callable[[], StreamState | None] | None = None,
+                 on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None) -> None:
         self.usage = usage or Usage()
         self.first_seq = 0
         self.last_seq = 0
@@ -75,6 +81,8 @@ class Live:
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
         """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
         self._stored = stored
+        self._on_looked = on_looked
+        self._looking: Look | None = None
         self._blocks: list[LiveBlock] = []
         self._begins: list[int] = []
         self._stored_rows = stored_rows
@@ -86,26 +94,59 @@ class Live:
 
     @property
     def blocks(self) -> list[LiveBlock]:
-        """All of them, in order."""
+        """All of them, in order. Raises: Cold when ``look`` must come first."""
         if self._stored is not None:
-            self._look()
+            self._look_now()
         return self._blocks
 
     @property
     def _starts(self) -> list[int]:
-        """First sequence of each."""
+        """First sequence of each. Raises: Cold."""
         if self._stored is not None:
-            self._look()
+            self._look_now()
         return self._begins
 
-    def _look(self) -> None:
+    async def look(self) -> None:
+        """Have the blocks here, in as many turns of the loop as that takes. Nothing is removed meanwhile: who removes
+        messages looks first."""
+        while self._stored is not None:
+            if self._look(_LOOKED_AT_ONCE):
+                return
+            await asyncio.sleep(0)
+
+    def _look_now(self) -> None:
+        if not self._look(0):
+            raise Cold("the stream's blocks", work=self.look)
+
+    def _look(self, count: int) -> bool:
+        """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
         assert self._stored is not None
-        blocks, self._stored = list(self._stored()), None
-        applied = {block.first_seq: block for block in blocks}
+        look = self._looking
+        if look is None or look.first_seq != look.state.first_seq:
+            # The second: nothing of ours was live in what the applied state has let go of meanwhile.
+            state = self._stored()
+            if state is None:
+                return self._looked([], [])
+            look = self._looking = Look(state, self._on_looked)
+        if look.left > _LOOKED_AT_ONCE:
+            look.take(count)
+            return False
+        look.take(look.left)
+        blocks, self._looking = look.blocks, None
+        if blocks:
+            # What left at the front is told by the stream's totals alone.
+            blocks[0].live_msgs += look.state.msgs - look.msgs
+            blocks[0].live_bytes += look.state.bytes - look.bytes
+        return self._looked(blocks, look.begins)
+
+    def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
+        """``blocks`` are those of the applied state as it is now: add what is on its way, and have them."""
+        self._stored = None
+        # Of those in flight, which are newer than all others, some may be in the applied state by now, and we about to hear.
+        applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(self._in_flight)):]}
         for at, mine in enumerate(self._in_flight):
             if mine is not None:
                 assert not isinstance(mine, LiveBlock)
-                # It may be in the applied state by now, and we about to hear of it.
                 live = applied.get(mine.first_seq)
                 if live is None:
                     live = LiveBlock.of_open(mine)
@@ -115,7 +156,9 @@ class Live:
             self._tail = LiveBlock.of_open(self.open)
             blocks.append(self._tail)
         self._blocks = blocks
-        self._begins = [block.first_seq for block in blocks]
+        begins += [block.first_seq for block in blocks[len(begins):]]
+        self._begins = begins
+        return True
 
     def counts(self, block: OpenBlock[Any]) -> bool:
         """Whether the numbers count every message of ``block``, which takes messages."""
@@ -223,7 +266,7 @@ class Live:
 
     def next_live(self, block: LiveBlock, seq: int) -> int:
         """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
-        return _next_live(block, seq, self.hot)
+        return next_live(block, seq, self.hot)
 
     def last_live(self) -> int:
         """The last live sequence, or 0; in a block with gaps whose head is not in memory, one that is not below it."""
@@ -249,33 +292,26 @@ class Live:
             return ()
         dead = block.dead
         if block.gapless:
-            return range(start, end + 1) if dead is None else _alive(dead, range(start, end + 1))
+            return range(start, end + 1) if dead is None else alive(dead, range(start, end + 1))
         seqs = map(rows.seq_of, range(rows.ordinal_of(start), rows.ordinal_of(end + 1)))
         return [seq for seq in seqs if dead is None or seq not in dead]
 
     def live_before(self, seq: int) -> int:
         """How many live messages lie below ``seq``. Raises: Cold for a block with gaps."""
-        total = 0
-        for block in self.blocks:
-            if block.last_seq < seq:
-                total += block.live_msgs
-                continue
-            if block.first_seq < seq:
-                total += self._live_in(block, block.first_seq, seq - 1)
-            break
-        return total
+        return self.msgs - self.live_from(seq)
 
     def live_from(self, seq: int) -> int:
         """How many live messages lie at or above ``seq``. Raises: Cold for a block with gaps."""
-        total = 0
-        for block in reversed(self.blocks):
-            if block.first_seq >= seq:
-                total += block.live_msgs
-                continue
-            if block.last_seq >= seq:
-                total += self._live_in(block, seq, block.last_seq)
-            break
-        return total
+        if seq <= self.first_seq:
+            return self.msgs
+        blocks, i = self.blocks, self.index_at(seq)
+        if i == len(blocks):
+            return 0
+        block = blocks[i]
+        here = block.live_msgs if block.first_seq >= seq else self._live_in(block, seq, block.last_seq)
+        if 2 * i < len(blocks):
+            return here + self.msgs - sum(map(_live_msgs, blocks[:i + 1]))
+        return here + sum(map(_live_msgs, blocks[i + 1:]))
 
     def _live_in(self, block: LiveBlock, first: int, last: int) -> int:
         first = max(first, self.first_seq)
@@ -283,7 +319,7 @@ class Live:
             return 0
         if block.gapless and block.dead is None:
             return last - first + 1
-        rows = _GAPLESS if block.gapless else self.rows(block)
+        rows = GAPLESS if block.gapless else self.rows(block)
         return len(self.live_seqs(block, rows, first, last))
 
     @property
@@ -312,13 +348,13 @@ class Live:
                     gone.append(Removal(block, max(block.first_seq, self.first_seq), block.last_seq, block.live_msgs,
                                         block.live_bytes))
                 continue
-            part = self._part(block, block.first_seq, end_seq - 1)
+            part = self.part(block, block.first_seq, end_seq - 1)
             if part is not None:
                 gone.append(part)
             break
         return gone
 
-    def _part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
+    def part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
         """The live messages of ``block`` within first..last, which end inside it. Raises: Cold."""
         rows = self.rows(block)
         seqs = self.live_seqs(block, rows, first, last)
@@ -331,66 +367,53 @@ class Live:
             size = sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)
         return Removal(block, seqs[0], seqs[-1], len(seqs), size)
 
-    def after_msgs(self, count: int) -> int:
-        """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: Cold."""
-        for block in self.blocks:
-            if count >= block.live_msgs:
-                count -= block.live_msgs
-                if not count:
-                    return block.last_seq + 1
-                continue
-            start = max(block.first_seq, self.first_seq)
-            if block.gapless and block.dead is None:
-                return start + count
-            rows = _GAPLESS if block.gapless else self.rows(block)
-            return self.live_seqs(block, rows, start, block.last_seq)[count]
-        return self.last_seq + 1
-
-    def after_bytes(self, size: int) -> int:
-        """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: Cold."""
-        for block in self.blocks:
-            if size >= block.live_bytes:
-                size -= block.live_bytes
-                if size <= 0:
-                    return block.last_seq + 1
-                continue
-            rows = self.rows(block)
-            start = rows.ordinal_of(max(block.first_seq, self.first_seq))
-            for at, one in enumerate(sizes(rows, start, block.count), start):
-                seq = rows.seq_of(at)
-                if block.dead is not None and seq in block.dead:
-                    continue
-                size -= one
-                if size <= 0:
-                    return seq + 1
-        return self.last_seq + 1
-
     def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:
         """Carry out ``front(end_seq)``."""
-        whole = 0
         for block, _, _, msgs, size in gone:
             block.live_msgs -= msgs
             block.live_bytes -= size
             self.msgs -= msgs
             self.bytes -= size
             self.usage.bytes -= size
-        for block in self.blocks:
-            if block.last_seq >= end_seq or not block.persisted:
-                break
+        blocks, whole = self.blocks, 0
+        while whole < len(blocks) and blocks[whole].last_seq < end_seq and blocks[whole].persisted:
             whole += 1
         if whole:
-            del self.blocks[:whole]
+            del blocks[:whole]
             del self._begins[:whole]
         self._seek_first(end_seq)
+
+    def remove_front_of_most(self, front: Front) -> None:
+        """Carry out ``front_of_most``: a new table, and the old one is let go of bit by bit."""
+        blocks, end_seq = self.blocks, front.end_seq
+        whole = self.index_at(end_seq)
+        stay = whole
+        while stay and not blocks[stay - 1].persisted:
+            stay -= 1
+            blocks[stay].live_msgs = blocks[stay].live_bytes = 0
+        self._blocks, self._begins = blocks[stay:], self._begins[stay:]
+        let_go(blocks)
+        self.msgs -= front.msgs
+        self.bytes -= front.size
+        self.usage.bytes -= front.size
+        if front.part is not None:
+            front.part.block.live_msgs -= front.part.msgs
+            front.part.block.live_bytes -= front.part.size
+        self._seek_first(end_seq)
+
+    def let_go(self) -> None:
+        """The stream is no more, and with it its blocks."""
+        if self._stored is None:
+            self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.bytes, None))
 
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
         """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.
 
         The size of each range is exact when there is one; of several, the first carries it all, so that their sum is.
         """
-        dead = _dead_set(block)
-        ranges = _ranges(seqs)
-        for first, last in ranges:
+        dead = dead_set(block)
+        removed = ranges(seqs)
+        for first, last in removed:
             dead.add(first, last)
         count = len(seqs)
         block.live_msgs -= count
@@ -402,7 +425,7 @@ class Live:
             self._seek_first(self.first_seq)
         if not block.live_msgs and block.persisted:
             self._forget(block)
-        return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(ranges)]
+        return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(removed)]
 
     def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
         """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
@@ -431,10 +454,12 @@ class Live:
 
     def _seek_first(self, seq: int) -> None:
         """Set ``first_seq`` to the first live message at or after ``seq``."""
-        for block in self.blocks[self.index_at(seq):]:
+        blocks = self.blocks
+        for i in range(self.index_at(seq), len(blocks)):
+            block = blocks[i]
             if not block.live_msgs:
                 continue
-            first = _next_live(block, max(seq, block.first_seq), self.hot)
+            first = next_live(block, max(seq, block.first_seq), self.hot)
             if first <= block.last_seq:
                 self.first_seq = first
                 return
@@ -442,102 +467,3 @@ class Live:
 
 
 _ONE_FRAME: Sequence[int] = (0,)
-
-
-class _Gapless:
-    """Stands for rows that are not asked, since the block has no gaps."""
-
-    def ordinal_of(self, seq: int) -> int:
-        raise AssertionError("a gapless block needs no rows for this")
-
-    seq_of = ordinal_at = time_of = subject_of = user_bytes = ordinal_of
-
-
-_GAPLESS: Any = _Gapless()
-
-
-def _dead_set(block: LiveBlock) -> DeadSet:
-    """The block's set of dead sequences, with room for all it has; an open block gets room to grow into."""
-    dead = block.dead
-    if dead is not None and dead.last_seq >= block.last_seq:
-        return dead
-    last_seq = block.last_seq
-    if not block.persisted:
-        last_seq += max(8192, block.last_seq - block.first_seq)
-    grown = block.dead = DeadSet(block.first_seq, last_seq, last_seq - block.first_seq + 1)
-    if dead is not None:
-        for first, last in dead.seqs():
-            grown.add(first, last)
-    return grown
-
-
-_ALIVE = [bytes(1 - (byte >> bit & 1) for bit in range(8)) for byte in range(256)]
-
-
-def _alive(dead: DeadSet, seqs: range) -> Sequence[int]:
-    """Those of ``seqs``, which lie within the block, that are not dead."""
-    if dead.bits is None:
-        return [seq for seq in seqs if seq not in dead]
-    at = seqs.start - dead.first_seq
-    low = at >> 3
-    mask = b"".join(map(_ALIVE.__getitem__, dead.bits[low:(seqs.stop - dead.first_seq + 7) >> 3]))
-    return list(compress(seqs, mask[at - (low << 3):]))
-
-
-def _past_dead(dead: DeadSet, seq: int) -> int:
-    """The first sequence at or after ``seq`` that is not dead; it may lie beyond the block."""
-    bits = dead.bits
-    if bits is None:
-        i = bisect_right(dead.ranges, (seq, 1 << 64)) - 1
-        return dead.ranges[i][1] + 1 if i >= 0 and dead.ranges[i][1] >= seq else seq
-    at = seq - dead.first_seq
-    low = at >> 3
-    if low >= len(bits):
-        return seq
-    alive = ~bits[low] & 0xff & (0xff << (at & 7))
-    if not alive:
-        rest = bits[low + 1:]
-        left = rest.lstrip(b"\xff")
-        low += 1 + len(rest) - len(left)
-        if not left:
-            return dead.first_seq + (low << 3)
-        alive = ~left[0] & 0xff
-    return dead.first_seq + (low << 3) + (alive & -alive).bit_length() - 1
-
-
-def _ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Rising sequences as runs of neighbours."""
-    if isinstance(seqs, range) or seqs[-1] - seqs[0] + 1 == len(seqs):
-        return [(seqs[0], seqs[-1])]
-    ranges = []
-    first = last = seqs[0]
-    for seq in seqs[1:]:
-        if seq != last + 1:
-            ranges.append((first, last))
-            first = seq
-        last = seq
-    ranges.append((first, last))
-    return ranges
-
-
-def _next_live(block: LiveBlock, seq: int, hot: Callable[[LiveBlock], Rows | None]) -> int:
-    """The first live sequence of ``block`` at or after ``seq``; beyond its last one when there is none.
-
-    In a block with gaps whose head is not in memory it may be a gap's sequence before the message: still no live message
-    lies below it.
-    """
-    dead = block.dead
-    if dead is not None:
-        seq = _past_dead(dead, seq)
-    if block.gapless or seq > block.last_seq:
-        return seq
-    rows = hot(block)
-    if rows is None:
-        return seq
-    at = rows.ordinal_of(seq)
-    while at < block.count:
-        seq = rows.seq_of(at)
-        if dead is None or seq not in dead:
-            return seq
-        at += 1
-    return block.last_seq + 1

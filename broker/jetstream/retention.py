@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.decision import decide
 from broker.jetstream.filters import Filters
+from broker.jetstream.front import after_bytes, after_msgs, front_of_most, most_leave, slice_below
 from broker.jetstream.heads import blocks_from
 from broker.jetstream.live import LiveBlock
 from broker.jetstream.matching import matching_rows, may_match
@@ -86,22 +87,25 @@ class Retention:
             self.trim()
         except Cold:
             self._stream.enforcement.soon()
+        else:
+            if self.over:  # a slice has left
+                self._stream.enforcement.soon()
 
     def trim(self, record: bool = False) -> None:
-        """Take the oldest messages out until max_msgs and max_bytes hold. Raises: Cold."""
+        """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: Cold."""
         live = self._stream.live
         if self._max_msgs and live.msgs > self._max_msgs:
-            self.remove_front(live.after_msgs(live.msgs - self._max_msgs), record=record)
+            self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
         if self._max_bytes and live.bytes > self._max_bytes:
-            self.remove_front(live.after_bytes(live.bytes - self._max_bytes), record=record)
+            self.remove_front(slice_below(live, after_bytes(live, live.bytes - self._max_bytes)), record=record)
 
     # --- max_age ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
         """See to it that the first message leaves when it is too old."""
         stream = self._stream
-        if self._timer is None and self._max_age_ns and stream.live.msgs:
-            due_ns = stream.live.first_time[0] + self._max_age_ns - stream.clock.now_ns()
+        if self._timer is None and self._expiring is None and self._max_age_ns and stream.live.msgs:
+            due_ns = stream.first_time_ns + self._max_age_ns - stream.clock.now_ns()
             self._arm(min(max(due_ns, 0), _TIMER_NS_MAX))
 
     def arm_at(self, first_time_ns: int) -> None:
@@ -126,6 +130,10 @@ class Retention:
             return
         if not stream.log.clock_trusted():
             self._arm(1_000_000_000)
+            return
+        if not live.looked:
+            if self._expiring is None:
+                self._expiring = stream.start(self._expire_after(None), "expiry")
             return
         limit_ns = stream.clock.now_ns() - self._max_age_ns
         end_seq, more, whole = 0, False, 0
@@ -159,10 +167,12 @@ class Retention:
         if self._expiring is None:
             self._expiring = self._stream.start(self._expire_after(block), "expiry")
 
-    async def _expire_after(self, block: LiveBlock) -> None:
+    async def _expire_after(self, block: LiveBlock | None) -> None:
         rows = None
         try:
-            rows = await self._stream.heads.of(block)
+            await self._stream.look()
+            if block is not None:
+                rows = await self._stream.heads.of(block)
         except Exception as error:
             self._stream.warn("messages past max_age stay for now: %s", error)
             self._expiring = None
@@ -183,6 +193,8 @@ class Retention:
         """
         stream = self._stream
         live = stream.live
+        if most_leave(live, end_seq):
+            return self._remove_most(end_seq, record, purged)
         gone = live.front(end_seq)
         if not gone:
             return 0
@@ -194,6 +206,22 @@ class Retention:
             stream.log.block(stream).remove(first, last, msgs, size)
         stream.removed(gone, None, purged)
         return sum(removal.msgs for removal in gone)
+
+    def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
+        """``remove_front`` that names what stays and not what leaves, however many blocks that is. Raises: Cold."""
+        stream = self._stream
+        live = stream.live
+        front, last = front_of_most(live, end_seq)
+        if not front.msgs:
+            return 0
+        first_seq = live.first_seq
+        # Of what stays it is made anew sooner than what leaves is taken out.
+        stream.subjects.forget()
+        live.remove_front_of_most(front)
+        if record:
+            stream.log.block(stream).remove(last.first, last.last, last.msgs, last.size)
+        stream.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
+        return front.msgs
 
     def take_out(self, found: Iterable[tuple[int, int]]) -> None:
         """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
@@ -249,10 +277,15 @@ class Retention:
         """Remove all messages below ``seq`` (0: all) but the ``keep`` newest; returns how many. Needs a head or two."""
         stream = self._stream
         live = stream.live
-        if keep and keep >= live.msgs:
-            purged = 0
-        else:
-            purged, end_seq = await decide(live, stream.heads, lambda: self._cut_front(seq, keep))
+        purged = 0
+        if not keep or keep < live.msgs:
+            more = True
+            while more:
+                count, end_seq, more = await decide(live, stream.heads, lambda: self._cut_front(seq, keep))
+                purged += count
+                if more:
+                    stream.log.urgent()
+                    await asyncio.sleep(0)
             if not live.msgs and end_seq > live.first_seq:
                 # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
                 if not purged and end_seq - 1 > live.last_seq:
@@ -266,10 +299,12 @@ class Retention:
         self.tell_purged(Filters(()), 0)
         return purged
 
-    def _cut_front(self, seq: int, keep: int) -> tuple[int, int]:
+    def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
+        """Take out all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, whether more is left."""
         live = self._stream.live
-        end_seq = live.after_msgs(max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
-        return self.remove_front(end_seq, record=True, purged=True), end_seq
+        end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
+        slice_seq = slice_below(live, end_seq)
+        return self.remove_front(slice_seq, record=True, purged=True), end_seq, slice_seq != end_seq
 
     async def purge_matching(self, filters: Filters, seq: int, keep: int) -> int:
         """Remove the messages that match and are there now, below ``seq`` (0: no bound), but the ``keep`` newest.

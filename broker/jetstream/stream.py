@@ -23,8 +23,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
@@ -34,9 +36,10 @@ from broker.jetstream.dedupe import Dedupe
 from broker.jetstream.enforcement import Enforcement
 from broker.jetstream.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.front import Removal, joined
 from broker.jetstream.heads import Heads, blocks_from
 from broker.jetstream.inlet import Inlet
-from broker.jetstream.live import Live, LiveBlock, Removal
+from broker.jetstream.live import Live, LiveBlock
 from broker.jetstream.numbers import SEQ_MAX
 from broker.jetstream.reading import Loading, Reading
 from broker.jetstream.retention import Retention
@@ -72,8 +75,14 @@ Subject = bytes
 
 _log = logging.getLogger(__name__)
 
-_IDS_AT_ONCE = 24
+_IDS_BLOCKS_AT_ONCE = 24
 """Blocks whose ids are read side by side after a restart: a busy window has thousands, and publishes wait for them."""
+
+_IDS_AT_ONCE = 65_536
+"""Messages that those blocks have together, unless one has more: their ids are in memory twice."""
+
+_IDS_A_TURN = 2048
+"""Ids taken back, or forgotten, between two turns of the loop: about 2 ms."""
 
 _ONE_TIME_NS = 100_000_000
 """Messages of a block that lie no further apart may share its last time, where only the window of ids asks."""
@@ -82,6 +91,8 @@ _CEILING_STEP = 65_536
 
 _SORTED_MAX = 100_000
 """Subjects put in order for an answer; more are paged, and put in order by who pages them."""
+
+_last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
 
 
@@ -117,7 +128,7 @@ class Stream:
         self.ceiling = 0
         self.stored = config.storage != "memory"
         self._ceiling_asked = 0
-        self.live = Live(self._cached_head, self._stored_blocks if self.stored else None, usage)
+        self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
         self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -169,19 +180,23 @@ class Stream:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
 
-    def _stored_blocks(self) -> list[LiveBlock]:
-        """The persisted blocks, at the first look at them."""
-        state = self.log.state.streams.get(self.stream_id)
-        blocks = list(map(LiveBlock.of_entry, state.blocks)) if state is not None else []
-        if state is not None and blocks:
-            # What left at the front is told by the stream's totals alone.
-            blocks[0].live_msgs = state.msgs - sum(block.live_msgs for block in blocks[1:])
-            blocks[0].live_bytes = state.bytes - sum(block.live_bytes for block in blocks[1:])
-        if not self.dedupe.known:
-            # Noted here, since a message may leave before somebody asks for its id.
-            since_ns = self.clock.now_ns() - self.dedupe.window_ns
-            self._with_ids = [block for block in blocks if block.last_time_ns > since_ns] or blocks[-1:]
-        return blocks
+    def _applied(self) -> StreamState | None:
+        return self.log.state.streams.get(self.stream_id)
+
+    def _looked(self, blocks: Sequence[LiveBlock]) -> None:
+        """These persisted blocks are here, the next in order."""
+        if self.dedupe.known or not blocks:
+            return
+        # Noted here, since a message may leave before somebody asks for its id.
+        since_ns, noted = self.clock.now_ns() - self.dedupe.window_ns, self._with_ids
+        if noted and noted[-1].last_time_ns <= since_ns:
+            noted.clear()  # it was the last, so far
+        noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+
+    async def look(self) -> None:
+        """Have the blocks in ``live``: to be awaited before anything but a publish. See ``Live.look``."""
+        if not self.live.looked:
+            await self.live.look()
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -203,8 +218,9 @@ class Stream:
 
     @property
     def first_time_ns(self) -> int:
-        """Time of the first live message, or its block's first time while its head is not in memory."""
-        return self.live.first_time[0]
+        """Time of the first live message, or its block's first time while its head is not in memory. Looks at nothing."""
+        live = self.live
+        return live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
 
     @property
     def last_time_ns(self) -> int:
@@ -241,8 +257,7 @@ class Stream:
                 delta = consumer.take_delta()
                 if delta is not None and self.consumers.get(consumer.name) is consumer:
                     block.add_record(RecordKind.CONSUMER_STATE, delta)
-        first_time_ns = live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
-        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, first_time_ns)
+        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
         live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -324,41 +339,46 @@ class Stream:
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
+        await self.look()
         return await self.reading.count_from(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.get(seq)
 
     async def get_last(self, wanted: Subject) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.get_last(wanted)
 
     async def get_next(self, wanted: Subject, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.get_next(wanted, seq, start_time_ns)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.last_seqs(filters)
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """The last sequence at or below ``up_to_seq`` of each matching subject, rising. Raises: as ``get``."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.last_seqs_by_subject(filters, up_to_seq)
 
     async def seq_at(self, time_ns: int) -> int:
         """The first sequence at or after a time; last_seq + 1 when there is none. Raises: as ``get``."""
-        self._readable()
+        await self._readable_blocks()
         return await self.reading.seq_at(time_ns)
 
     def _readable(self) -> None:
         if self.log.muted:
             raise ApiError(NOT_AVAILABLE)
+
+    async def _readable_blocks(self) -> None:
+        self._readable()
+        await self.look()
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -368,6 +388,7 @@ class Stream:
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
         await self.inlet.quiet()
+        await self.look()
         return await self.retention.delete(seq)
 
     async def purge(self, wanted: Subject | None, seq: int = 0, keep: int = 0) -> int:
@@ -375,6 +396,7 @@ class Stream:
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
+        await self.look()
         filters = Filters(() if wanted is None else (wanted,))
         if seq == 1:
             return 0
@@ -405,11 +427,15 @@ class Stream:
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
         if self.consumers:
-            def tell(consumer: Consumer) -> None:
-                for removal in gone:
-                    consumer.removed(removal.first, removal.last, removal.msgs, subject, purged=purged)
+            self.tell_removed(joined(gone), subject, purged)
 
-            self._tell_consumers(tell)
+    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: Subject | None, purged: bool) -> None:
+        """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
+        def tell(consumer: Consumer) -> None:
+            for first, last, msgs in ranges:
+                consumer.removed(first, last, msgs, subject, purged=purged)
+
+        self._tell_consumers(tell)
 
     def _tell_consumers(self, tell: Callable[[Consumer], None]) -> None:
         """Have each of them hear of what has happened to the stream; one that fails at it counts again what it has to come,
@@ -444,6 +470,7 @@ class Stream:
         """
         self._readable()
         await self.inlet.quiet()
+        await self.look()
         live = self.live
         subjects = await self.subjects.distinct()
         first_time_ns = await decide(live, self.heads, self._first_time)
@@ -508,14 +535,26 @@ class Stream:
         return self.live.hot(block) or await self.reader.head(block)
 
     async def load_ids(self) -> None:
-        """The ids of the window, and of the last message, from the cores of the blocks that are young enough."""
+        """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest
+        first, as many as may be held, a slice in each turn of the loop."""
         live, dedupe = self.live, self.dedupe
-        assert live.blocks is not None, "which looks"
-        ids: list[tuple[int, Subject, int]] = []
-        for at in range(0, len(self._with_ids), _IDS_AT_ONCE):
-            for found in await asyncio.gather(*map(self._ids_of, self._with_ids[at:at + _IDS_AT_ONCE])):
-                ids += found
-        dedupe.restore(ids, live.last_seq, self.clock.now_ns())
+        await self.look()
+        blocks, more = self._with_ids, True
+        while blocks and more:
+            some, count = [blocks[-1]], blocks[-1].count
+            while len(some) < min(_IDS_BLOCKS_AT_ONCE, len(blocks)) and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
+                some.append(blocks[-1 - len(some)])
+                count += some[-1].count
+            for ids in await asyncio.gather(*map(self._ids_of, some)):
+                if dedupe.last_id is None:
+                    dedupe.last_id = ids[-1][1] if ids and ids[-1][0] == live.last_seq else b""
+                for end in range(len(ids), 0, -_IDS_A_TURN):
+                    more = more and dedupe.restore(ids[max(0, end - _IDS_A_TURN):end], self.clock.now_ns())
+                    await asyncio.sleep(0)
+            del blocks[-len(some):]
+        if dedupe.last_id is None:
+            dedupe.last_id = b""
+        dedupe.restored()
         self._with_ids = []
         self._expire_ids_later()
 
@@ -543,12 +582,12 @@ class Stream:
     def _expire_ids_later(self) -> None:
         due_ns = self.dedupe.next_expiry_ns
         if self._dedupe_timer is None and due_ns is not None:
-            delay_ns = max(due_ns - self.clock.now_ns(), 50_000_000)
+            delay_ns = max(due_ns - self.clock.now_ns(), 5_000_000 if self.dedupe.behind else 50_000_000)
             self._dedupe_timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire_ids)
 
     def _expire_ids(self) -> None:
         self._dedupe_timer = None
-        self.dedupe.expire(self.clock.now_ns())
+        self.dedupe.expire(self.clock.now_ns(), _IDS_A_TURN)
         self._expire_ids_later()
 
     # --- tasks --------------------------------------------------------------------------------------------------------

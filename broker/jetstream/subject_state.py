@@ -89,6 +89,7 @@ class SubjectState:
 
     async def build(self) -> SubjectIndex:
         """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
+        await self._live.look()
         async with self._building:
             steps = -1
             held: Sequence[Rows | None] = ()

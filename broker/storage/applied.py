@@ -14,6 +14,7 @@ lowest.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import byteorder
 from typing import Any
@@ -22,7 +23,7 @@ from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, Bloc
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
-from broker.storage.table import BlockTable
+from broker.storage.table import BlockTable, Kept, log_keys
 
 __all__ = ["ConsumerState", "LetGo", "ShardState", "StreamState", "position_key"]
 
@@ -203,10 +204,13 @@ class ShardState:
 
     ``segments`` counts, for each segment that is not let go, the blocks that live in it: 0 means that nothing names it.
     While a replay runs the counts are not kept; ``settle`` makes them. In a reader's state they never are.
+
+    Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
+    at a time, by ``tidy``. Until then a count is too high, which keeps a segment and never loses one.
     """
 
-    __slots__ = ("_deleted", "_unmade", "letgo", "names", "opening", "position", "replaying", "segments", "streams",
-                 "unnamed", "unwanted", "wanted")
+    __slots__ = ("_deleted", "_leaving", "_unmade", "freed", "letgo", "names", "on_left", "opening", "position",
+                 "replaying", "segments", "streams", "unnamed", "unwanted", "wanted")
 
     def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
         self.wanted = wanted
@@ -223,6 +227,11 @@ class ShardState:
         """position_key → blocks that live there"""
         self.unnamed: set[int] = set()
         """Those of ``segments`` with no live block."""
+        self.freed = START
+        """``position`` when last a segment lost its last live block: what a root at or beyond it no longer needs."""
+        self.on_left: Callable[[], object] | None = None
+        """Called when blocks left their stream; whoever sets it calls ``tidy`` until nothing is left to do."""
+        self._leaving: deque[list[Kept]] = deque()
         self.position = START
         self.opening: dict[str, Any] = {}
         """Body of the newest OPENING record."""
@@ -299,15 +308,16 @@ class ShardState:
         for stream in self.streams.values():
             if stream.offline is not None:
                 continue  # nothing is swept while there is one
-            for entry in stream.blocks:
-                if entry.ref.place == BlockPlace.LOG:
-                    key = position_key(entry.ref.position)
+            for page in stream.blocks.pages:
+                for key in log_keys(page.entries):
                     if key not in segments:
                         raise Corrupt(f"stream {stream.name}", "block table", 0,
-                                      f"it names segment {entry.ref.position}, which was let go")
+                                      f"it names segment {_position(key)}, which was let go")
                     segments[key] += 1
         self.segments = segments
         self.unnamed = {key for key, count in segments.items() if not count}
+        # Which of them had blocks is not known any more: a few pass for records, of which each owner leaves some.
+        self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _made(self, core: BlockCore) -> StreamState | None:
         """The stream that this block creates; None for a block of one that is gone by now, as a newer page has it."""
@@ -347,7 +357,7 @@ class ShardState:
         for removed in core.removed:
             left = blocks.remove(*removed)
             if left and counting:
-                self._left(left)
+                self._left([left])
         deleted = False
         for record in core.records:
             kind = record.kind
@@ -423,20 +433,38 @@ class ShardState:
         name = (stream.account, stream.name)
         if self.names.get(name) == stream.stream_id:
             del self.names[name]
-        if not self.replaying:
-            self._left(entry.ref for entry in stream.blocks)
+        left = stream.blocks.clear()
+        if left and not self.replaying:
+            self._left(left)
 
-    def _left(self, refs: Iterable[BlockRef]) -> None:
-        for ref in refs:
-            if ref.place != BlockPlace.LOG:
-                continue
-            key = position_key(ref.position)
-            count = self.segments.get(key)
-            if count is None:
-                continue  # let go together with an off line stream's blocks
-            self.segments[key] = count - 1
-            if count == 1:
-                self.unnamed.add(key)
+    def _left(self, blocks: list[list[Kept]]) -> None:
+        self._leaving += blocks
+        self.tidy(_LEFT_AT_ONCE)
+        if self.on_left is not None:
+            self.on_left()
+        else:
+            while self.tidy(_LEFT_AT_ONCE):
+                pass
+
+    def tidy(self, count: int) -> bool:
+        """Take up to ``count`` of the blocks that left out of the counts; returns whether there are more."""
+        leaving, segments = self._leaving, self.segments
+        while leaving and count > 0:
+            page = leaving[-1]
+            some = page[-count:]
+            del page[-count:]
+            if not page:
+                leaving.pop()
+            count -= len(some)
+            for key in log_keys(some):
+                live = segments.get(key)
+                if live is None:
+                    continue  # let go together with an off line stream's blocks
+                segments[key] = live - 1
+                if live == 1:
+                    self.unnamed.add(key)
+                    self.freed = self.position
+        return bool(leaving)
 
 
 def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
@@ -459,6 +487,14 @@ def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
         for number in range(first, last + 1):
             yield Position(epoch, number)
 
+
+def _position(key: int) -> Position:
+    return Position(key >> 48, key & ((1 << 48) - 1))
+
+
+_RECORDS_MAX = 16
+_LEFT_AT_ONCE = 1024
+"""Blocks taken out of the counts where they left: less than a millisecond."""
 
 _CREATE_KEYS = frozenset(("name", "config", "created_ns", "d", "f", "la", "add", "drop", "re", "x"))
 _STREAM_KEYS = frozenset(("account", "name", "config", "created_ns", "ceiling"))

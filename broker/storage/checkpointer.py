@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.storage.applied import ShardState, StreamState
 from broker.storage.format.checkpoint import Root
@@ -37,6 +37,8 @@ from broker.storage.snapshot import Snapshot
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PAGE_OBJECTS_MAX = 32
 """When a root names more objects than this, a round writes the pages of the oldest anew."""
@@ -135,6 +137,10 @@ class Checkpointer:
         return (self._segments >= settings.segments or self._head_bytes >= settings.head_bytes
                 or self._empty >= settings.empty_segments)
 
+    def cut_soon(self) -> None:
+        """Cut a checkpoint though none is due: what was freed is deleted only once three roots lie beyond it."""
+        self._wake.set()
+
     async def cut(self) -> bool:
         """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is off line.
 
@@ -212,7 +218,7 @@ class Checkpointer:
 
     async def _round(self, start: Position) -> None:
         state = self._log.state
-        extra = shard_extra(state)
+        extra = await _in_turns(shard_extra(state))
         moved = self._moving()
         pages, members, needed = self._dirty_pages(state, moved)
         bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
@@ -334,6 +340,17 @@ class Checkpointer:
             if holder is not None:
                 raise describe(holder, key)
             return
+
+
+async def _in_turns(steps: Generator[None, None, T]) -> T:
+    """What ``steps`` returns, with a turn of the loop after each of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 def _places(stream: StreamState) -> Iterator[PageRef]:

@@ -16,10 +16,10 @@ Dedupe and subject state are not here: both are made from block heads when they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from broker.storage.applied import ConsumerState, LetGo, ShardState, StreamState, pack_runs, position_key, unpack_runs
+from broker.storage.applied import ConsumerState, LetGo, ShardState, StreamState, position_key, unpack_runs
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import Position
@@ -32,6 +32,9 @@ DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
 INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state; more have a page of their own."""
+
+_RUNS_AT_ONCE = 4096
+_NUMBER = (1 << 48) - 1
 
 _DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
@@ -174,10 +177,23 @@ def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[
         raise Corrupt(f"page of stream {stream.name}", "page", ref.offset, repr(error)) from None
 
 
-def shard_extra(state: ShardState) -> dict[str, Any]:
-    """What belongs to no stream, for the root, as of now."""
-    return {"segments": list(pack_runs(_positions(state.segments))), "opening": state.opening,
-            "letgo": [[list(letgo.position), letgo.body()] for letgo in state.letgo.values()]}
+def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
+    """What belongs to no stream, for the root, as of the first step; the loop may turn after each.
+
+    There may be a million segments: the keys, which were applied in rising order, are copied at once, and packed a slice at
+    a time.
+    """
+    keys, opening, letgos = list(state.segments), state.opening, list(state.letgo.values())
+    runs: list[list[int]] = []
+    for run in _key_runs(keys):
+        runs.append(run)
+        if len(runs) % _RUNS_AT_ONCE == 0:
+            yield
+    letgo = []
+    for one in letgos:
+        yield
+        letgo.append([list(one.position), one.body()])
+    return {"segments": runs, "opening": opening, "letgo": letgo}
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,
@@ -197,6 +213,19 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
     return state
 
 
-def _positions(keys: dict[int, int]) -> Iterator[Position]:
-    for key in keys:
-        yield Position(key >> 48, key & ((1 << 48) - 1))
+def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:
+    """Rising position keys as ``pack_runs`` gives positions; of a long run only a few are looked at.
+
+    Neighbours differ by one, within an epoch and never across one: no log has 2^48 segments.
+    """
+    at, count = 0, len(keys)
+    while at < count:
+        last, step = at, 1
+        while last + step < count and keys[last + step] == keys[last] + step:
+            last += step
+            step *= 2
+        while step := step // 2:
+            if last + step < count and keys[last + step] == keys[last] + step:
+                last += step
+        yield [keys[at] >> 48, keys[at] & _NUMBER, keys[last] & _NUMBER]
+        at = last + 1

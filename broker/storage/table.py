@@ -13,16 +13,18 @@ millions, and the garbage collector forgets those. A ``BlockEntry`` is made of i
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from broker.storage.dead import DeadSet
-from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockRef, PackedRef
+from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
 
-__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "TablePage"]
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "TablePage", "log_keys"]
 
 PAGE_ENTRIES = 1024
+
+_LOG = int(BlockPlace.LOG)
 
 
 class BlockEntry:
@@ -86,6 +88,17 @@ Kept = PackedRef | BlockEntry
 """How a page keeps a block: a reference of which nothing is dead, or an entry."""
 
 
+def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
+    """``epoch << 48 | number`` of the segment that each of ``blocks`` lies in, but for those that lie in runs."""
+    for kept in blocks:
+        if isinstance(kept, BlockEntry):
+            ref = kept.ref
+            if ref.place == BlockPlace.LOG:
+                yield ref.position[0] << 48 | ref.position[1]
+        elif kept[0] == _LOG:
+            yield kept[1] << 48 | kept[2]
+
+
 class TablePage:
     """Up to 1024 neighbouring entries. ``place`` says where a checkpoint keeps them; None: changed since."""
 
@@ -117,6 +130,16 @@ class BlockTable:
     def __iter__(self) -> Iterator[BlockEntry]:
         for page in self.pages:
             yield from map(_entry, page.entries)
+
+    def steady(self) -> Iterator[BlockEntry]:
+        """As ``iter``, while blocks may be appended, but none leave."""
+        p = i = 0
+        while p < len(self.pages):
+            entries = self.pages[p].entries
+            while i < len(entries):
+                yield _entry(entries[i])
+                i += 1
+            p, i = p + 1, 0
 
     @property
     def last_seq(self) -> int:
@@ -154,9 +177,9 @@ class BlockTable:
         for page in self.pages[p + 1:]:
             yield from map(_entry, page.entries)
 
-    def remove(self, first: int, last: int, msgs: int, size: int) -> list[BlockRef]:
+    def remove(self, first: int, last: int, msgs: int, size: int) -> list[Kept]:
         """Mark a removed range dead; returns the blocks that left."""
-        left: list[BlockRef] = []
+        left: list[Kept] = []
         p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
         emptied = False
         while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
@@ -172,31 +195,46 @@ class BlockTable:
                         entries[i] = entry
                         if entry.dead_count >= entry.ref.count:
                             gone.add(i)
-                            left.append(entry.ref)
+                            left.append(entry)
                 i += 1
-            if gone:
+            if len(gone) == 1:
+                del entries[gone.pop()]
+                emptied = emptied or not entries
+            elif gone:
                 page.entries = [kept for i, kept in enumerate(entries) if i not in gone]
                 emptied = emptied or not page.entries
             p += 1
-        self._dropped(len(left), emptied)
+        self._count -= len(left)
+        if emptied:
+            self.pages = [page for page in self.pages if page.entries]
         return left
 
-    def trim(self, first_seq: int) -> list[BlockRef]:
-        """Drop the blocks that lie wholly below ``first_seq``; returns them."""
-        left: list[BlockRef] = []
-        emptied = False
+    def trim(self, first_seq: int) -> list[list[Kept]]:
+        """Drop the blocks that lie wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
+        left: list[list[Kept]] = []
+        whole = 0
         for page in self.pages:
             entries = page.entries
             if _last(entries[0]) >= first_seq:
                 break
-            keep = 0
-            while keep < len(entries) and _last(entries[keep]) < first_seq:
-                left.append(_entry(entries[keep]).ref)
-                keep += 1
+            keep = len(entries) if _last(entries[-1]) < first_seq else bisect_left(entries, first_seq, key=_last)
+            self._count -= keep
+            if keep == len(entries):
+                left.append(entries)
+                whole += 1
+                continue
+            left.append(entries[:keep])
             del entries[:keep]
             page.place = None
-            emptied = emptied or not entries
-        self._dropped(len(left), emptied)
+            break
+        del self.pages[:whole]
+        return left
+
+    def clear(self) -> list[list[Kept]]:
+        """Drop all blocks; returns them, page by page."""
+        left = [page.entries for page in self.pages]
+        self.pages = []
+        self._count = 0
         return left
 
     def load(self, page: TablePage) -> None:
@@ -206,11 +244,6 @@ class BlockTable:
                 raise ValueError("the pages of a block table overlap")
             self.pages.append(page)
             self._count += len(page.entries)
-
-    def _dropped(self, count: int, emptied: bool) -> None:
-        self._count -= count
-        if emptied:
-            self.pages = [page for page in self.pages if page.entries]
 
 
 def _entry(kept: Kept) -> BlockEntry:

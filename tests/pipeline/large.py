@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
 from typing import Any
 
 from broker.storage.format.block import BlockPlace, BlockRef, SubjectSummary
@@ -52,7 +53,7 @@ async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> No
     buffers, directory = encode_pages(own, _NONCE, [Page(PageKind.DIRECTORY, position, 0, [entry])])
     await store.put(PATHS.pages(own), buffers)
     await store.put(PATHS.checkpoint(position),
-                    [Root(position, position, tuple(directory), shard_extra(before)).encode(_NONCE)])
+                    [Root(position, position, tuple(directory), _result(shard_extra(before))).encode(_NONCE)])
 
 
 def _block(n: int, subjects: int, rng: random.Random) -> BlockRef:
@@ -65,3 +66,12 @@ def _block(n: int, subjects: int, rng: random.Random) -> BlockRef:
         rows = tuple(sorted(rows))
     return BlockRef(BlockPlace.LOG, Position(1, n + 1), 0, _STREAM_ID, 160, 900, 1100, 9_000, 10_100, 8_000_000, first,
                     first + BLOCK_MESSAGES - 1, BLOCK_MESSAGES, 8_100_000, at_ns, at_ns + 999_999_999, rows)
+
+
+def _result(steps: Generator[None, None, dict[str, Any]]) -> dict[str, Any]:
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: dict[str, Any] = end.value
+        return result

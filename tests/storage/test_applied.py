@@ -16,7 +16,7 @@ from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
-from broker.storage.table import PAGE_ENTRIES, BlockTable
+from broker.storage.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 
 def ref(first: int, last: int, number: int = 1, count: int | None = None) -> BlockRef:
@@ -253,5 +253,7 @@ def test_a_block_with_gaps() -> None:
     assert entry.dead_count == 2
     assert entry.is_dead(10)
     assert not entry.is_dead(1_000_000)
-    assert table.remove(5, 2_000_000, 1, 40) == [entry.ref]
+    [left] = table.remove(5, 2_000_000, 1, 40)
+    assert isinstance(left, BlockEntry)
+    assert left.ref == entry.ref
     assert len(table) == 0

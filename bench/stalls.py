@@ -1,0 +1,182 @@
+"""How long the event loop stands still for one stream of very many blocks, or of very many message ids.
+
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000]      prints one JSON line: [ms, ms of the processor] by what was done
+
+The broker's own parts in this process, on a log in memory: to publish a million blocks would take an hour. The loop's
+longest pause is measured by a task that does nothing but turn: in time, to which other processes on the machine add, and
+in the loop's own processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import time
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.jetstream.dedupe import Dedupe
+from broker.jetstream.limits import AccountLimits, ServerLimits
+from broker.jetstream.stream import Stream
+from broker.jetstream.stream_config import StreamConfig
+from broker.jetstream.stream_rules import check_stream
+from broker.storage.applied import ShardState, StreamState, position_key
+from broker.storage.cache import Cache
+from broker.storage.checkpointer import Checkpointer
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log import Log
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.reader import BlockReader
+from broker.storage.snapshot import Snapshot
+from broker.storage.sweeper import Sweeper
+
+__all__ = ["main"]
+
+PATHS = ShardPaths(0)
+A_BLOCK = 10
+
+
+class Bus:
+    """Takes replies and forgets them."""
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        return 1
+
+    def pub_acks(self, *_: Any) -> None:
+        pass
+
+    pub_acks_each = pub_acks
+
+
+def fill(state: ShardState, blocks: int) -> StreamState:
+    """A stream of so many blocks in as many segments, as replay leaves it."""
+    stream = StreamState(7, "$G", "S", {"name": "S", "subjects": ["S.>"]}, 1)
+    state.streams[7], state.names["$G", "S"] = stream, 7
+    now = time.time_ns()
+    for i in range(1, blocks + 1):
+        first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
+        stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, now + i, now + i,
+                              ((b"S.a", A_BLOCK, first, last),)))
+        state.segments[position_key(Position(1, i))] = 1
+    stream.last_seq = stream.msgs = blocks * A_BLOCK
+    stream.bytes = 100 * stream.msgs
+    stream.first_time_ns, stream.last_time_ns = now + 1, now + blocks
+    state.position = stream.position = Position(1, blocks)
+    return stream
+
+
+class Stalls:
+    """A stream, and the longest time that the loop stood still in each of several pieces of work."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.worst: dict[str, tuple[float, float]] = {}
+
+    async def open(self) -> None:
+        clock, rng, store = SystemClock(), random.Random(1), MemoryStore()
+        state = ShardState()
+        stored = fill(state, self.blocks)
+        self.log = Log(store, PATHS.log, 1, bytes(16), state, clock, rng)
+        snapshot = Snapshot(state, None, {}, [], False, 0, 0, 0, [])
+        self.checkpointer = Checkpointer(self.log, PATHS, snapshot, rng, executor=ThreadPoolExecutor(1))
+        self.sweeper = Sweeper(self.log, PATHS, clock, rng)
+        self.sweeper.start(self.checkpointer)
+        given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"]})
+        reader = BlockReader(store, Cache(1 << 20), lambda ref: object_key(PATHS, ref))
+        self.stream = Stream(check_stream(given, {}, AccountLimits(), ServerLimits()), stored, account="$G", stream_id=7,
+                             created_ns=1, log=self.log, reader=reader, bus=Bus(), clock=clock, rng=rng)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        await self.sweeper.stop()
+        self.stream.close()
+        await self.log.close()
+
+    async def measure(self, what: str, work: Awaitable[Any]) -> None:
+        """Do ``work`` and what follows from it, with no collection of garbage, and keep the longest pause."""
+        gc.collect()
+        gc.disable()
+        worst = worst_cpu = 0.0
+        idle = 0
+        done = asyncio.ensure_future(work)
+        last, last_cpu = time.perf_counter(), time.thread_time()
+        while idle < 2000:
+            await asyncio.sleep(0)
+            now, now_cpu = time.perf_counter(), time.thread_time()
+            worst, worst_cpu = max(worst, now - last), max(worst_cpu, now_cpu - last_cpu)
+            last, last_cpu = now, now_cpu
+            idle = idle + 1 if done.done() else 0
+        gc.enable()
+        await done
+        self.worst[what] = round(1e3 * worst, 1), round(1e3 * worst_cpu, 1)
+
+    async def run(self) -> None:
+        await self.open()
+        blocks, stream = self.blocks, self.stream
+        await self.measure("a checkpoint", self.checkpointer.cut())
+        await self.measure("first look after a restart", stream.look())
+        await self.measure("purge of a third", stream.purge(None, blocks // 3 * A_BLOCK + 1, 0))
+        await self.measure("purge of all", self._purge())
+        await self.close()
+        await self.open()
+        await self.stream.look()
+        await self.measure("delete of the stream", self._delete())
+        await self.close()
+
+    async def _purge(self) -> None:
+        await self.stream.purge(None, 0, 0)
+        await self.log.persisted()
+
+    async def _delete(self) -> None:
+        self.log.block(self.stream).add_record(RecordKind.STREAM_DELETE, {})
+        self.stream.close()
+        self.stream.live.let_go()
+        self.log.urgent()
+        await self.log.persisted()
+
+
+async def ids(count: int, stalls: Stalls) -> None:
+    """The ids of a window come back after a restart, and leave it all at one time."""
+    window = Dedupe(120 * 10**9, known=False, bytes_max=256 << 20)
+    now = time.time_ns()
+    taken = [[(seq, b"order-%012d" % seq, now + seq) for seq in range(at, at + 4096)]
+             for at in range(count // 4096 * 4096, 0, -4096)]
+
+    async def restore() -> None:
+        for some in taken:
+            window.restore(some, now)
+            await asyncio.sleep(0)
+        window.restored()
+
+    async def expire() -> None:
+        while len(window):
+            window.expire(now + 240 * 10**9, 4096)
+            await asyncio.sleep(0)
+
+    await stalls.measure("ids of the window after a restart", restore())
+    await stalls.measure("ids leaving the window", expire())
+
+
+async def measured(blocks: int, count: int) -> dict[str, tuple[float, float]]:
+    stalls = Stalls(blocks)
+    await stalls.run()
+    await ids(count, stalls)
+    return stalls.worst
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--blocks", type=int, default=1_000_000)
+    p.add_argument("--ids", type=int, default=1_000_000)
+    args = p.parse_args()
+    print(json.dumps(asyncio.run(measured(args.blocks, args.ids))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a message costs does not grow with what a consumer remembers of others.
+
+Collections that may hold hundreds of thousands are replaced by ones that refuse to be walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from broker.jetstream.cursor import Cursor
+from broker.jetstream.delivery import AckState
+from broker.jetstream.filters import Filters
+from tests.jetstream.consumer.fakes import MS, World
+
+MANY = 20_000
+
+
+class Unwalked(dict[int, int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError(f"all {len(self)} of them were looked at for one message")
+
+
+class UnwalkedSet(set[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError(f"all {len(self)} of them were looked at for one message")
+
+
+def test_a_removal_beside_many_exhausted_messages() -> None:
+    """Messages that reached max_deliver are counted for as long as they are in the stream; each that leaves it costs the
+    same however many they are."""
+    world = World()
+    for _ in range(3):
+        world.stream.add("s.a")
+    consumer = world.consumer(ack_wait=100 * MS, max_deliver=1)
+    acks = consumer._acks
+    acks.redelivered = Unwalked(dict.fromkeys(range(1, MANY + 1), 1))
+    acks.delivered_sseq = acks.floor_sseq = MANY
+    consumer.removed(1, 1, 1)
+    assert len(acks.redelivered) == MANY - 1
+    consumer.removed(2, 7, 6)
+    assert len(acks.redelivered) == MANY - 7
+    assert acks.exhausted(1, 20) == list(range(8, 21))
+
+
+def test_messages_acked_ahead() -> None:
+    """Those that a crash forgot to have delivered: passed, removed and counted one by one."""
+    acks = AckState([30 * 10**9], 0, 1)
+    for seq in range(1, MANY + 1):
+        acks.ack_ahead(seq, 0)
+    ahead = UnwalkedSet(range(1, MANY + 1))
+    acks.ahead = ahead
+    acks.forget_ahead(4)
+    acks.forget_ahead(7, 6)
+    assert len(ahead) == MANY - 4
+    assert all(seq not in ahead for seq in (1, 2, 3, 6))
+    stream: Any = World().stream
+    cursor = Cursor(stream, Filters(), 4, ahead)
+    assert cursor.count_ahead(4, 103) == 99
+
+
+def test_what_a_range_holds_is_the_same_either_way() -> None:
+    """A range that is wider than what is remembered is answered from that, in the same order."""
+    acks = AckState([30 * 10**9], 0, 1)
+    acks.redelivered = dict.fromkeys((900, 5, 70, 12), 1)
+    assert acks.exhausted(6, 1_000_000) == [12, 70, 900]
+    assert acks.exhausted(69, 71) == [70]
+    for seq in (50, 9, 400):
+        acks.ack_ahead(seq, 0)
+    acks.forget_ahead(1 << 40, 10)
+    assert acks.ahead == {9}
+    acks.forget_ahead(1 << 40)
+    assert acks.ahead == set()

@@ -1,0 +1,313 @@
+"""Streams of very many blocks: nothing that is done to them holds the loop, and the numbers are right all the same.
+
+Time is not measured. What is counted is the work between two turns of the loop: blocks looked at, taken out, forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from broker.jetstream import front as front_module
+from broker.jetstream import live as live_module
+from broker.jetstream.front import after_msgs
+from broker.jetstream.limits import AccountLimits, ServerLimits
+from broker.jetstream.live import Live
+from broker.jetstream.live_block import LiveBlock
+from broker.jetstream.stream import Stream
+from broker.jetstream.stream_config import StreamConfig
+from broker.jetstream.stream_rules import check_stream
+from broker.storage.applied import ShardState, StreamState, position_key
+from broker.storage.format.block import BlockCore, Outcome
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from tests.jetstream.stream.test_model import StreamMachine
+from tests.jetstream.stream.world import Listener, World, pub, publish, turns
+
+BLOCKS = 20_000
+A_BLOCK = 5
+"""Messages of each."""
+
+
+class Meter:
+    """Counts calls, and keeps the most there were between two turns of the loop."""
+
+    def __init__(self) -> None:
+        self.count = self.most = self.total = 0
+
+    def add(self, count: int = 1) -> None:
+        self.count += count
+        self.total += count
+        self.most = max(self.most, self.count)
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.count = 0
+
+    @contextmanager
+    def on(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[None]:
+        """Count calls of ``owner.name``, with a watcher running."""
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.add()
+            return inner(*args, **kwargs)
+
+        watcher = asyncio.get_running_loop().create_task(self.watch())
+        with patch.context() as inside:
+            inside.setattr(owner, name, counted)
+            yield
+        watcher.cancel()
+
+
+def fill(state: ShardState, blocks: int) -> StreamState:
+    """A stream of so many blocks in as many segments, as replay leaves it."""
+    stream = StreamState(7, "$G", "S", {"name": "S", "subjects": ["S.>"]}, 1)
+    state.streams[7] = stream
+    state.names["$G", "S"] = 7
+    for i in range(1, blocks + 1):
+        first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
+        stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, 10**18 + i,
+                              10**18 + i, ((b"S.a", A_BLOCK, first, last),)))
+        state.segments[position_key(Position(1, i))] = 1
+    stream.last_seq, stream.msgs, stream.bytes = blocks * A_BLOCK, blocks * A_BLOCK, 100 * A_BLOCK * blocks
+    stream.first_time_ns, stream.last_time_ns = 10**18 + 1, 10**18 + blocks
+    state.position = stream.position = Position(1, blocks)
+    return stream
+
+
+async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
+    """A restarted stream of so many blocks."""
+    world = World()
+    await world.log.close()
+    state = ShardState()
+    stored = fill(state, blocks)
+    state.unnamed.clear()
+    world._begin(state)
+    world.clock.advance(10**18)
+    given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], **config})
+    checked = check_stream(given, {}, AccountLimits(), ServerLimits())
+    stream = Stream(checked, stored, account="$G", stream_id=7, created_ns=1, log=world.log, reader=world.reader, bus=world.bus,
+                    clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
+    return world, stream
+
+
+async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks come a slice at a time, while publishes go on; then all of them are there, the new ones too."""
+    world, stream = await a_stream()
+    meter = Meter()
+    with meter.on(monkeypatch, LiveBlock, "of_entry"):
+        info = asyncio.ensure_future(stream.info_state())
+        for i in range(20):
+            publish(world, stream, pub(b"S.new", b"%d" % i))
+            await world.log.persisted()
+        shown = await info
+    assert meter.total >= BLOCKS
+    assert meter.most <= 2 * 2100
+    assert BLOCKS * A_BLOCK <= shown["messages"] <= stream.msgs == BLOCKS * A_BLOCK + 20
+    live = stream.live
+    assert [block.first_seq for block in live.blocks] == [
+        *range(1, BLOCKS * A_BLOCK, A_BLOCK), *range(BLOCKS * A_BLOCK + 1, BLOCKS * A_BLOCK + 21)]
+    assert sum(block.live_msgs for block in live.blocks) == live.msgs
+    assert sum(block.live_bytes for block in live.blocks) == live.bytes
+    assert live.find(777) is live.blocks[777 // A_BLOCK]
+    await world.close()
+
+
+async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publish that makes an old message leave is taken; the message leaves once the blocks are here."""
+    world, stream = await a_stream(max_msgs=BLOCKS * A_BLOCK)
+    meter = Meter()
+    monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
+    with meter.on(monkeypatch, LiveBlock, "of_entry"):
+        [reply] = publish(world, stream, pub(b"S.new"))
+        await world.settle(stream)
+    assert meter.most <= 2 * 2100
+    assert world.bus.answer(reply) == {"stream": "S", "seq": BLOCKS * A_BLOCK + 1}
+    assert (stream.first_seq, stream.msgs) == (2, BLOCKS * A_BLOCK)
+    await world.close()
+
+
+async def test_what_shows_a_stream_does_not_look_at_it() -> None:
+    """Lists of streams, and publishes, need its numbers alone."""
+    world, stream = await a_stream(max_age=3600 * 10**9)
+    publish(world, stream, pub(b"S.new"))
+    await world.settle(stream)
+    assert stream.first_time_ns == 10**18 + 1
+    assert not stream.live.looked
+    await world.close()
+
+
+async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer finds a stream that nobody has looked at: publishes go on, and what is too old leaves, 64 blocks at a time."""
+    world, stream = await a_stream(6000, max_age=10**9)
+    world.clock.advance(2 * 10**9)
+    meter = Meter()
+    with meter.on(monkeypatch, LiveBlock, "of_entry"):
+        stream.retention.expire()
+        assert not stream.live.looked
+        for i in range(5):
+            publish(world, stream, pub(b"S.new", b"%d" % i))
+            await asyncio.sleep(0)
+        for _ in range(100_000):
+            if stream.msgs == 5:
+                break
+            await asyncio.sleep(0)
+    assert meter.most <= 2 * 2100
+    assert stream.first_seq == 6000 * A_BLOCK + 1
+    await world.settle(stream)
+    await world.close()
+
+
+async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
+    world, stream = await a_stream(**config)
+    await stream.look()
+    listener = Listener()
+    stream.consumers["c"] = listener  # type: ignore[assignment]
+    return world, stream, listener
+
+
+@pytest.mark.parametrize("keep", [0, 7])
+async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    """Numbers change at once, consumers hear of one range, and the applied state tidies up in slices."""
+    world, stream, listener = await looked_at()
+    state, last_seq = world.log.state, BLOCKS * A_BLOCK
+    meter = Meter()
+    state.on_left = lambda: None
+    monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
+    with meter.on(monkeypatch, front_module, "Removal"):
+        purging = asyncio.ensure_future(stream.purge(None, 0, keep))
+        await turns(2)
+        assert stream.msgs == keep
+        assert await purging == last_seq - keep
+    assert meter.total <= 2, "the last block, and the one at the edge"
+    assert stream.first_seq == last_seq - keep + 1
+    assert [gone[:3] for gone in listener.gone] == [(1, last_seq - keep, last_seq - keep)]
+    await world.log.persisted()
+    assert len(state.streams[7].blocks) == (2 if keep else 0)
+    assert len(state.unnamed) <= 1100, "a slice of them, at once"
+    while state.tidy(1000):
+        pass
+    assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "and that of the purge"
+    assert stream.live.msgs == sum(block.live_msgs for block in stream.live.blocks)
+    await world.close()
+
+
+@pytest.mark.parametrize("how", ["purge below a sequence", "a smaller max_msgs", "a smaller max_bytes"])
+async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """8000 of 20 000 blocks leave: never more than a slice of them in one turn."""
+    world, stream, listener = await looked_at()
+    gone, left = 8000 * A_BLOCK + 2, BLOCKS * A_BLOCK - 8000 * A_BLOCK - 2
+    if how != "purge below a sequence":
+        gone, left = gone - 2, left + 2
+    meter = Meter()
+    inner = Live.remove_front
+
+    def counted(self: Live, removals: Any, end_seq: int) -> None:
+        meter.add(len(removals))
+        inner(self, removals, end_seq)
+
+    monkeypatch.setattr(Live, "remove_front", counted)
+    monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
+    watcher = asyncio.ensure_future(meter.watch())
+    if how == "purge below a sequence":
+        assert await stream.purge(None, gone + 1, 0) == gone
+    elif how == "a smaller max_msgs":
+        world.update(stream, max_msgs=left)
+    else:
+        world.update(stream, max_bytes=100 * left)
+    await stream.inlet.quiet()
+    watcher.cancel()
+    assert (stream.first_seq, stream.msgs, stream.bytes) == (gone + 1, left, 100 * left)
+    assert 8000 <= meter.total <= 8001
+    assert meter.most <= 2 * 1100
+    assert sum(msgs for _, _, msgs, _, _ in listener.gone) == gone
+    assert len(listener.gone) <= 20, "neighbours as one range"
+    await world.log.persisted()
+    state = world.log.state.streams[7]
+    assert (state.first_seq, state.msgs) == (stream.first_seq, stream.msgs)
+    await world.close()
+
+
+class Rows:
+    """Of a block whose messages are all alike, and which is not in any store."""
+
+    def __init__(self, block: LiveBlock) -> None:
+        self.block = block
+        self.count = block.count
+
+    def ordinal_of(self, seq: int) -> int:
+        return seq - self.block.first_seq
+
+    def seq_of(self, at: int) -> int:
+        return self.block.first_seq + at
+
+    def user_bytes(self, at: int) -> int:
+        return 100
+
+
+async def test_deleting_a_stream_takes_its_blocks_out_of_the_counts_in_slices() -> None:
+    """The stream is gone at once; the segments become free a slice at a time, and until then count as needed."""
+    world, stream = await a_stream()
+    state = world.log.state
+    state.on_left = lambda: None
+    stream.log.block(stream).add_record(RecordKind.STREAM_DELETE, {})
+    stream.log.urgent()
+    await world.log.persisted()
+    assert 7 not in state.streams
+    assert len(state.unnamed) <= 1100
+    while state.tidy(1000):
+        pass
+    assert len(state.unnamed) == len(state.segments)
+    assert state.freed == state.position
+    await world.close()
+
+
+async def test_counts_are_taken_from_the_shorter_side() -> None:
+    """``live_from`` at any place, a block's middle and beyond the ends among them."""
+    world, stream, _ = await looked_at()
+    live, last_seq = stream.live, BLOCKS * A_BLOCK
+    for seq in (0, 1, 2, 3, A_BLOCK, A_BLOCK + 1, last_seq // 3, last_seq // 2 + 1, last_seq - 1, last_seq, last_seq + 1):
+        assert live.live_from(seq) == last_seq + 1 - max(seq, 1)
+        assert live.live_before(seq) == max(seq, 1) - 1
+    for count in (0, 1, A_BLOCK, A_BLOCK + 1, last_seq // 2 - 1, last_seq // 2 + 3, last_seq - A_BLOCK, last_seq - 1, last_seq):
+        assert after_msgs(live, count) == count + 1
+    await world.close()
+
+
+def test_replay_is_the_same_with_and_without_slices() -> None:
+    """A state whose counts are tidied later ends as one that was settled from scratch."""
+    def emptied() -> ShardState:
+        state = ShardState()
+        fill(state, 5000)
+        return state
+
+    sliced, whole = emptied(), emptied()
+    for state in (sliced, whole):
+        state.on_left = (lambda: None) if state is sliced else None
+        state.apply_segment(Position(1, 5001))
+        outcome = Outcome(24_001, 25_000, 1000, 100_000, 10**18)
+        state.apply_block(BlockCore(7, Position(1, 5001), outcome=outcome), None)
+    assert whole.unnamed != sliced.unnamed
+    while sliced.tidy(333):
+        pass
+    assert whole.unnamed == sliced.unnamed
+    assert whole.segments == sliced.segments
+    whole.replaying = True
+    whole.settle()
+    assert whole.unnamed == sliced.unnamed
+
+
+def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's random histories, as of a stream of millions of blocks: every look and every removal takes several turns."""
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
+    run_state_machine_as_test(StreamMachine, settings=settings(
+        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))
