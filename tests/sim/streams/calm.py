@@ -68,7 +68,7 @@ async def _known(world: World, owner: Process) -> list[StreamRecord]:
     """The streams that are there, each of them answering."""
     records = []
     for name, stream in owner.streams().items():
-        record = world.records.get(stream.stream_id) or world.appeared(stream.stream_id, name)
+        record = world.records.get(stream.stream_id) or world.appeared(owner, stream)
         shown = await _until(world, lambda name=name: _asked(owner, f"STREAM.INFO.{name}", None), f"{name} shows itself")
         record.shown = shown["config"]
         if record.word in ("asked", "going"):

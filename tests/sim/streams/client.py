@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.streams.record import ConsumerRecord, Lost, Publish, Removal, StreamRecord, error_of
-from tests.sim.streams.usage import CONSUMERS, STREAMS, UPDATES, subject_of
+from tests.sim.streams.usage import CONSUMERS, STREAMS, UPDATES, one_subject, subject_of
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
@@ -41,8 +41,9 @@ class Client:
         self.world = world
         self.process = process
         self.rng: random.Random = world.rng
-        self.open: dict[bytes, tuple[Answered, int]] = {}
-        """By reply subject: who takes the answer, and the newest epoch that had answered anybody when it was asked."""
+        self.open: dict[bytes, tuple[Answered, int, int]] = {}
+        """By reply subject: who takes the answer; when it was asked, the newest epoch that rightfully had answered anybody,
+        and the newest that had at all."""
         router = process.router
         router.subscribe(b"_R.>", self._on_answer)
         router.subscribe(b"_D.>", self._on_delivery)
@@ -69,7 +70,7 @@ class Client:
     def _reply(self, answered: Answered, inbox: bytes = b"_R", fresh: bool = True) -> bytes:
         reply = b"%b.%d" % (inbox, self.world.number())
         # Memory's streams belong to a process run, whoever owns the shard.
-        self.open[reply] = answered, self.world.answered_epoch if fresh else 0
+        self.open[reply] = answered, self.world.answered_epoch if fresh else 0, self.world.newest_epoch
         return reply
 
     def _route(self, ops: list[Msg]) -> None:
@@ -81,14 +82,16 @@ class Client:
         for subject, _, hlen, body in ops[start:end]:
             waiting = self.open.pop(subject, None)
             if waiting is None:
-                raise Lost(f"a second answer: {subject!r} {body!r}")
-            answered, since = waiting
+                self.world.judged(_twice, subject, body)
+                continue
+            answered, since, newest = waiting
             answer = error_of(body[hlen:])
             if answer.get("error", {}).get("err_code") not in NOT_AVAILABLE:
-                self._fresh(since, body)
+                self.world.judged(self._fresh, since, body)
             self.world.note("answer", subject, body)
             self.world.counts["refused" if "error" in answer else "answered"] += 1
-            answered(answer)
+            if newest <= self.process.epoch:
+                self.world.judged(answered, answer)
 
     def _fresh(self, since: int, what: bytes) -> None:
         """It was asked when the epoch ``since`` had answered somebody: an earlier one must not answer any more."""
@@ -96,6 +99,7 @@ class Client:
         if since > epoch:
             raise Lost(f"at {self.world.clock.monotonic_ns() / 1e9:.3f} {self.process.name} answers from epoch {epoch} what "
                        f"was asked after epoch {since} had answered: {what!r}")
+        self.world.newest_epoch = max(self.world.newest_epoch, epoch)
         if self.world.clock.monotonic_ns() >= self.process.rightful_ns:
             self.world.answered_epoch = max(self.world.answered_epoch, epoch)
 
@@ -137,35 +141,35 @@ class Client:
     def _records(self) -> list[StreamRecord]:
         """Of the streams that this broker has now."""
         found = []
-        for name, stream in self.process.streams().items():
+        for stream in self.process.streams().values():
             record = self.world.records.get(stream.stream_id)
             if record is None:
                 # Whoever asked for it was not answered; it is there all the same.
-                record = self.world.appeared(stream.stream_id, name)
+                record = self.world.appeared(self.process, stream)
             found.append(record)
         return found
 
     # Streams.
 
     def create(self, kind: str) -> None:
-        config = {"name": kind, **STREAMS[kind]}
-        if kind in self.process.streams():
-            return
+        config = self._new(kind)
 
         def answered(answer: dict[str, Any]) -> None:
-            stream = self.process.streams().get(kind)
-            if "error" in answer or stream is None:
-                return
-            record = self.world.records.get(stream.stream_id) or self.world.appeared(stream.stream_id, kind)
-            if record.word == "asked":
-                record.word = "made"
+            for record in self.world.records.values():
+                if "error" not in answer and record.life == _life(answer) and record.word == "asked":
+                    record.word = "made"
 
-        self.request(f"STREAM.CREATE.{kind}", config, answered)
+        if kind not in self.process.streams():
+            self.request(f"STREAM.CREATE.{kind}", config, answered)
+
+    def _new(self, kind: str) -> dict[str, Any]:
+        """A configuration that tells this incarnation from the others of its name."""
+        return {"name": kind, **STREAMS[kind], "metadata": {"life": str(self.world.number())}}
 
     def confirm(self, record: StreamRecord) -> None:
         """It is there, and nobody was told: ask."""
         def answered(answer: dict[str, Any]) -> None:
-            if "error" not in answer and record.word == "asked" and self._is(record):
+            if "error" not in answer and record.word == "asked" and record.life == _life(answer):
                 record.word = "made"
 
         self.request(f"STREAM.INFO.{record.name}", None, answered)
@@ -174,7 +178,7 @@ class Client:
         changes = UPDATES.get(record.kind)
         if not changes or not self.world.settings_change:
             return
-        config = {"name": record.name, **STREAMS[record.kind], **self.rng.choice(changes)}
+        config = {**record.configs[0], **self.rng.choice(changes)}
         record.configs.append(config)
         record.config = None
         record.updates += 1
@@ -198,8 +202,8 @@ class Client:
         record.word = "going"
         self.request(f"STREAM.DELETE.{record.name}", None, answered)
         if self.rng.random() < 0.7:
-            self.create(record.kind)  # behind it in the same lane: one name, two incarnations
-            self.request(f"STREAM.CREATE.{record.name}", {"name": record.name, **STREAMS[record.kind]}, lambda _: None)
+            # Behind it in the same lane: one name, two incarnations.
+            self.request(f"STREAM.CREATE.{record.name}", self._new(record.kind), lambda _: None)
 
     def info(self, record: StreamRecord) -> None:
         """Ask for the stream's state; its answer waits until what it shows is stored."""
@@ -211,7 +215,9 @@ class Client:
                     raise Lost(f"{record} was not found")
                 return
             state = answer["state"]
-            if record.word == "made" and self._is(record):
+            if record.life != _life(answer):
+                return
+            if record.word == "made":
                 record.stored.update(mine)
                 if sum(state.get("subjects", {}).values()) != state["messages"]:
                     raise Lost(f"{record} shows {state}")
@@ -222,10 +228,6 @@ class Client:
         epoch = self.process.epoch
         mine = [seq for seq, by in record.acked_by.items() if by == epoch] if record.asynchronous else []
         self.request(f"STREAM.INFO.{record.name}", {"subjects_filter": ">"}, answered)
-
-    def _is(self, record: StreamRecord) -> bool:
-        stream = self.process.streams().get(record.name)
-        return stream is not None and stream.stream_id == record.stream_id
 
     # Messages.
 
@@ -375,7 +377,7 @@ class Client:
             given.pop("filtered", None)
         if given.pop("filtered", False) or given.pop("wild", False):
             wild = given.get("deliver_policy") == "last_per_subject"
-            given["filter_subject"] = ">" if wild else subject_of(record.kind, self.rng)
+            given["filter_subject"] = ">" if wild else one_subject(record.kind)
         config = {"durable_name": name, **given}
         if "deliver_subject" in config:
             config["deliver_subject"] = config["deliver_subject"].format(stream=record.name)
@@ -430,18 +432,22 @@ class Client:
                 continue  # a status: no messages, request timeout, …
             tokens = reply.decode().split(".")
             name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
-            self._fresh(self.world.answered_epoch, body)
             self.world.note("delivery", reply, body)
+            self.world.counts["delivered"] += 1
             stream = self.process.streams().get(name)
             record = None if stream is None else self.world.records.get(stream.stream_id)
-            if record is None or record.word != "made":
-                continue
-            record.names(seq, body[hlen:], "a delivery's")
-            self.world.counts["delivered"] += 1
-            record.seen[consumer_name].add(seq)
-            consumer = record.consumers.get(consumer_name)
-            if consumer is not None:
-                consumer.delivered(seq, count, self.process.epoch)
+            if record is None or not record.memory:
+                self.world.judged(self._fresh, self.world.answered_epoch, body)
+            consumer = None
+            if record is not None:
+                self.world.judged(record.names, seq, body[hlen:], "a delivery's")
+                record.seen[consumer_name].add(seq)
+            if record is not None and record.word == "made":
+                consumer = record.consumers.get(consumer_name)
+            if record is None or consumer is None:
+                self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
+            else:
+                self.world.judged(consumer.delivered, seq, count, self.process.epoch)
                 self._ack(record, consumer, reply, seq)
 
     def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
@@ -477,3 +483,13 @@ class Client:
     def _say(self, subject: bytes, reply: bytes, body: bytes) -> None:
         if not self.process.dead and self.process.serving:
             self._route([(subject, reply, 0, body)])
+
+
+def _twice(subject: bytes, body: bytes) -> None:
+    raise Lost(f"a second answer: {subject!r} {body!r}")
+
+
+def _life(answer: dict[str, Any]) -> str:
+    """Which incarnation an answer is about."""
+    life: str = answer["config"]["metadata"]["life"]
+    return life

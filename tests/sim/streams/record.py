@@ -137,6 +137,8 @@ class StreamRecord:
         self.stream_id = stream_id
         self.kind = kind
         self.name: str = config["name"]
+        self.life: str = config["metadata"]["life"]
+        """What tells it from others of its name, in the eyes of a client."""
         self.word = "asked"
         self.memory = config.get("storage") == "memory"
         self.epoch = 0

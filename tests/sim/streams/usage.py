@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["CONSUMERS", "STREAMS", "UPDATES", "subject_of"]
+__all__ = ["CONSUMERS", "STREAMS", "UPDATES", "one_subject", "subject_of"]
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -64,8 +64,19 @@ CONSUMERS: dict[str, dict[str, Any]] = {
 def subject_of(kind: str, rng: random.Random) -> str:
     """Some subject of a stream of ``kind``: few, so that each has many messages."""
     number = rng.randint(1, 4)
+    if kind == "object" and rng.random() < 0.7:
+        return f"$O.object.C.n{number}"
+    return _subject(kind, number)
+
+
+def one_subject(kind: str) -> str:
+    """The same one each time."""
+    return _subject(kind, 1)
+
+
+def _subject(kind: str, number: int) -> str:
     if kind == "kv":
         return f"$KV.kv.k{number}"
     if kind == "object":
-        return f"$O.object.M.o{number}" if rng.random() < 0.3 else f"$O.object.C.n{number}"
+        return f"$O.object.M.o{number}"
     return f"{kind}.{number}"

@@ -23,7 +23,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.clock import ManualClock
 from broker.storage.applied import ShardState
@@ -38,6 +38,9 @@ from tests.sim.streams.judge import PATHS, Judge, Message
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
 from tests.sim.streams.usage import CONSUMERS, STREAMS
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream import Stream
 
 __all__ = ["FEATURES", "World"]
 
@@ -84,11 +87,14 @@ class World:
         self.brokers = rng.randint(1, 3) if self.leased else 1
         self.processes: list[Process] = []
         self.answered_epoch = 0
+        """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
+        self.newest_epoch = 0
         """The newest epoch whose owner has answered anybody."""
         self.calm = False
         self.epochs: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
         """What happened how often."""
+        self._verdict: Exception | None = None
         self._damaged: set[str] = set()
         self._number = 0
         self._digest = hashlib.sha256()
@@ -98,8 +104,9 @@ class World:
         try:
             self.loop.run_until_complete(self._main())
             self._no_errors()
-        except Lost as lost:
-            raise Lost(f"seed {self.seed}: {lost}") from lost
+        except Exception as error:
+            first = self._verdict or error
+            raise Lost(f"seed {self.seed}: {first}") from first
         finally:
             self._close()
         for key in sorted(self.shared.objects):
@@ -107,6 +114,8 @@ class World:
         return self._digest.hexdigest()
 
     def _no_errors(self) -> None:
+        if self._verdict is not None:
+            raise self._verdict
         if self.loop.errors:
             context = self.loop.errors[0]
             raise Lost(f"the loop's exception handler was called: {context['message']}: {context.get('exception')!r}"
@@ -143,11 +152,21 @@ class World:
             if record.memory and record.epoch == process.epoch:
                 record.word = "gone"
 
-    def appeared(self, stream_id: int, kind: str) -> StreamRecord:
+    def appeared(self, process: Process, stream: Stream) -> StreamRecord:
         """A stream is there that nobody was told of yet."""
-        record = self.records[stream_id] = StreamRecord(stream_id, kind, {"name": kind, **STREAMS[kind]})
-        record.epoch = max((p.epoch for p in self.processes if p.serving and kind in p.streams() and p.streams()[kind].stream_id == stream_id), default=0)
+        life = stream.config.metadata["life"]
+        config = {"name": stream.name, **STREAMS[stream.name], "metadata": {"life": life}}
+        record = self.records[stream.stream_id] = StreamRecord(stream.stream_id, stream.name, config)
+        record.epoch = process.epoch
         return record
+
+    def judged(self, check: Callable[..., object], *args: Any) -> None:
+        """Call ``check``. A verdict is kept, since the broker that calls us takes any exception for a fault of its own."""
+        try:
+            check(*args)
+        except Exception as error:
+            self._verdict = self._verdict or error
+            raise
 
     def settings(self) -> ShardSettings:
         rng = self.rng
