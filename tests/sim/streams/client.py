@@ -243,6 +243,7 @@ class Client:
             headers = self._headers(record, message, number)
             block = b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in headers) + b"\r\n" if headers else b""
             record.send(message)
+            self.world.sent_to[message.payload] = record
             inbox = b"echo.ack" if kind == "echo" and rng.random() < 0.5 else b"_R"
             if inbox == b"_R":
                 reply = self._reply(lambda answer, message=message: self._published(record, message, answer), fresh=not record.memory)
@@ -434,8 +435,7 @@ class Client:
             name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
             self.world.note("delivery", reply, body)
             self.world.counts["delivered"] += 1
-            stream = self.process.streams().get(name)
-            record = None if stream is None else self.world.records.get(stream.stream_id)
+            record = self._told_of(name, body[hlen:])
             if record is None or not record.memory:
                 self.world.judged(self._fresh, self.world.answered_epoch, body)
             consumer = None
@@ -449,6 +449,15 @@ class Client:
             else:
                 self.world.judged(consumer.delivered, seq, count, self.process.epoch)
                 self._ack(record, consumer, reply, seq)
+
+    def _told_of(self, name: str, payload: bytes) -> StreamRecord | None:
+        """Which stream a delivery is from. Its subject has the name alone, which a younger one may bear by now."""
+        stream = self.process.js.accounts["$G"].streams.get(name)
+        if stream is None:
+            return None
+        record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
+        sent_to = self.world.sent_to.get(payload, record)
+        return record if sent_to is record else None
 
     def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
         """Answer a delivery, a moment later, in one of the ways there are."""

@@ -70,6 +70,8 @@ class World:
         self.loop = SimLoop(self.clock)
         self.shared = MemoryStore()
         self.records: dict[int, StreamRecord] = {}
+        self.sent_to: dict[bytes, StreamRecord] = {}
+        """Payload to the stream that it was meant for."""
         self.judge = Judge(self.shared, self.records)
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((3, 6)) * SECOND
