@@ -46,7 +46,8 @@ async def settle(world: World) -> None:
         for consumer in list(record.consumers.values()):
             await _drained(world, owner, record, consumer)
     await _until(world, lambda: _asked(owner, "INFO", None), "the account's INFO is answered")
-    _limits(records, world.look())
+    # What is trimmed may have to be read before.
+    await _until(world, lambda: not _over(records, world.look()), lambda: "limits hold: " + _over(records, world.look()))
     if "objects" in world.features:
         await _quiet(world, owner, records)
 
@@ -111,19 +112,19 @@ async def _drained(world: World, owner: Process, record: StreamRecord, consumer:
         raise Lost(f"{record}: consumer {name} never delivered {missed}")
 
 
-def _limits(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> None:
+def _over(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> str:
+    """The first stream that holds more than it may, "" when none does."""
     for record in records:
         messages, config = found.get(record.stream_id), record.shown
         if messages is None:
             continue
         per_subject = Counter(message.subject for message in messages.values())
-        most = config["max_msgs_per_subject"]
-        if most > 0 and per_subject and max(per_subject.values()) > most:
-            raise Lost(f"{record} holds {per_subject.most_common(1)}, at most {most} of a subject are allowed")
-        if 0 < config["max_msgs"] < len(messages):
-            raise Lost(f"{record} holds {len(messages)} messages, at most {config['max_msgs']} are allowed")
-        if 0 < config["max_bytes"] < (size := sum(message.size for message in messages.values())):
-            raise Lost(f"{record} holds {size} bytes, at most {config['max_bytes']} are allowed")
+        size = sum(message.size for message in messages.values())
+        for limit, held in (("max_msgs_per_subject", max(per_subject.values(), default=0)), ("max_msgs", len(messages)),
+                            ("max_bytes", size)):
+            if 0 < config[limit] < held:
+                return f"{record} has {held}, {limit} is {config[limit]}"
+    return ""
 
 
 async def _quiet(world: World, owner: Process, records: list[StreamRecord]) -> None:

@@ -59,6 +59,11 @@ class Client:
     def hold(self) -> None: ...
     def release(self) -> None: ...
 
+    def _strike(self, probability: float) -> None:
+        """What was just said depends on the store: now is the moment to see whether it is there."""
+        if self.rng.random() < probability and not self.world.calm:
+            self.world.loop.call_soon(self.process.strike)
+
     # Requests and answers.
 
     def request(self, subject: str, body: Any, answered: Answered, inbox: bytes = b"_R") -> None:
@@ -258,12 +263,18 @@ class Client:
             message.refused = True
             return
         record.pub_ack(message, answer, self.process.epoch)
+        if answer.get("duplicate"):
+            self._strike(0.2)
         self.world.counts["duplicate" if answer.get("duplicate") else "acked"] += "error" not in answer
 
     def _headers(self, record: StreamRecord, message: Publish, number: int) -> list[tuple[bytes, bytes]]:
         rng, headers = self.rng, []
         if STREAMS[record.kind].get("duplicate_window", 0) >= 3600 * SECOND and rng.random() < 0.3:
-            message.msg_id = b"i%d" % (rng.randint(1, 40) if rng.random() < 0.4 else number)
+            message.msg_id = b"i%d" % number
+            if record.used_ids and rng.random() < 0.4:
+                # A publisher that was not answered in time sends again.
+                message.msg_id = rng.choice(record.used_ids[-3:] if rng.random() < 0.6 else record.used_ids)
+            record.used_ids.append(message.msg_id)
             headers.append((b"Nats-Msg-Id", message.msg_id))
         if STREAMS[record.kind].get("allow_rollup_hdrs") and rng.random() < 0.05:
             message.rollup = rng.choice(("sub", "sub", "all"))

@@ -68,12 +68,11 @@ class Judge:
                 raise Lost(f"{record}, whose creation was answered, is not there at {state.position}")
             if record.word == "gone" and there:
                 raise Lost(f"{record}, whose deletion was answered, is there at {state.position}")
+        self.by_name(state)
         found = {}
         for stream in state.streams.values():
             if stream.offline is not None:
                 raise Lost(f"{stream!r} is off line: {stream.offline}")
-            if state.stream(stream.account, stream.name) is not stream:
-                raise Lost(f"{stream!r} is not found by its name")
             found[stream.stream_id] = messages = self._messages(stream)
             record = self.records.get(stream.stream_id)
             if record is not None:
@@ -86,6 +85,13 @@ class Judge:
                     if name not in stream.consumers:
                         raise Lost(f"{record}: consumer {name}, whose creation was answered, is not there")
         return found
+
+    @staticmethod
+    def by_name(state: ShardState) -> None:
+        """Every stream is found by its name."""
+        for stream in state.streams.values():
+            if state.stream(stream.account, stream.name) is not stream:
+                raise Lost(f"{stream!r} is not found by its name")
 
     def _contents(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         for seq, message in messages.items():

@@ -14,7 +14,6 @@ from broker.server.router import Router
 from broker.storage.cache import Cache
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
-from broker.storage.objectstore.faulty import FaultyStore
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.reader import BlockReader
@@ -22,6 +21,7 @@ from broker.storage.settle import Fenced
 from broker.storage.shard import Shard
 from broker.storage.snapshot import CutOff
 from tests.sim.streams.client import Client
+from tests.sim.streams.network import Way
 
 if TYPE_CHECKING:
     from broker.jetstream.stream import Stream
@@ -44,7 +44,7 @@ class Process:
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.store = FaultyStore(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults)
+        self.store = Way(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults, late=world.late)
         self.store.before, self.store.after = self._passing, self._passed
         self.rightful_ns = 0
         """From then on nobody else may answer, as far as our take-over promises that."""
@@ -80,8 +80,8 @@ class Process:
         self._clean = True
         self._over.set()
 
-    async def kill(self) -> None:
-        """kill -9: what has not reached the store never will, but for what is late in the network."""
+    def strike(self) -> None:
+        """kill -9, at once: what has not reached the store never will, but for what is late in the network."""
         if self.dead:
             return
         self.dead = True
@@ -92,7 +92,10 @@ class Process:
             self.shard.log.fail(Fenced("killed"), tell=False)
         self._task.cancel()
         self.resume()
-        # None of this exists in a process that was killed: it ends timers and tasks, which the loop shares.
+
+    async def kill(self) -> None:
+        """``strike``, and end the timers and tasks that a dead process would not have, but the loop shares."""
+        self.strike()
         await asyncio.gather(self._task, return_exceptions=True)
         await self.js.close()
         await self.js.stop()
@@ -112,11 +115,12 @@ class Process:
         world, rng = self.world, self.rng
         while not self._clean:
             try:
-                if world.leased:
+                patient = not world.leased or rng.random() < 0.85
+                if world.leased and patient:
                     await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns)
                 waited_ns = world.clock.monotonic_ns()
                 taken = await take(self.store, PATHS, self._me, world.clock, rng)
-                if "patience" not in world.features and world.others_put(self, waited_ns):
+                if not patient or "patience" not in world.features and world.others_put(self, waited_ns):
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
                                               world.settings(), began_ns=taken.began_ns)

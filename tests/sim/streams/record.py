@@ -157,6 +157,7 @@ class StreamRecord:
         self.sent: dict[bytes, Publish] = {}
         self.by_subject: defaultdict[bytes, list[Publish]] = defaultdict(list)
         self.acked: dict[int, Publish] = {}
+        self.used_ids: list[bytes] = []
         self.ids: dict[bytes, int] = {}
         """Message id to the sequence that was answered for it."""
         self.named: dict[int, bytes] = {}

@@ -35,6 +35,7 @@ from broker.storage.shard import ShardSettings
 from tests.sim.loop import SimLoop
 from tests.sim.streams import calm
 from tests.sim.streams.judge import PATHS, Judge, Message
+from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
 from tests.sim.streams.usage import CONSUMERS, STREAMS
@@ -47,7 +48,7 @@ __all__ = ["FEATURES", "World"]
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
 
-FEATURES = frozenset(("settle",))
+FEATURES = frozenset(("settle", "captures"))
 """Parts of the world that may be left out, to see what the others find:
 
     settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
@@ -73,6 +74,7 @@ class World:
         self.sent_to: dict[bytes, StreamRecord] = {}
         """Payload to the stream that it was meant for."""
         self.judge = Judge(self.shared, self.records)
+        self.late: Late = Late(list)
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((3, 6)) * SECOND
         factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
@@ -86,7 +88,7 @@ class World:
         kinds += ["edge"] * self.edges + ["audit", "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
         self.kinds = rng.sample(kinds, rng.randint(2, 5))
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
-        self.brokers = rng.randint(1, 3) if self.leased else 1
+        self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
         self.answered_epoch = 0
         """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
@@ -204,7 +206,10 @@ class World:
         self.look()
 
     def look(self) -> dict[int, dict[int, Message]]:
-        """Read the store afresh, and compare."""
+        """Read the store afresh, and compare; look at what the owners themselves have applied, too."""
+        for process in self.processes:
+            if process.serving and process.shard is not None:
+                self.judge.by_name(process.shard.state)
         return self.judge.look(self.clock.now_ns())
 
     def _start(self, at: int) -> None:
@@ -214,6 +219,9 @@ class World:
         """Now and then something goes wrong."""
         rng, draw = self.rng, self.rng.random()
         at = rng.randrange(len(self.processes))
+        for other, struck in enumerate(self.processes):
+            if struck.dead:
+                at, draw = other, 0.0
         process = self.processes[at]
         if draw < 0.03:
             self.note("kill", process.name)
@@ -229,12 +237,12 @@ class World:
             await self._until(lambda: process.ended, 30)
             await process.kill()
             self._start(at)
-        elif draw < 0.065 and self.leased:
+        elif draw < 0.07 and self.leased:
             self.counts["pause"] += 1
             process.pause()
-        elif draw < 0.13:
+        elif draw < 0.095:
             process.resume()
-        elif draw < 0.15:
+        elif draw < 0.115:
             await asyncio.sleep(rng.choice((3, 12)) if self.leased else rng.choice((3, 30, 4000, 3 * 86_400)))
 
     def _damage(self) -> None:
