@@ -194,6 +194,7 @@ class Client:
                 record.configs.remove(config)
             elif not record.updates:
                 record.config = config
+            self._strike(0.3)
 
         self.request(f"STREAM.UPDATE.{record.name}", config, answered)
 
@@ -467,7 +468,10 @@ class Client:
         if stream is None:
             return None
         record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
-        sent_to = self.world.sent_to.get(payload, record)
+        sent_to = self.world.sent_to.get(payload)
+        if sent_to is None:
+            # The broker's own words: nobody knows to which of several they were said.
+            return record if sum(1 for other in self.world.records.values() if other.name == name) == 1 else None
         return record if sent_to is record else None
 
     def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
