@@ -21,12 +21,10 @@ import broker.storage.shard as shard
 import broker.storage.table as table
 from broker.jetstream.api import Api
 from broker.jetstream.dedupe import Dedupe
-from broker.jetstream.live import Live
-from broker.jetstream.stream import Stream
+from broker.storage.format.record import RecordKind
 from broker.storage.log import Log
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.open_block import OpenBlock
-from broker.storage.format.record import RecordKind
 from broker.storage.putter import Putter, Segment
 from broker.storage.sweeper import Sweeper
 
@@ -194,21 +192,6 @@ def api_answers_at_once(patch: pytest.MonkeyPatch) -> None:
         answer(self, request, members, audited=audited, at_once=True)
 
     patch.setattr(Api, "_answer", broken)
-
-
-def ids_outlive_their_broker(patch: pytest.MonkeyPatch) -> None:
-    """An id is taken for known as soon as it was asked about, stored or not."""
-    news = Dedupe.news
-
-    def broken(self: Dedupe, ids: Any) -> bool:
-        fresh = news(self, ids)
-        if not fresh:
-            for msg_id in ids:
-                if msg_id and not self.seen(msg_id):
-                    self.add(msg_id, 1, self._runs[-1][0] if self._runs else 0)
-        return fresh
-
-    patch.setattr(Dedupe, "news", broken)
 
 
 def ids_forgotten(patch: pytest.MonkeyPatch) -> None:

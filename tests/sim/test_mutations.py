@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import world as log_world
 from tests.sim.mutations import MUTATIONS
 from tests.sim.streams.world import World
 

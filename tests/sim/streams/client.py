@@ -252,7 +252,8 @@ class Client:
             self.world.sent_to[message.payload] = record
             inbox = b"echo.ack" if kind == "echo" and rng.random() < 0.5 else b"_R"
             if inbox == b"_R":
-                reply = self._reply(lambda answer, message=message: self._published(record, message, answer), fresh=not record.memory)
+                reply = self._reply(lambda answer, message=message: self._published(record, message, answer),
+                                    fresh=not record.memory)
             else:
                 message.answers = False
                 reply = b"%b.%d" % (inbox, number)
@@ -447,14 +448,15 @@ class Client:
             name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
             self.world.note("delivery", reply, body)
             self.world.counts["delivered"] += 1
-            record = self._told_of(name, body[hlen:])
+            record, certain = self._told_of(name, body[hlen:])
             if record is None or not record.memory:
                 self.world.judged(self._fresh, self.world.answered_epoch, body)
             consumer = None
-            if record is not None:
+            if record is not None and certain:
                 self.world.judged(record.names, seq, body[hlen:], "a delivery's")
+            if record is not None:
                 record.seen[consumer_name].add(seq)
-            if record is not None and record.word == "made":
+            if record is not None and record.word == "made" and certain:
                 consumer = record.consumers.get(consumer_name)
             if record is None or consumer is None:
                 self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
@@ -462,17 +464,20 @@ class Client:
                 self.world.judged(consumer.delivered, seq, count, self.process.epoch)
                 self._ack(record, consumer, reply, seq)
 
-    def _told_of(self, name: str, payload: bytes) -> StreamRecord | None:
-        """Which stream a delivery is from. Its subject has the name alone, which a younger one may bear by now."""
+    def _told_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
+        """Which stream a delivery is from, and whether that is certain.
+
+        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have been
+        said to several.
+        """
         stream = self.process.js.accounts["$G"].streams.get(name)
         if stream is None:
-            return None
+            return None, False
         record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
         sent_to = self.world.sent_to.get(payload)
         if sent_to is None:
-            # The broker's own words: nobody knows to which of several they were said.
-            return record if sum(1 for other in self.world.records.values() if other.name == name) == 1 else None
-        return record if sent_to is record else None
+            return record, sum(1 for other in self.world.records.values() if other.name == name) == 1
+        return (record, True) if sent_to is record else (None, False)
 
     def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
         """Answer a delivery, a moment later, in one of the ways there are."""

@@ -120,7 +120,7 @@ class Process:
                     await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns)
                 waited_ns = world.clock.monotonic_ns()
                 taken = await take(self.store, PATHS, self._me, world.clock, rng)
-                if not patient or "patience" not in world.features and world.others_put(self, waited_ns):
+                if not patient or ("patience" not in world.features and world.others_put(self, waited_ns)):
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
                                               world.settings(), began_ns=taken.began_ns)

@@ -30,7 +30,8 @@ class Lost(AssertionError):
 class Publish:
     """One message that a client sent. ``seq`` once it is known, ``refused`` once that is."""
 
-    __slots__ = ("answers", "asked_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup", "seq", "subject")
+    __slots__ = ("answers", "asked_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup",
+                 "seq", "subject")
 
     def __init__(self, subject: bytes, payload: bytes, asked_ns: int, msg_id: bytes = b"", rollup: str = "") -> None:
         self.subject = subject
@@ -277,8 +278,8 @@ class StreamRecord:
     def _something_takes(self, seq: int, subject: bytes, now_ns: int) -> bool:
         if any(removal.may_take(seq, subject) for removal in self.removals):
             return True
-        if any(p.rollup and not p.refused and p.seq in (0, seq) or p.rollup and p.seq > seq for p in self.sent.values()
-               if p.rollup == "all" or p.subject == subject):
+        if any(not p.refused and (not p.seq or p.seq > seq) for p in self.sent.values()
+               if p.rollup and (p.rollup == "all" or p.subject == subject)):
             return True
         return any(self._limits_take(config, seq, subject, now_ns) for config in self.configs)
 

@@ -49,7 +49,7 @@ __all__ = ["FEATURES", "World"]
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
 
-FEATURES = frozenset(("settle", "captures", "settings", "heads"))
+FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights"))
 """Parts of the world that may be left out, to see what the others find:
 
     settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
@@ -78,7 +78,7 @@ class World:
         self.judge = Judge(self.shared, self.records)
         self.late: Late = Late(list)
         self.leased = rng.random() < 0.6
-        self.lease_ns = rng.choice((3, 6)) * SECOND
+        self.lease_ns = rng.choice((2, 4)) * SECOND
         factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
         self.faults = Faults(slow=0.05, slow_ns_max=2 * SECOND, refused=0.02, unanswered=0.02, lost=0.01, late=0.02,
                              late_ns_max=20 * SECOND, timeout_ns=2 * SECOND,
@@ -195,7 +195,7 @@ class World:
                 process = rng.choice(serving)
                 for _ in range(rng.randint(1, 3)):
                     process.client.something()
-            await asyncio.sleep(rng.choice((0.0, 0.0, 0.002, 0.02, 0.2, 0.6) if serving else (0.6, 1.5)))
+            await asyncio.sleep(rng.choice((0.0, 0.002, 0.02, 0.2, 0.6, 1.2) if serving else (0.6, 1.5)))
             await self._chaos()
             self._no_errors()
             if step % 24 == 23:
