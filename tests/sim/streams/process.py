@@ -41,6 +41,8 @@ class Process:
         self.name = name
         self.dead = self.ended = False
         self.serving = False
+        self.thaws = False
+        """Whether a pause ends as soon as somebody else has answered."""
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
@@ -56,6 +58,7 @@ class Process:
         self.client = Client(world, self)
         self._me = Identity(name, self.rng.randbytes(NONCE_BYTES))
         self._paused: asyncio.Event | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._clean = False
         self.js.listen()
@@ -74,6 +77,7 @@ class Process:
         if self._paused is not None:
             self._paused.set()
             self._paused = None
+            self.thaws = False
 
     def stop(self) -> None:
         """Ask for a clean end; ``ended`` says that it came."""
@@ -92,10 +96,16 @@ class Process:
             self.shard.log.fail(Fenced("killed"), tell=False)
         self._task.cancel()
         self.resume()
+        self._burial = self.world.loop.create_task(self._bury(), name=f"bury {self.name}")
 
     async def kill(self) -> None:
-        """``strike``, and end the timers and tasks that a dead process would not have, but the loop shares."""
+        """``strike``, and wait until nothing is left of it."""
         self.strike()
+        assert self._burial is not None
+        await self._burial
+
+    async def _bury(self) -> None:
+        """End the timers and tasks that a dead process would not have, but the loop shares."""
         await asyncio.gather(self._task, return_exceptions=True)
         await self.js.close()
         await self.js.stop()

@@ -222,6 +222,9 @@ class World:
         """Now and then something goes wrong."""
         rng, draw = self.rng, self.rng.random()
         at = rng.randrange(len(self.processes))
+        for paused in self.processes:
+            if paused.thaws and self.newest_epoch > paused.epoch:
+                paused.resume()  # to find itself deposed
         for other, struck in enumerate(self.processes):
             if struck.dead:
                 at, draw = other, 0.0
@@ -243,6 +246,7 @@ class World:
         elif draw < 0.07 and self.leased:
             self.counts["pause"] += 1
             process.pause()
+            process.thaws = rng.random() < 0.6
         elif draw < 0.095:
             process.resume()
         elif draw < 0.115:
