@@ -122,21 +122,27 @@ class Process:
         await self._passing(operation, key)
 
     async def _live(self) -> None:
-        world, rng = self.world, self.rng
+        world, rng, lost = self.world, self.rng, 0
         while not self._clean:
             try:
                 patient = not world.leased or rng.random() < 0.85
                 if world.leased and patient:
-                    await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns)
+                    await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns,
+                                         silence_ns=world.lease_ns << min(lost, 4))
                 waited_ns = world.clock.monotonic_ns()
                 taken = await take(self.store, PATHS, self._me, world.clock, rng)
                 if not patient or ("patience" not in world.features and world.others_put(self, waited_ns)):
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
                                               world.settings(), began_ns=taken.began_ns)
+                if self.shard.log.muted:
+                    # What comes to life now would find that it may not read (as Tenure has it).
+                    await self.shard.log.persisted()
+                lost = 0
                 await self._serve(self.shard)
             except (Fenced, StoreError, CutOff) as error:
                 world.note("ended", self.name, type(error).__name__)
+                lost += isinstance(error, Fenced)
             if not self._clean:
                 await asyncio.sleep(rng.choice((0.1, 1.0, 5.0)))
         self.ended = True

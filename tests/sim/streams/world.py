@@ -49,7 +49,8 @@ __all__ = ["FEATURES", "World"]
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
 
-FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights"))
+FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
+                      "newest"))
 """Parts of the world that may be left out, to see what the others find:
 
     settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
