@@ -59,6 +59,10 @@ class SimLoop(asyncio.BaseEventLoop):
         if "was destroyed but it is pending" not in context["message"]:
             self.errors.append(context)
 
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets here.
+        pass
+
     def _process_events(self, event_list: list[Any]) -> None:
         pass
 

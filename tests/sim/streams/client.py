@@ -193,7 +193,8 @@ class Client:
         def answered(answer: dict[str, Any]) -> None:
             record.updates -= 1
             if "error" in answer:
-                record.configs.remove(config)
+                if answer["error"]["err_code"] not in NOT_AVAILABLE:
+                    record.configs.remove(config)
             elif not record.updates:
                 record.config = config
             self._strike(0.3)
