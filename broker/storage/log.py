@@ -562,8 +562,13 @@ class Log:
         segment.landed = True
         if self._last is segment:
             self._last = None
+        segment.proved_ns = proved_ns
         muted = self.muted
-        self._leased_ns = max(self._leased_ns, proved_ns)
+        for landed in self._flight:
+            # Beyond one that has not landed may be beyond a seal: what lands there never existed, and proves nothing.
+            if not landed.landed:
+                break
+            self._leased_ns = max(self._leased_ns, landed.proved_ns)
         if muted and not self.muted:
             self._loop.call_soon(self.on_unmuted)
         if len(segment.sealed) >= _MANY_BLOCKS:

@@ -37,7 +37,7 @@ class Segment:
     """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
 
     __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "on_encoded", "position",
-                 "raw_bytes", "sealed", "waiters", "whole")
+                 "proved_ns", "raw_bytes", "sealed", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -57,6 +57,8 @@ class Segment:
         """The one before it, as long as that may not be encoded yet."""
         self.landed = False
         self.began_ns = 0
+        self.proved_ns = 0
+        """Once it landed: when the try began that proves the shard ours."""
 
     @property
     def head_bytes(self) -> int:

@@ -13,18 +13,28 @@ from broker.clock import ManualClock
 __all__ = ["SimLoop", "Stuck"]
 
 
+TURNS_MAX = 100_000
+"""Turns of the loop that the clock may stand still for: whoever takes more asks the same question for ever."""
+
+
 class Stuck(AssertionError):
-    """Nothing is ready, no timer is set, and the program has not ended."""
+    """Nothing is ready, no timer is set, and the program has not ended; or it spins, and time does not pass."""
 
 
 class _Selector:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
+        self._turns = 0
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Stuck("nothing will ever happen again")
-        if timeout > 0:
+        if timeout <= 0:
+            self._turns += 1
+            if self._turns > TURNS_MAX:
+                raise Stuck(f"{TURNS_MAX} turns, and no time has passed")
+        else:
+            self._turns = 0
             self._clock.advance(int(timeout * 1e9) + 1)
         return []
 
@@ -48,6 +58,10 @@ class SimLoop(asyncio.BaseEventLoop):
         # What a killed process was doing is never finished, and that is all this message says.
         if "was destroyed but it is pending" not in context["message"]:
             self.errors.append(context)
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets here.
+        pass
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

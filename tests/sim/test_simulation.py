@@ -6,33 +6,13 @@ Run one seed again: ``pytest tests/sim -k 'seed and 17'``, or ``World(17).run()`
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
-import broker.storage.checkpointer as checkpointer
-import broker.storage.pages as pages
-import broker.storage.table as table
 from tests.sim.broken import RULES
 from tests.sim.world import Lost, World
 
-SEEDS = 100
-SOAK_SEEDS = 2000
-
-
-@pytest.fixture(autouse=True)
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A few dozen blocks make several pages, so that every form of a checkpoint is met."""
-    monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
-    monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
-    monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 25)
-    monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
-    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
-    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+SEEDS = 60
+SOAK_SEEDS = 1000
 
 
 def run(seed: int, **settings: int) -> World:

@@ -389,8 +389,8 @@ class Broker:
         world, rng = self.world, self.world.rng
         store = self.store
         assert store is not None
+        me = Identity(self.name, rng.randbytes(16))
         while True:
-            me = Identity(self.name, rng.randbytes(16))
             run_rng = random.Random(rng.getrandbits(64))
             shard: Shard | None = None
             try:

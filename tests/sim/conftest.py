@@ -1,0 +1,34 @@
+"""Bounds so small that a few dozen messages meet what takes millions in production."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+import broker.jetstream.sequencer as sequencer
+import broker.jetstream.stream as stream
+import broker.storage.checkpointer as checkpointer
+import broker.storage.pages as pages
+import broker.storage.table as table
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pages of a few blocks, so that every form of a checkpoint is met; ceilings that a run of messages reaches."""
+    make_small(monkeypatch)
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
+    monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
+    monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 25)
+    monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
+    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
+    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
+    monkeypatch.setattr(stream, "_CEILING_STEP", 64)
+    monkeypatch.setattr(sequencer, "_CEILING_MARGIN", 16)

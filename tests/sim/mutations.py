@@ -1,0 +1,251 @@
+"""Plausible mistakes planted in the engine, to see that one of the worlds notices. For tests alone.
+
+Beside ``broken``, which leaves out whole rules of the protocol, these are slips of a line: each text says what goes
+wrong. ``log`` are for the world of stand-in streams (tests.sim.world), ``streams`` for that of real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import broker.cluster.ownership as ownership
+import broker.storage.applied as applied
+import broker.storage.checkpointer as checkpointer
+import broker.storage.pages as pages
+import broker.storage.recovery as recovery
+import broker.storage.settle as settle
+import broker.storage.shard as shard
+import broker.storage.table as table
+from broker.jetstream.api import Api
+from broker.jetstream.dedupe import Dedupe
+from broker.storage.format.record import RecordKind
+from broker.storage.log import Log
+from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
+from broker.storage.open_block import OpenBlock
+from broker.storage.putter import Putter, Segment
+from broker.storage.sweeper import Sweeper
+
+__all__ = ["MUTATIONS"]
+
+
+def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
+    """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too early."""
+    wait = Log.wait
+
+    def broken(self: Log, fn: Callable[..., object], *args: Any) -> None:
+        if not self._has_content() and (self._closed or self._flight):
+            (self._flight or self._closed)[0].waiters.append((fn, args))
+            self._waiting_bytes += 400 + sum(len(arg) for arg in args if type(arg) is bytes)
+        else:
+            wait(self, fn, *args)
+
+    patch.setattr(Log, "wait", broken)
+
+
+def never_muted(patch: pytest.MonkeyPatch) -> None:
+    """The owner does not fall silent past its lease."""
+    patch.setattr(Log, "muted", property(lambda self: False))
+
+
+def lease_from_end(patch: pytest.MonkeyPatch) -> None:
+    """The lease counts from when a put ended, whenever it began."""
+    put = Putter.put
+
+    async def broken(self: Putter, segment: Segment) -> int:
+        await put(self, segment)
+        return self._clock.monotonic_ns()
+
+    patch.setattr(Putter, "put", broken)
+
+
+def strays_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """A put that landed beyond one that did not renews the lease."""
+    put = Putter.put
+
+    async def put_all(self: Putter, segment: Segment) -> int:
+        proved_ns = await put(self, segment)
+        log = _logs[self]
+        log._leased_ns = max(log._leased_ns, proved_ns)
+        return proved_ns
+
+    _logs: dict[Putter, Log] = {}
+    init = Log.__init__
+
+    def remember(self: Log, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        _logs[self._putter] = self
+
+    patch.setattr(Putter, "put", put_all)
+    patch.setattr(Log, "__init__", remember)
+
+
+def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
+    """An object with our nonce is taken for what we put, whatever its kind."""
+    async def broken(store: ObjectStore, key: str, data: Any, nonce: bytes) -> Any:
+        try:
+            await store.put(key, data)
+        except PreconditionFailed:
+            header = await settle.holder_of(store, key)
+            return None if header.nonce == nonce else header
+        return None
+
+    for module in (settle, ownership, checkpointer):
+        patch.setattr(module, "put_ours", broken)
+
+
+def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
+    """Segments are let go up to the newest kept root, so that a damaged one has nothing to fall back to."""
+    after_round = Sweeper.after_round
+
+    class Newest:
+        """A checkpointer whose oldest kept root is its newest, in the eyes of who asks from where on to keep."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+            kept = inner.roots
+            self.roots = [kept[0]._replace(position=kept[-1].position), *kept[1:]]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    async def broken(self: Sweeper, inner: Any) -> None:
+        await after_round(self, Newest(inner))  # type: ignore[arg-type]
+
+    patch.setattr(Sweeper, "after_round", broken)
+
+
+def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
+    """Recovery does not look whether our own epoch was sealed meanwhile."""
+    async def broken(store: ObjectStore, paths: Any, epoch: int, patience: Any = None) -> Any:
+        return await recovery.run(recovery.replay(paths), store, patience)
+
+    patch.setattr(shard, "recover", broken)
+
+
+def drop_by_name(patch: pytest.MonkeyPatch) -> None:
+    """The end of a stream frees its name, whoever has that by now."""
+    drop = applied.ShardState._drop
+
+    def broken(self: applied.ShardState, stream: applied.StreamState) -> None:
+        drop(self, stream)
+        self.names.pop((stream.account, stream.name), None)
+
+    patch.setattr(applied.ShardState, "_drop", broken)
+
+
+def update_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint keeps a stream's configuration as it was when first copied."""
+    init = pages.StreamCopy.__init__
+    first: dict[int, Any] = {}
+
+    def broken(self: pages.StreamCopy, stream: applied.StreamState) -> None:
+        init(self, stream)
+        self.entry[3] = first.setdefault(stream.stream_id, stream.config)
+
+    patch.setattr(pages.StreamCopy, "__init__", broken)
+
+
+def ceiling_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint forgets an async stream's ceiling."""
+    init = pages.StreamCopy.__init__
+
+    def broken(self: pages.StreamCopy, stream: applied.StreamState) -> None:
+        init(self, stream)
+        self.entry[11] = 0
+
+    patch.setattr(pages.StreamCopy, "__init__", broken)
+
+
+def redelivered_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint forgets how often messages were delivered."""
+    pack = applied.ConsumerState.pack
+
+    def broken(self: applied.ConsumerState) -> list[Any]:
+        packed = pack(self)
+        packed[12] = packed[13] = b""
+        return packed
+
+    patch.setattr(applied.ConsumerState, "pack", broken)
+
+
+def dead_bytes_wrong(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint forgets how many bytes of a block are dead."""
+    pack = table.BlockEntry.pack
+
+    def broken(self: table.BlockEntry) -> list[Any]:
+        packed = pack(self)
+        if len(packed) > 2:
+            packed[3] = 0
+        return packed
+
+    patch.setattr(table.BlockEntry, "pack", broken)
+
+
+def api_answers_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Answers of the API leave before what they tell is stored."""
+    answer = Api._answer
+
+    def broken(self: Api, request: Any, members: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:
+        answer(self, request, members, audited=audited, at_once=True)
+
+    patch.setattr(Api, "_answer", broken)
+
+
+def ids_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """After a restart no id is known."""
+    patch.setattr(Dedupe, "restore", lambda self, ids, last_seq, now_ns: _restore(self, [], last_seq, now_ns))
+
+
+_restore = Dedupe.restore
+
+
+def removals_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What was removed by name is not written when many are at once: a purge comes back after a restart."""
+    remove = OpenBlock.remove
+
+    def broken(self: OpenBlock[Any], first: int, last: int, *args: Any, **kwargs: Any) -> None:
+        if last - first < 1:
+            remove(self, first, last, *args, **kwargs)
+
+    patch.setattr(OpenBlock, "remove", broken)
+
+
+def double_ack_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Lazy news count as stored: an ack is confirmed before it is."""
+    patch.setattr(Log, "barrier", lambda self, owner=None: None)
+
+
+def update_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """An update is taken and never stored."""
+    add_record = OpenBlock.add_record
+
+    def broken(self: OpenBlock[Any], kind: int, body: object) -> None:
+        if kind != RecordKind.STREAM_UPDATE:
+            add_record(self, kind, body)
+
+    patch.setattr(OpenBlock, "add_record", broken)
+
+
+def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
+    """A consumer's pending list is kept by its checkpoint without the newest delivery."""
+    pack = applied.ConsumerState.pack
+
+    def broken(self: applied.ConsumerState) -> list[Any]:
+        packed = pack(self)
+        if len(self.pending) > 1:
+            for column in (9, 10, 11):
+                packed[column] = packed[column][:-8]
+        return packed
+
+    patch.setattr(applied.ConsumerState, "pack", broken)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    mutation.__name__.replace("_", "-"): mutation
+    for mutation in (wait_for_oldest, never_muted, lease_from_end, strays_prove_the_lease, ours_by_nonce_alone,
+                     sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
+                     redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
+                     double_ack_at_once, update_not_recorded, late_applied_pages)}

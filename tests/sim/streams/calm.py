@@ -1,0 +1,169 @@
+"""After the storm: one living broker on a living store. What must come true within a stated time, and what must be left.
+
+    serves       a broker answers for each stream within PROGRESS_SECONDS of virtual time
+    limits       hold in the store, whatever the broker was killed in the middle of
+    consumers    have delivered each message that lives and that they want
+    quiet        without streams the store keeps a bound of objects, and the broker nothing that waits
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.streams.judge import Message
+from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+
+if TYPE_CHECKING:
+    from tests.sim.streams.process import Process
+    from tests.sim.streams.world import World
+
+__all__ = ["OBJECTS_LEFT", "PROGRESS_SECONDS", "QUIET_SECONDS", "settle"]
+
+SECOND = 1_000_000_000
+
+PROGRESS_SECONDS = 120
+"""A living broker on a living store serves within this much virtual time, and its consumers deliver what they owe."""
+QUIET_SECONDS = 600
+"""Time that the store has to let go of what was deleted."""
+OBJECTS_LEFT = 24
+"""Objects that a store without streams keeps, beside what each epoch leaves for ever: a claim, seals, its first entry."""
+_OBJECTS_AN_EPOCH = 3
+
+
+async def settle(world: World) -> None:
+    """Heal everything, then see to it that the promises come true. Raises: Lost."""
+    world.calm = True
+    for process in world.processes:
+        process.store.faults = process.store.faults.scaled(0.0)
+        process.resume()
+    owner = await _owner(world)
+    records = await _known(world, owner)
+    await _publishes(world, owner, records)
+    for record in records:
+        for consumer in list(record.consumers.values()):
+            await _drained(world, owner, record, consumer)
+    await _until(world, lambda: _asked(owner, "INFO", None), "the account's INFO is answered")
+    # What is trimmed may have to be read before.
+    await _until(world, lambda: not _over(records, world.look()), lambda: "limits hold: " + _over(records, world.look()))
+    if "objects" in world.features:
+        await _quiet(world, owner, records)
+
+
+async def _owner(world: World) -> Process:
+    """The broker that serves, and stays."""
+    def serving() -> Process | None:
+        found = [p for p in world.processes if p.serving and p.shard is not None and p.shard.log.failure is None
+                 and not p.shard.log.muted]
+        return found[0] if len(found) == 1 else None
+
+    found = await _until(world, serving, "a broker serves")
+    # Whoever was late in the network is no longer.
+    await asyncio.sleep(30)
+    return found if found.serving else await _until(world, serving, "a broker serves")
+
+
+async def _known(world: World, owner: Process) -> list[StreamRecord]:
+    """The streams that are there, each of them answering."""
+    records = []
+    for name, stream in owner.streams().items():
+        record = world.records.get(stream.stream_id) or world.appeared(owner, stream)
+        shown = await _until(world, lambda name=name: _asked(owner, f"STREAM.INFO.{name}", None), f"{name} shows itself")
+        record.shown = shown["config"]
+        if record.word in ("asked", "going"):
+            record.word = "made"
+        records.append(record)
+    return records
+
+
+async def _publishes(world: World, owner: Process, records: list[StreamRecord]) -> None:
+    """Each stream takes or refuses a message."""
+    for record in records:
+        if record.kind != "audit":
+            owner.client.publish(record)
+    publishing = [m for record in records for m in record.sent.values()
+                  if m.asked_ns == world.clock.now_ns() and m.answers]
+    await _until(world, lambda: all(m.seq or m.refused for m in publishing),
+                 lambda: f"publishes are answered: {[m for m in publishing if not (m.seq or m.refused)]}")
+
+
+async def _drained(world: World, owner: Process, record: StreamRecord, consumer: ConsumerRecord) -> None:
+    """The consumer has delivered everything, and what it delivered was taken for acked."""
+    name = consumer.name
+    hands_over = "deliver_subject" not in consumer.config
+    end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND
+    while True:
+        if hands_over:
+            owner.client.pull_from(record, name, 100)
+        await asyncio.sleep(1.0)
+        shown = await _until(world, lambda: _asked(owner, f"CONSUMER.INFO.{record.name}.{name}", None),
+                             f"consumer {name} of {record} shows itself")
+        # What had its last delivery stays pending for ever.
+        if not shown["num_pending"] and (not shown["num_ack_pending"] or consumer.config["max_deliver"] > 0):
+            break
+        if world.clock.monotonic_ns() >= end_ns:
+            raise Lost(f"{record}: consumer {name} has not delivered what it owes: {shown}")
+    messages = world.look().get(record.stream_id, {})
+    owed = [seq for seq, message in messages.items() if consumer.wants(message.subject) and consumer.begins_at_all]
+    missed = sorted(set(owed) - record.seen[name])
+    if missed and not record.memory:
+        raise Lost(f"{record}: consumer {name} never delivered {missed}")
+
+
+def _over(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> str:
+    """The first stream that holds more than it may, "" when none does."""
+    for record in records:
+        messages, config = found.get(record.stream_id), record.shown
+        if messages is None:
+            continue
+        per_subject = Counter(message.subject for message in messages.values())
+        size = sum(message.size for message in messages.values())
+        for limit, held in (("max_msgs_per_subject", max(per_subject.values(), default=0)), ("max_msgs", len(messages)),
+                            ("max_bytes", size)):
+            if 0 < config[limit] < held:
+                return f"{record} has {held}, {limit} is {config[limit]}"
+    return ""
+
+
+async def _quiet(world: World, owner: Process, records: list[StreamRecord]) -> None:
+    """Delete everything, wait, and count what is left."""
+    for record in records:
+        await _until(world, lambda name=record.name: _asked(owner, f"STREAM.DELETE.{name}", None), f"{record} is deleted")
+        record.word = "gone"
+    await asyncio.sleep(QUIET_SECONDS)
+    world.look()
+    left = len(world.shared.objects)
+    bound = OBJECTS_LEFT + _OBJECTS_AN_EPOCH * len([key for key in world.shared.objects if "/epochs/" in key])
+    if left > bound:
+        raise Lost(f"{left} objects are left of nothing, {bound} may be")
+    assert owner.shard is not None
+    log = owner.shard.log
+    if log.tail_bytes or log.waiting_bytes:
+        raise Lost(f"an idle log holds {log.tail_bytes} bytes and {log.waiting_bytes} of what waits")
+
+
+async def _until(world: World, done: Callable[[], Any], what: str | Callable[[], str]) -> Any:
+    """What ``done()`` gives once it gives anything, awaited if need be. Raises: Lost after PROGRESS_SECONDS."""
+    end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND
+    while True:
+        given = done()
+        if asyncio.iscoroutine(given):
+            given = await given
+        if given:
+            return given
+        if world.clock.monotonic_ns() >= end_ns:
+            raise Lost(f"not within {PROGRESS_SECONDS} s: {what if isinstance(what, str) else what()}")
+        await asyncio.sleep(0.5)
+
+
+async def _asked(owner: Process, subject: str, body: Any) -> dict[str, Any] | None:
+    """The answer to a request, None for an error or none within 10 s."""
+    future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    owner.client.request(subject, body, lambda answer: future.done() or future.set_result(answer))
+    try:
+        answer = await asyncio.wait_for(future, 10)
+    except TimeoutError:
+        return None
+    return None if "error" in answer else answer

@@ -1,0 +1,189 @@
+"""A fresh reader of the store, and whether what it finds is what the clients were told.
+
+The reader shares nothing with any broker but the code that replays; it takes no time, so a look is of one moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from broker.storage.applied import ConsumerState, ShardState, StreamState
+from broker.storage.format.block import BlockRef
+from broker.storage.format.errors import FormatError
+from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.objectstore.base import ObjectInfo
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.snapshot import CutOff, replay, run_blocking
+from broker.storage.writer import user_bytes
+from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+
+__all__ = ["Judge", "Message"]
+
+PATHS = ShardPaths(0)
+
+
+class Message(NamedTuple):
+    """One stored message."""
+
+    subject: bytes
+    hlen: int
+    body: bytes
+    time_ns: int
+
+    @property
+    def payload(self) -> bytes:
+        return self.body[self.hlen:]
+
+    @property
+    def size(self) -> int:
+        return user_bytes(self.subject, self.hlen, self.body)
+
+
+class Judge:
+    """Compares the store with the record. ``records`` by incarnation."""
+
+    def __init__(self, store: MemoryStore, records: dict[int, StreamRecord]) -> None:
+        self.store = store
+        self.records = records
+        self.looks = 0
+        self._read: dict[tuple[str, int], dict[int, Message]] = {}
+
+    def look(self, now_ns: int) -> dict[int, dict[int, Message]]:
+        """Replay the store and compare; returns every live message by stream and sequence. Raises: Lost."""
+        try:
+            state = run_blocking(replay(PATHS), self._get, self._list).state
+        except (FormatError, CutOff) as error:
+            raise Lost(f"a fresh reader cannot read the store: {error}") from error
+        return self.compare(state, now_ns)
+
+    def compare(self, state: ShardState, now_ns: int) -> dict[int, dict[int, Message]]:
+        """Compare a replayed state."""
+        self.looks += 1
+        for record in self.records.values():
+            there = record.stream_id in state.streams
+            if record.memory and there:
+                raise Lost(f"{record} is to be kept in memory, and lies in the store")
+            if record.word == "made" and not there and not record.memory:
+                raise Lost(f"{record}, whose creation was answered, is not there at {state.position}")
+            if record.word == "gone" and there:
+                raise Lost(f"{record}, whose deletion was answered, is there at {state.position}")
+        self.by_name(state)
+        found = {}
+        for stream in state.streams.values():
+            if stream.offline is not None:
+                raise Lost(f"{stream!r} is off line: {stream.offline}")
+            found[stream.stream_id] = messages = self._messages(stream)
+            record = self.records.get(stream.stream_id)
+            if record is not None:
+                self._contents(record, stream, messages, now_ns)
+                self._configuration(record, stream)
+                for consumer in stream.consumers.values():
+                    known = record.consumers.get(consumer.name)
+                    _consumer(stream, consumer, known)
+                for name in record.consumers:
+                    if name not in stream.consumers:
+                        raise Lost(f"{record}: consumer {name}, whose creation was answered, is not there")
+        return found
+
+    @staticmethod
+    def by_name(state: ShardState) -> None:
+        """Every stream is found by its name."""
+        for stream in state.streams.values():
+            if state.stream(stream.account, stream.name) is not stream:
+                raise Lost(f"{stream!r} is not found by its name")
+
+    def _contents(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+        for seq, message in messages.items():
+            record.names(seq, message.payload, "the store's")
+            record.stored.add(seq)
+            if record.must_be_gone(seq, message.subject):
+                raise Lost(f"{record}: {seq} is there at {stream.position}, though its removal was answered")
+        for seq, publish in record.acked.items():
+            message = messages.get(seq)
+            if message is None:
+                if record.asynchronous and seq not in record.stored:
+                    continue
+                if not record.may_be_gone(seq, publish.subject, now_ns):
+                    raise Lost(f"{record}: {seq}, acknowledged {publish}, is lost at {stream.position}: {stream!r}")
+            elif message.subject != publish.subject:
+                raise Lost(f"{record}: {seq} has subject {message.subject!r}, acknowledged was {publish}")
+            elif publish.msg_id and publish.msg_id not in message.body[:message.hlen]:
+                raise Lost(f"{record}: {seq} has not the id of {publish}")
+
+    def _configuration(self, record: StreamRecord, stream: StreamState) -> None:
+        if record.config is None:
+            return
+        for key, value in record.config.items():
+            if key != "metadata" and stream.config.get(key, value) != value:
+                raise Lost(f"{record}: {key} is {stream.config.get(key)}, the update to {value} was answered")
+
+    def _messages(self, stream: StreamState) -> dict[int, Message]:
+        """Every live message; and the invariants of the stream's state."""
+        messages: dict[int, Message] = {}
+        for entry in stream.blocks:
+            dead_bytes = dead_count = 0
+            for seq, message in self._block(entry.ref).items():
+                if entry.is_dead(seq):
+                    dead_bytes += message.size
+                    dead_count += 1
+                elif seq >= stream.first_seq:
+                    messages[seq] = message
+            if (dead_count, dead_bytes) != (entry.dead_count, entry.dead_bytes):
+                raise Lost(f"{stream!r}: {entry.ref} counts {entry.dead_count} dead of {entry.dead_bytes} bytes, there are "
+                           f"{dead_count} of {dead_bytes}")
+        if len(messages) != stream.msgs:
+            raise Lost(f"{stream!r} holds {len(messages)} messages")
+        size = sum(message.size for message in messages.values())
+        if size != stream.bytes:
+            raise Lost(f"{stream!r} has {size} bytes, and says {stream.bytes}")
+        if messages and min(messages) != stream.first_seq:
+            raise Lost(f"{stream!r} begins at {min(messages)}")
+        times = [messages[seq].time_ns for seq in sorted(messages)]
+        if times != sorted(times):
+            raise Lost(f"{stream!r}: times run backwards")
+        return messages
+
+    def _block(self, ref: BlockRef) -> dict[int, Message]:
+        key = object_key(PATHS, ref)
+        data = self.store.objects.get(key)
+        if data is None:
+            raise Lost(f"{key}, which a live block lies in, is gone")
+        read = self._read.get((key, ref.core_offset))
+        if read is None:
+            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
+            read = self._read[key, ref.core_offset] = {}
+            for i, frame in enumerate(head.frames):
+                at = ref.frames_offset + frame.offset
+                chunk = decode_frame(head, i, data[at:at + frame.stored_bytes])
+                for j, body in enumerate(chunk.bodies):
+                    hlen = chunk.hlens[j] if chunk.hlens else 0
+                    read[chunk.seq(j)] = Message(chunk.subjects[j], hlen, body, chunk.times[j])
+        return read
+
+    def _get(self, key: str, start: int, end: int | None) -> bytes | None:
+        data = self.store.objects.get(key)
+        return None if data is None else data[start:end]
+
+    def _list(self, prefix: str, after: str) -> list[ObjectInfo]:
+        return [ObjectInfo(key, 0) for key in self.store._keys if key.startswith(prefix) and key > after]
+
+
+def _consumer(stream: StreamState, consumer: ConsumerState, record: ConsumerRecord | None) -> None:
+    floor, delivered = consumer.floor_sseq, consumer.delivered_sseq
+    if floor > delivered:
+        raise Lost(f"consumer {consumer.name} of {stream!r}: ack floor {floor} above delivered {delivered}")
+    outside = [seq for seq in consumer.pending if not floor < seq <= delivered]
+    if outside:
+        raise Lost(f"consumer {consumer.name} of {stream!r}: pending {outside} outside of {floor}..{delivered}")
+    if record is None:
+        return
+    if back := record.acked.intersection(consumer.pending):
+        raise Lost(f"consumer {consumer.name} of {stream!r}: {sorted(back)} were acked, and are pending")
+    if delivered < record.kept_delivered:
+        raise Lost(f"consumer {consumer.name} of {stream!r} forgot deliveries: {delivered} < {record.kept_delivered}")
+
+
+def as_shown(state: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Of STREAM.INFO's state: messages, bytes, first and last sequence."""
+    return state["messages"], state["bytes"], state["first_seq"], state["last_seq"]

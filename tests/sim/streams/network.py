@@ -1,0 +1,55 @@
+"""One process's way to the store, in a network with malice: what is late lands at the worst moment.
+
+A late put lands when its time has come, or right before somebody else's put of the same key, as a coin says: that is
+where two writers meet, and left to chance they hardly ever would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+from broker.storage.objectstore.base import Buffers, ObjectStore, StoreError
+from broker.storage.objectstore.faulty import Faults, FaultyStore
+
+__all__ = ["Late", "Way"]
+
+Late = defaultdict[str, list[asyncio.Event]]
+"""Key to what makes its late puts land."""
+
+
+class Way(FaultyStore):
+    """A FaultyStore whose late puts may be hurried; ``late`` is shared by all of a world."""
+
+    def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults, late: Late) -> None:
+        super().__init__(inner, rng=rng, faults=faults)
+        self.late = late
+
+    async def put(self, key: str, data: Buffers) -> None:
+        if key in self.late and self._rng.random() < 0.5:
+            for event in self.late.pop(key):
+                event.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await super().put(key, data)
+
+    async def _put_late(self, key: str, data: Buffers) -> None:
+        event = asyncio.Event()
+        self.late[key].append(event)
+        landing = asyncio.create_task(super()._put_late(key, data))
+        hurried = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait((landing, hurried), return_when=asyncio.FIRST_COMPLETED)
+            if not landing.done():
+                landing.cancel()
+                await asyncio.gather(landing, return_exceptions=True)
+                await self._land(key, data)
+        finally:
+            hurried.cancel()
+
+    async def _land(self, key: str, data: Buffers) -> None:
+        try:
+            await self.inner.put(key, data)
+        except StoreError:
+            pass  # nobody is left to tell

@@ -1,0 +1,177 @@
+"""One process run of a broker: the real JetStream on the real router, over a shard that it takes, loses and takes again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import seal_at, take
+from broker.cluster.standby import wait_for_lease
+from broker.jetstream.manager import JetStream
+from broker.server.router import Router
+from broker.storage.cache import Cache
+from broker.storage.format.header import NONCE_BYTES
+from broker.storage.objectstore.base import StoreError
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.reader import BlockReader
+from broker.storage.settle import Fenced
+from broker.storage.shard import Shard
+from broker.storage.snapshot import CutOff
+from tests.sim.streams.client import Client
+from tests.sim.streams.network import Way
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream import Stream
+    from tests.sim.streams.world import World
+
+__all__ = ["Process"]
+
+PATHS = ShardPaths(0)
+SECOND = 1_000_000_000
+
+
+class Process:
+    """From start to kill or clean end. ``serving`` while it has the shard, as far as it knows."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.dead = self.ended = False
+        self.serving = False
+        self.thaws = False
+        """Whether a pause ends as soon as somebody else has answered."""
+        self.epoch = 0
+        self.shard: Shard | None = None
+        self.rng = random.Random(world.rng.getrandbits(64))
+        self.store = Way(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults, late=world.late)
+        self.store.before, self.store.after = self._passing, self._passed
+        self.rightful_ns = 0
+        """From then on nobody else may answer, as far as our take-over promises that."""
+        self.put_ns = -1
+        """When a put of ours landed last."""
+        self.router = Router(world.clock, random.Random(self.rng.getrandbits(64)), world.loop.call_soon)
+        self.js = JetStream({"$G": self.router}, world.clock, random.Random(self.rng.getrandbits(64)))
+        self.cache = Cache(world.cache_bytes)
+        self.client = Client(world, self)
+        self._me = Identity(name, self.rng.randbytes(NONCE_BYTES))
+        self._paused: asyncio.Event | None = None
+        self._burial: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._clean = False
+        self.js.listen()
+        self._task = world.loop.create_task(self._live(), name=name)
+
+    def streams(self) -> dict[str, Stream]:
+        """Its live streams by name; none while it does not serve."""
+        return self.js.accounts["$G"].streams if self.serving and not self.dead else {}
+
+    def pause(self) -> None:
+        """The store answers nothing, and hears nothing, until ``resume``; clients are served on."""
+        if self._paused is None:
+            self._paused = asyncio.Event()
+
+    def resume(self) -> None:
+        if self._paused is not None:
+            self._paused.set()
+            self._paused = None
+            self.thaws = False
+
+    def stop(self) -> None:
+        """Ask for a clean end; ``ended`` says that it came."""
+        self._clean = True
+        self._over.set()
+
+    def strike(self) -> None:
+        """kill -9, at once: what has not reached the store never will, but for what is late in the network."""
+        if self.dead:
+            return
+        self.dead = True
+        self.serving = False
+        self.store.halt()
+        self.world.died(self)
+        if self.shard is not None:
+            self.shard.log.fail(Fenced("killed"), tell=False)
+        self._task.cancel()
+        self.resume()
+        self._burial = self.world.loop.create_task(self._bury(), name=f"bury {self.name}")
+
+    async def kill(self) -> None:
+        """``strike``, and wait until nothing is left of it."""
+        self.strike()
+        assert self._burial is not None
+        await self._burial
+
+    async def _bury(self) -> None:
+        """End the timers and tasks that a dead process would not have, but the loop shares."""
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.js.close()
+        await self.js.stop()
+        if self.shard is not None:
+            await self.shard.abandon()
+
+    async def _passing(self, operation: str, key: str) -> None:
+        while self._paused is not None:
+            await self._paused.wait()
+
+    async def _passed(self, operation: str, key: str) -> None:
+        if operation == "put":
+            self.put_ns = self.world.clock.monotonic_ns()
+        await self._passing(operation, key)
+
+    async def _live(self) -> None:
+        world, rng, lost = self.world, self.rng, 0
+        while not self._clean:
+            try:
+                patient = not world.leased or rng.random() < 0.85
+                if world.leased and patient:
+                    await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns,
+                                         silence_ns=world.lease_ns << min(lost, 4))
+                waited_ns = world.clock.monotonic_ns()
+                taken = await take(self.store, PATHS, self._me, world.clock, rng)
+                if not patient or ("patience" not in world.features and world.others_put(self, waited_ns)):
+                    self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
+                self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
+                                              world.settings(), began_ns=taken.began_ns)
+                if self.shard.log.muted:
+                    # What comes to life now would find that it may not read (as Tenure has it).
+                    await self.shard.log.persisted()
+                lost = 0
+                await self._serve(self.shard)
+            except (Fenced, StoreError, CutOff) as error:
+                world.note("ended", self.name, type(error).__name__)
+                lost += isinstance(error, Fenced)
+            if not self._clean:
+                await asyncio.sleep(rng.choice((0.1, 1.0, 5.0)))
+        self.ended = True
+
+    async def _serve(self, shard: Shard) -> None:
+        world = self.world
+        self.epoch = shard.log.epoch
+        world.opened(self, shard.state)
+        shard.log.on_failure = lambda _: self._over.set()
+        patient = RetryingStore(self.store, clock=world.clock, rng=self.rng, give_up_ns=15 * SECOND)
+        reader = BlockReader(patient, self.cache, lambda ref: object_key(PATHS, ref))
+        try:
+            await self.js.open(shard.log, reader)
+            self.serving = True
+            if shard.log.failure is None:
+                await self._over.wait()
+            self.serving = False
+            clean = self._clean and shard.log.failure is None
+            await self.js.close(tell=clean)
+            if clean:
+                end = await shard.close(checkpoint=self.rng.random() < 0.7)
+                await seal_at(self.store, PATHS, end, end.epoch, self._me, world.clock, self.rng)
+                world.note("clean end", self.name)
+        finally:
+            self.serving = False
+            if not self.dead:
+                await self.js.close()
+                await shard.abandon()
+                self.cache.clear()
+                self.world.died(self)
+                self._over.clear()
+                self.shard = None

@@ -1,0 +1,312 @@
+"""What clients asked for and what they were told: the ground on which ``judge`` decides.
+
+Nothing in here looks into a broker or the store. A request has one of three outcomes: answered well, refused, or not
+answered, and then it may or may not have happened, at any time from then on. So of each message we know whether it
+
+    must be there       its PubAck came, and nothing was asked for that removes it
+    must be gone        a removal that covers it was answered
+    may be either       everything else
+
+and of each sequence which message it names: that never changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from broker.protocol.subject import matches
+
+__all__ = ["ConsumerRecord", "Lost", "Publish", "Removal", "StreamRecord", "error_of"]
+
+SECOND = 1_000_000_000
+
+
+class Lost(AssertionError):
+    """The verdict: a promise was broken."""
+
+
+class Publish:
+    """One message that a client sent. ``seq`` once it is known, ``refused`` once that is."""
+
+    __slots__ = ("answers", "asked_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused", "rollup",
+                 "seq", "subject")
+
+    def __init__(self, subject: bytes, payload: bytes, asked_ns: int, msg_id: bytes = b"", rollup: str = "") -> None:
+        self.subject = subject
+        self.payload = payload
+        self.asked_ns = asked_ns
+        self.msg_id = msg_id
+        self.rollup = rollup
+        self.expected_last: int | None = None
+        self.expected_subject: int | None = None
+        self.seq = 0
+        self.refused = False
+        self.answers = True
+        """Whether the client waits for its PubAck."""
+
+    def __repr__(self) -> str:
+        return f"{self.payload.decode()} on {self.subject.decode()}" + (f" id {self.msg_id.decode()}" * bool(self.msg_id))
+
+
+class Removal:
+    """Something that a client asked for, and that takes messages out.
+
+    ``wanted`` b"" means every subject. ``below`` is a bound on what it may take, ``certain`` the highest sequence that
+    it has taken for certain once ``answered``; ``seqs``: these alone.
+    """
+
+    __slots__ = ("answered", "below", "certain", "seqs", "wanted")
+
+    def __init__(self, wanted: bytes = b"", below: int | None = None, certain: int = 0,
+                 seqs: frozenset[int] | None = None) -> None:
+        self.wanted = wanted
+        self.below = below
+        self.certain = certain
+        self.seqs = seqs
+        self.answered = False
+
+    def may_take(self, seq: int, subject: bytes) -> bool:
+        if self.seqs is not None:
+            return seq in self.seqs
+        return (self.below is None or seq < self.below) and self._matches(subject)
+
+    def has_taken(self, seq: int, subject: bytes) -> bool:
+        if not self.answered:
+            return False
+        if self.seqs is not None:
+            return seq in self.seqs
+        return seq <= self.certain and self._matches(subject)
+
+    def _matches(self, subject: bytes) -> bool:
+        return not self.wanted or not subject or matches(subject, self.wanted)
+
+
+class ConsumerRecord:
+    """One durable consumer, from the answer to its creation until its deletion is asked for."""
+
+    def __init__(self, name: str, config: dict[str, Any]) -> None:
+        self.name = name
+        self.config = config
+        self.counts: dict[int, int] = {}
+        """Sequence to how often the client saw it delivered by the owner of ``epoch``."""
+        self.epoch = 0
+        self.kept_counts: dict[int, int] = {}
+        """The same, as of the last answer that waited for them to be stored."""
+        self.kept_delivered = 0
+        self.acked: set[int] = set()
+        """Acks that were answered: never again pending, never delivered again."""
+
+    def served_by(self, epoch: int) -> dict[int, int]:
+        """``counts`` as this owner must know them: what another did may have been lost with him."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.counts = {}
+        return self.counts
+
+    def delivered(self, seq: int, count: int, epoch: int) -> None:
+        if seq in self.acked:
+            raise Lost(f"consumer {self.name}: {seq} was acked, and the ack answered, and it is delivered again")
+        kept = self.kept_counts.get(seq, 0)
+        if count <= kept:
+            raise Lost(f"consumer {self.name}: delivery {count} of {seq} comes again, {kept} were stored")
+        if (most := self.config.get("max_deliver", -1)) > 0 and count > most:
+            raise Lost(f"consumer {self.name}: {seq} was delivered {count} times, at most {most} are asked for")
+        counts = self.served_by(epoch)
+        counts[seq] = max(count, counts.get(seq, 0))
+
+    @property
+    def begins_at_all(self) -> bool:
+        """Whether it delivers whatever lives."""
+        return self.config.get("deliver_policy", "all") == "all"
+
+    def keeps(self, counts: dict[int, int], delivered: int) -> None:
+        """An answer came that waited for ``counts`` and ``delivered`` to be stored."""
+        self.kept_counts.update(counts)
+        self.kept_delivered = max(self.kept_delivered, delivered)
+
+    def wants(self, subject: bytes) -> bool:
+        wanted = self.config.get("filter_subject", "")
+        return not wanted or matches(subject, wanted.encode())
+
+
+class StreamRecord:
+    """One incarnation of a stream. ``word`` is "asked", "made", "going" or "gone"."""
+
+    def __init__(self, stream_id: int, kind: str, config: dict[str, Any]) -> None:
+        self.stream_id = stream_id
+        self.kind = kind
+        self.name: str = config["name"]
+        self.life: str = config["metadata"]["life"]
+        """What tells it from others of its name, in the eyes of a client."""
+        self.word = "asked"
+        self.memory = config.get("storage") == "memory"
+        self.epoch = 0
+        """Of who had it first."""
+        self.asynchronous = config.get("persist_mode") == "async"
+        self.captures = kind in ("audit", "echo")
+        """Whether it gets messages that no client sent it."""
+        self.configs = [config]
+        """Every configuration asked for so far that was not refused, the first at creation."""
+        self.config: dict[str, Any] | None = None
+        """The one that was answered last, while nothing else was asked for since."""
+        self.updates = 0
+        """Updates that were asked for and not answered."""
+        self.shown: dict[str, Any] = {}
+        """The configuration that the broker showed in the end."""
+        self.sent: dict[bytes, Publish] = {}
+        self.by_subject: defaultdict[bytes, list[Publish]] = defaultdict(list)
+        self.acked: dict[int, Publish] = {}
+        self.used_ids: list[bytes] = []
+        self.ids: dict[bytes, int] = {}
+        """Message id to the sequence that was answered for it."""
+        self.named: dict[int, bytes] = {}
+        """Sequence to the payload that somebody saw there."""
+        self.removals: list[Removal] = []
+        self.consumers: dict[str, ConsumerRecord] = {}
+        self.seen: defaultdict[str, set[int]] = defaultdict(set)
+        """Consumer's name to the sequences that it ever delivered."""
+        self.stored: set[int] = set()
+        """Of an async stream: sequences that are in the store for certain."""
+        self.acked_by: dict[int, int] = {}
+        """Sequence to the epoch of who answered for it."""
+        self.newest_epoch = 0
+        """Of whoever answered for it last: what is not stored dies with him."""
+        self._excused: set[int] = set()
+        self.high = 0
+        """The highest sequence that any client was told."""
+
+    def __repr__(self) -> str:
+        return f"stream {self.name} {self.stream_id:x}"
+
+    # What was asked.
+
+    def send(self, publish: Publish) -> None:
+        self.sent[publish.payload] = publish
+        self.by_subject[publish.subject].append(publish)
+
+    def remove(self, removal: Removal) -> Removal:
+        self.removals.append(removal)
+        return removal
+
+    def withdraw(self, removal: Removal) -> None:
+        """It was refused."""
+        self.removals.remove(removal)
+
+    # What was told.
+
+    def names(self, seq: int, payload: bytes, where: str) -> None:
+        """Somebody saw ``payload`` at ``seq``."""
+        known = self.named.setdefault(seq, payload)
+        if known != payload:
+            raise Lost(f"{self}: sequence {seq} names two messages: {known!r}, and {where} {payload!r}")
+        publish = self.sent.get(payload)
+        if publish is None:
+            if not self.captures:
+                raise Lost(f"{self}: {where} {seq} reads {payload!r}, which nobody published")
+        elif publish.refused:
+            raise Lost(f"{self}: {where} {seq} reads {payload!r}, which was refused")
+        elif publish.seq and publish.seq != seq:
+            raise Lost(f"{self}: {payload!r} is both {publish.seq} and, {where}, {seq}")
+        else:
+            publish.seq = seq
+
+    def pub_ack(self, publish: Publish, answer: dict[str, Any], epoch: int) -> None:
+        """The answer to a publish came."""
+        if "error" in answer:
+            publish.refused = True
+            if publish.seq:
+                raise Lost(f"{self}: {publish} was refused, and is there")
+            return
+        seq = answer["seq"]
+        self.newest_epoch = max(self.newest_epoch, epoch)
+        self.high = max(self.high, seq)
+        if answer.get("duplicate"):
+            self._duplicate(publish, seq)
+            return
+        self.names(seq, publish.payload, "a PubAck says that")
+        self.acked[seq] = publish
+        self.acked_by[seq] = epoch
+        if publish.msg_id:
+            first = self.ids.setdefault(publish.msg_id, seq)
+            window_ns = self.configs[0].get("duplicate_window", 0)
+            if first != seq and publish.asked_ns - self.acked[first].asked_ns < window_ns and not self.may_be_gone(
+                    first, self.acked[first].subject, publish.asked_ns):
+                raise Lost(f"{self}: {publish} was stored as {seq}, though {first} has this id")
+            self.ids[publish.msg_id] = seq
+        if publish.expected_last is not None and publish.expected_last != seq - 1:
+            raise Lost(f"{self}: {publish} expected the last sequence {publish.expected_last} and became {seq}")
+        if publish.expected_subject is not None:
+            between = [other for other in self.by_subject[publish.subject] if publish.expected_subject < other.seq < seq]
+            if any(not self.may_be_gone(other.seq, other.subject, publish.asked_ns) for other in between):
+                raise Lost(f"{self}: {publish} expected {publish.expected_subject} and became {seq} after {between}")
+        if publish.rollup:
+            self.remove(Removal(publish.subject if publish.rollup == "sub" else b"", seq, seq - 1)).answered = True
+
+    def _duplicate(self, publish: Publish, seq: int) -> None:
+        """``seq`` has the id of ``publish``, or had it: its own PubAck may have been lost with a broker."""
+        publish.refused = True
+        if publish.seq:
+            raise Lost(f"{self}: {publish} was called a duplicate of {seq}, and is there")
+        original = self.acked.get(seq)
+        if original is not None:
+            if original.msg_id != publish.msg_id:
+                raise Lost(f"{self}: {publish} was called a duplicate of {seq}, which is {original}")
+            return
+        unknown = [sent for sent in self.sent.values()
+                   if sent.msg_id == publish.msg_id and not sent.refused and sent.seq in (0, seq)]
+        if not unknown:
+            raise Lost(f"{self}: {publish} was called a duplicate of {seq}, and nobody sent that")
+        if len(unknown) == 1:
+            self.names(seq, unknown[0].payload, "a duplicate says that")
+            self.acked[seq] = unknown[0]
+
+    # What follows.
+
+    def may_be_gone(self, seq: int, subject: bytes, now_ns: int) -> bool:
+        """Whether something was asked for that may have removed an acknowledged message."""
+        if seq in self._excused:
+            return True
+        if self.asynchronous and seq not in self.stored and self.acked_by.get(seq) != self.newest_epoch:
+            return True
+        if self._something_takes(seq, subject, now_ns):
+            self._excused.add(seq)
+            return True
+        return False
+
+    def _something_takes(self, seq: int, subject: bytes, now_ns: int) -> bool:
+        if any(removal.may_take(seq, subject) for removal in self.removals):
+            return True
+        if any(not p.refused and (not p.seq or p.seq > seq) for p in self.sent.values()
+               if p.rollup and (p.rollup == "all" or p.subject == subject)):
+            return True
+        return any(self._limits_take(config, seq, subject, now_ns) for config in self.configs)
+
+    def _limits_take(self, config: dict[str, Any], seq: int, subject: bytes, now_ns: int) -> bool:
+        if age_ns := config.get("max_age"):
+            publish = self.acked.get(seq)
+            if publish is None or now_ns - publish.asked_ns >= age_ns:
+                return True
+        if config.get("max_bytes", -1) > 0:
+            return True
+        if (most := config.get("max_msgs_per_subject", -1)) > 0 and self._later(self.by_subject[subject], seq) >= most:
+            return True
+        most = config.get("max_msgs", -1)
+        return most > 0 and (self.captures or self._later(self.sent.values(), seq) >= most)
+
+    @staticmethod
+    def _later(publishes: Any, seq: int) -> int:
+        return sum(1 for p in publishes if not p.refused and (not p.seq or p.seq > seq))
+
+    def must_be_gone(self, seq: int, subject: bytes) -> bool:
+        return any(removal.has_taken(seq, subject) for removal in self.removals)
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    """An answer as JSON; what is no JSON (429) is a refusal."""
+    try:
+        value: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        return {"error": {"err_code": 10167}}
+    return value

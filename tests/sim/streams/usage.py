@@ -1,0 +1,82 @@
+"""What streams and consumers there are, and how each is used: configurations, subjects, headers.
+
+    plain     ids, expected sequences                  kv       a bucket: newest by subject, roll-ups, revisions
+    object    a bucket: chunks purged by subject,      limited  max_msgs with max_msgs_per_subject
+              roll-ups of the head                     bytes    max_bytes
+    full      discards new                             aged     max_age
+    async     answers before the store has it          memory   leaves nothing in the store
+    edge      sequences near 2^63                      audit    keeps the broker's own advisories
+    echo      publishers wait for their PubAcks on a subject of the stream itself
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+__all__ = ["CONSUMERS", "STREAMS", "UPDATES", "one_subject", "subject_of"]
+
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "plain": {"subjects": ["plain.>"], "duplicate_window": HOUR},
+    "kv": {"subjects": ["$KV.kv.>"], "max_msgs_per_subject": 2, "allow_rollup_hdrs": True, "deny_delete": True,
+           "allow_direct": True, "discard": "new", "duplicate_window": HOUR},
+    "object": {"subjects": ["$O.object.C.>", "$O.object.M.>"], "allow_rollup_hdrs": True, "allow_direct": True,
+               "discard": "new", "duplicate_window": HOUR},
+    "limited": {"subjects": ["limited.>"], "max_msgs": 30, "max_msgs_per_subject": 5, "duplicate_window": HOUR},
+    "bytes": {"subjects": ["bytes.>"], "max_bytes": 1500},
+    "full": {"subjects": ["full.>"], "max_msgs": 25, "discard": "new"},
+    "aged": {"subjects": ["aged.>"], "max_age": 20 * SECOND, "duplicate_window": 10 * SECOND},
+    "async": {"subjects": ["async.>"], "persist_mode": "async", "duplicate_window": HOUR},
+    "memory": {"subjects": ["memory.>"], "storage": "memory", "max_msgs": 40},
+    "edge": {"subjects": ["edge.>"], "first_seq": (1 << 63) - 200},
+    "audit": {"subjects": ["$JS.EVENT.ADVISORY.>"], "max_msgs": 60},
+    "echo": {"subjects": ["echo.>"], "duplicate_window": HOUR},
+}
+"""Kind to its configuration; a stream bears its kind's name."""
+
+UPDATES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{"max_msgs": 40}, {"description": "x"}, {"max_msgs_per_subject": 3}],
+    "kv": [{"max_msgs_per_subject": 1}, {"max_msgs_per_subject": 4}],
+    "limited": [{"max_msgs": 10}, {"max_msgs_per_subject": 1}, {"max_msgs": 50, "max_msgs_per_subject": 8}],
+    "bytes": [{"max_bytes": 600}, {"max_bytes": 3000}],
+    "full": [{"max_msgs": 40}, {"discard": "old", "max_msgs": 15}],
+    "aged": [{"max_age": 5 * SECOND}, {"max_age": 0}],
+    "async": [{"max_msgs": 60}],
+}
+"""Kind to what an update may change."""
+
+CONSUMERS: dict[str, dict[str, Any]] = {
+    "explicit": {"ack_policy": "explicit", "ack_wait": 3 * SECOND},
+    "few": {"ack_policy": "explicit", "ack_wait": 2 * SECOND, "max_ack_pending": 5},
+    "one": {"ack_policy": "explicit", "ack_wait": 3 * SECOND, "filtered": True},
+    "all": {"ack_policy": "all", "ack_wait": 3 * SECOND},
+    "none": {"ack_policy": "none"},
+    "backoff": {"ack_policy": "explicit", "backoff": [SECOND, 2 * SECOND], "max_deliver": 3},
+    "push": {"ack_policy": "explicit", "ack_wait": 3 * SECOND, "deliver_subject": "_P.{stream}"},
+    "newest": {"ack_policy": "explicit", "ack_wait": 3 * SECOND, "deliver_policy": "last_per_subject", "wild": True},
+}
+"""Durable consumers, by name. ``filtered``: to one subject of its stream; ``wild``: last_per_subject wants a filter."""
+
+
+def subject_of(kind: str, rng: random.Random) -> str:
+    """Some subject of a stream of ``kind``: few, so that each has many messages."""
+    number = rng.randint(1, 4)
+    if kind == "object" and rng.random() < 0.7:
+        return f"$O.object.C.n{number}"
+    return _subject(kind, number)
+
+
+def one_subject(kind: str) -> str:
+    """The same one each time."""
+    return _subject(kind, 1)
+
+
+def _subject(kind: str, number: int) -> str:
+    if kind == "kv":
+        return f"$KV.kv.k{number}"
+    if kind == "object":
+        return f"$O.object.M.o{number}"
+    return f"{kind}.{number}"

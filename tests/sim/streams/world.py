@@ -1,0 +1,280 @@
+"""A seeded world of real streams: one store, brokers that take it from each other, clients, and what they were promised.
+
+    Process   one process run: JetStream with its account, streams, consumers and API, the router, the shard with log,
+              checkpoints and sweeper, its own way to the store (FaultyStore) and a cache that may be tiny
+    Client    what is asked of it, and what is answered
+    Record    what clients asked for and were told          Judge    a fresh reader of the store, comparing
+
+Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
+unanswered, lost or late. Locked, as on a directory: one process at a time, no lease, so that idle days cost nothing.
+
+What must be survived: kills at any await, a broker whose store stands still while its clients go on, take-overs, clean
+ends, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
+and the broker killed on the way. Not survived, and not tried: a store that forgets or changes anything but one newest
+checkpoint, two that are damaged, clocks that differ.
+
+At the end the world is calm, and ``calm`` says what must come true then, and within which time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.clock import ManualClock
+from broker.storage.applied import ShardState
+from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.log import LogSettings
+from broker.storage.objectstore.base import NotFound
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.shard import ShardSettings
+from tests.sim.loop import SimLoop
+from tests.sim.streams import calm
+from tests.sim.streams.judge import PATHS, Judge, Message
+from tests.sim.streams.network import Late
+from tests.sim.streams.process import Process
+from tests.sim.streams.record import Lost, StreamRecord
+from tests.sim.streams.usage import CONSUMERS, STREAMS
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream import Stream
+
+__all__ = ["FEATURES", "World"]
+
+SECOND = 1_000_000_000
+DAY = 86_400 * SECOND
+
+FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
+                      "newest"))
+"""Parts of the world that may be left out, to see what the others find:
+
+    settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
+    edges        sequences near 2^63 and 2^64                            heads        roll-ups that read many heads
+    tiny cache   smaller than what one operation reads                   newest       last_per_subject under a lease
+    flights      a read that failed after its reader was cancelled leaves no trace
+    patience     whoever takes the shard lets the last owner's lease run out, however he came to take it
+    settle       at the end all must come right (``calm``)               objects      and the store be empty
+"""
+
+
+class World:
+    """One run of one seed."""
+
+    def __init__(self, seed: int, *, steps: int = 120, features: frozenset[str] = FEATURES) -> None:
+        self.seed = seed
+        self.features = features
+        self.steps = steps
+        self.rng = rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.loop = SimLoop(self.clock)
+        self.shared = MemoryStore()
+        self.records: dict[int, StreamRecord] = {}
+        self.sent_to: dict[bytes, StreamRecord] = {}
+        """Payload to the stream that it was meant for."""
+        self.judge = Judge(self.shared, self.records)
+        self.late: Late = Late(list)
+        self.leased = rng.random() < 0.6
+        self.lease_ns = rng.choice((2, 4)) * SECOND
+        factor = rng.choice((0.0, 0.3, 1.0, 2.0)) if self.leased else rng.choice((0.0, 0.0, 0.5))
+        self.faults = Faults(slow=0.05, slow_ns_max=2 * SECOND, refused=0.02, unanswered=0.02, lost=0.01, late=0.02,
+                             late_ns_max=20 * SECOND, timeout_ns=2 * SECOND,
+                             latency_ns=rng.choice((0, 2_000_000, 30_000_000))).scaled(factor)
+        self.cache_bytes = rng.choice((1, 4096, 1 << 14, 1 << 20)) if "tiny cache" in features else 1 << 20
+        self.settings_change = "settings" in features
+        self.edges = "edges" in features
+        kinds = [kind for kind in STREAMS if kind not in ("edge", "audit", "echo", "object")]
+        kinds += ["edge"] * self.edges + ["audit", "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
+        self.kinds = rng.sample(kinds, rng.randint(2, 5))
+        self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
+        self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
+        self.processes: list[Process] = []
+        self.answered_epoch = 0
+        """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
+        self.newest_epoch = 0
+        """The newest epoch whose owner has answered anybody."""
+        self.calm = False
+        self.epochs: dict[int, str] = {}
+        self.counts: Counter[str] = Counter()
+        """What happened how often."""
+        self._verdict: Exception | None = None
+        self._damaged: set[str] = set()
+        self._number = 0
+        self._digest = hashlib.sha256()
+
+    def run(self) -> str:
+        """Run to the end; returns a digest of all that happened. Raises: Lost, and whatever else went wrong."""
+        try:
+            self.loop.run_until_complete(self._main())
+            self._no_errors()
+        except Exception as error:
+            first = self._verdict or error
+            raise Lost(f"seed {self.seed}: {first}") from first
+        finally:
+            self._close()
+        for key in sorted(self.shared.objects):
+            self._digest.update(key.encode() + hashlib.sha256(self.shared.objects[key]).digest())
+        return self._digest.hexdigest()
+
+    def _no_errors(self) -> None:
+        if self._verdict is not None:
+            raise self._verdict
+        for context in self.loop.errors:
+            if "flights" not in self.features and isinstance(context.get("exception"), NotFound):
+                continue
+            raise Lost(f"the loop's exception handler was called: {context['message']}: {context.get('exception')!r}"
+                       ) from context.get("exception")
+
+    # What processes and clients tell.
+
+    def note(self, *what: Any) -> None:
+        """Part of the digest."""
+        self._digest.update(repr((self.clock.monotonic_ns(), what)).encode())
+
+    def number(self) -> int:
+        """One that was never used."""
+        self._number += 1
+        return self._number
+
+    def opened(self, process: Process, state: ShardState) -> None:
+        """A broker recovered: what it will serve is compared too."""
+        epoch = process.epoch
+        if epoch in self.epochs:
+            raise Lost(f"epoch {epoch} was opened by {self.epochs[epoch]} and by {process.name}")
+        self.epochs[epoch] = process.name
+        self.note("opened", process.name, epoch)
+        if max(self.epochs) == epoch:
+            self.judge.compare(state, self.clock.now_ns())
+
+    def others_put(self, process: Process, since_ns: int) -> bool:
+        """Whether another living broker has put anything since then."""
+        return any(p.put_ns >= since_ns for p in self.processes if p is not process and not p.dead)
+
+    def died(self, process: Process) -> None:
+        """Memory's streams go with the process run that made them."""
+        for record in self.records.values():
+            if record.memory and record.epoch == process.epoch:
+                record.word = "gone"
+
+    def appeared(self, process: Process, stream: Stream) -> StreamRecord:
+        """A stream is there that nobody was told of yet."""
+        life = stream.config.metadata["life"]
+        config = {"name": stream.name, **STREAMS[stream.name], "metadata": {"life": life}}
+        record = self.records[stream.stream_id] = StreamRecord(stream.stream_id, stream.name, config)
+        record.epoch = process.epoch
+        return record
+
+    def judged(self, check: Callable[..., object], *args: Any) -> None:
+        """Call ``check``. A verdict is kept, since the broker that calls us takes any exception for a fault of its own."""
+        try:
+            check(*args)
+        except Exception as error:
+            self._verdict = self._verdict or error
+            raise
+
+    def settings(self) -> ShardSettings:
+        rng = self.rng
+        log = LogSettings(segment_bytes=rng.choice((200, 2000, 4 << 20)), puts_in_flight=rng.choice((1, 2, 4)),
+                          commit_interval_ns=rng.choice((0, 0, 20_000_000)),
+                          lease_ns=self.lease_ns if self.leased else None,
+                          put_timeout_ns=2 * SECOND if self.leased else None)
+        checkpoint = CheckpointSettings(segments=rng.choice((3, 8, 25)), replayed_segments=10, replayed_epochs=3)
+        return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0)
+
+    # The course of things.
+
+    async def _main(self) -> None:
+        rng = self.rng
+        self.processes = [Process(self, f"b{at}") for at in range(self.brokers)]
+        for step in range(self.steps):
+            serving = [p for p in self.processes if p.serving]
+            if serving:
+                process = rng.choice(serving)
+                for _ in range(rng.randint(1, 3)):
+                    process.client.something()
+            await asyncio.sleep(rng.choice((0.0, 0.002, 0.02, 0.2, 0.6, 1.2) if serving else (0.6, 1.5)))
+            await self._chaos()
+            self._no_errors()
+            if step % 24 == 23:
+                self.look()
+        if "settle" in self.features:
+            await calm.settle(self)
+        for process in self.processes:
+            await process.kill()
+        for process in self.processes:
+            await process.store.settle()
+        self.look()
+
+    def look(self) -> dict[int, dict[int, Message]]:
+        """Read the store afresh, and compare; look at what the owners themselves have applied, too."""
+        for process in self.processes:
+            if process.serving and process.shard is not None:
+                self.judge.by_name(process.shard.state)
+        return self.judge.look(self.clock.now_ns())
+
+    def _start(self, at: int) -> None:
+        self.processes[at] = Process(self, f"b{at}")
+
+    async def _chaos(self) -> None:
+        """Now and then something goes wrong."""
+        rng, draw = self.rng, self.rng.random()
+        at = rng.randrange(len(self.processes))
+        for paused in self.processes:
+            if paused.thaws and self.newest_epoch > paused.epoch:
+                paused.resume()  # to find itself deposed
+        for other, struck in enumerate(self.processes):
+            if struck.dead:
+                at, draw = other, 0.0
+        process = self.processes[at]
+        if draw < 0.03:
+            self.note("kill", process.name)
+            self.counts["kill"] += 1
+            await process.kill()
+            if rng.random() < 0.2:
+                self._damage()
+            await asyncio.sleep(rng.choice((0.0, 1.0)))
+            self._start(at)
+        elif draw < 0.045 and process.serving:
+            self.counts["stop"] += 1
+            process.stop()
+            await self._until(lambda: process.ended, 30)
+            await process.kill()
+            self._start(at)
+        elif draw < 0.07 and self.leased:
+            self.counts["pause"] += 1
+            process.pause()
+            process.thaws = rng.random() < 0.6
+        elif draw < 0.095:
+            process.resume()
+        elif draw < 0.115:
+            await asyncio.sleep(rng.choice((3, 12)) if self.leased else rng.choice((3, 30, 4000, 3 * 86_400)))
+
+    def _damage(self) -> None:
+        """The newest checkpoint cannot be read any more; the one before it can."""
+        roots = sorted(key for key in self.shared.objects if key.startswith(PATHS.checkpoints))
+        if len(roots) > 1 and not any(root in self._damaged for root in roots):
+            data = bytearray(self.shared.objects[roots[-1]])
+            data[self.rng.randrange(40, len(data))] ^= 0x40
+            self.shared.objects[roots[-1]] = bytes(data)
+            self._damaged.add(roots[-1])
+            self.counts["damaged"] += 1
+
+    async def _until(self, done: Callable[[], object], seconds: float) -> bool:
+        """Wait until ``done()``; False when that took too long."""
+        end_ns = self.clock.monotonic_ns() + int(seconds * SECOND)
+        while not done():
+            if self.clock.monotonic_ns() >= end_ns:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    def _close(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()

@@ -1,0 +1,57 @@
+"""The real JetStream in virtual time on a faulty store: whatever happens, what clients were told stays true.
+
+Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``World(17).run()``. What is survived and what is
+not stands in ``tests.sim.streams.world``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.streams.world import World
+
+SEEDS = 240
+SOAK_SEEDS = 2000
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_what_was_told_stays_true(first: int) -> None:
+    """Streams and consumers of every kind, brokers killed, stopped and paused, settings changed on the way."""
+    for seed in range(first, first + 10):
+        World(seed).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(10_000, 10_000 + SOAK_SEEDS, 100))
+def test_what_was_told_stays_true_soak(first: int) -> None:
+    """The same, for longer."""
+    for seed in range(first, first + 100):
+        World(seed, steps=240).run()
+
+
+def test_a_seed_is_a_history() -> None:
+    """Same seed, same digest of every object, answer, delivery and instant; another seed, another."""
+    digests = [World(seed, steps=60).run() for seed in (5, 5, 6)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_seeds_try_what_they_mean_to() -> None:
+    """In a few seeds there is everything that the world is made of."""
+    counts: Counter[str] = Counter()
+    kinds: set[str] = set()
+    for seed in range(20):
+        world = World(seed)
+        world.run()
+        counts += world.counts
+        counts["epochs"] += len(world.epochs)
+        counts["days"] += world.clock.monotonic_ns() // (86_400 * 10**9)
+        kinds.update(world.kinds)
+    assert len(kinds) >= 9
+    assert counts["acked"] > 2000
+    assert counts["delivered"] > 2000
+    assert counts["epochs"] > 60
+    for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days"):
+        assert counts[what] >= 5, what
