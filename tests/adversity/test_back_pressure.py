@@ -22,7 +22,7 @@ MIB = 1 << 20
 TAIL = 2 * MIB
 SIZE = 16 * 1024
 ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": str(TAIL), "JETBLOCK_SEGMENT_BYTES": "256k", "JETBLOCK_PUT_TIMEOUT": "1s",
-           "JETBLOCK_LEASE": "60s"}
+           "JETBLOCK_LEASE": "60s", "JETBLOCK_SERVER_NAME": "one"}
 
 
 class Chatter:
