@@ -41,8 +41,8 @@ class Process:
         self.name = name
         self.dead = self.ended = False
         self.serving = False
-        self.thaws = False
-        """Whether a pause ends as soon as somebody else has answered."""
+        self.freezes = self.thaws = False
+        """Whether a pause begins when the next put has landed, before its answer; whether it ends once another answers."""
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
@@ -74,6 +74,7 @@ class Process:
             self._paused = asyncio.Event()
 
     def resume(self) -> None:
+        self.freezes = False
         if self._paused is not None:
             self._paused.set()
             self._paused = None
@@ -119,6 +120,9 @@ class Process:
     async def _passed(self, operation: str, key: str) -> None:
         if operation == "put":
             self.put_ns = self.world.clock.monotonic_ns()
+            if self.freezes:
+                self.freezes, self.thaws = False, True
+                self.pause()
         await self._passing(operation, key)
 
     async def _live(self) -> None:

@@ -246,8 +246,10 @@ class World:
             self._start(at)
         elif draw < 0.07 and self.leased:
             self.counts["pause"] += 1
-            process.pause()
-            process.thaws = rng.random() < 0.6
+            if rng.random() < 0.5:
+                process.pause()
+            else:
+                process.freezes = True
         elif draw < 0.095:
             process.resume()
         elif draw < 0.115:
