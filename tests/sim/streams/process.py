@@ -63,6 +63,7 @@ class Process:
         self._clean = False
         self.js.listen()
         self._task = world.loop.create_task(self._live(), name=name)
+        self._task.add_done_callback(world.ended)
 
     def streams(self) -> dict[str, Stream]:
         """Its live streams by name; none while it does not serve."""
