@@ -58,7 +58,7 @@ class Segment:
         self.landed = False
         self.began_ns = 0
         self.proved_ns = 0
-        """Once it landed: when the try began that proves the shard ours."""
+        """Once it landed: when the put of it began, as of which the shard was ours."""
 
     @property
     def head_bytes(self) -> int:
@@ -127,7 +127,8 @@ class Putter:
     async def put(self, segment: Segment) -> int:
         """Encode and put until it landed. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
 
-        Returns: when, by the monotonic clock, the try began that proves the shard ours.
+        Returns: when, by the monotonic clock, the first try began. That it landed proves the shard ours as of then, and no
+            later: a later try may land since an earlier one did, the shard was taken, and the segment swept.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
         put_sync = store.put_sync if self._executor is not None else None
@@ -140,17 +141,15 @@ class Putter:
             self._encoded()
         backoff = Backoff(self._rng)
         taken = False
+        began_ns = self._clock.monotonic_ns()
         while True:
-            began_ns = self._clock.monotonic_ns()
             try:
                 if taken:
-                    # Known to be there, not yet whose it is. That it is ours proves that we owned the shard when the
-                    # first try began, no later.
+                    # Known to be there, not yet whose it is.
                     header = await holder_of(store, key)
                     if header.nonce != self._nonce or header.kind != ObjectKind.SEGMENT:
                         raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
                             segment.position, key)
-                    began_ns = segment.began_ns
                 elif put_sync is not None:
                     await self._loop.run_in_executor(self._executor, self._encode_and_put, segment, put_sync, key)
                 else:

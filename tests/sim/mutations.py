@@ -6,6 +6,7 @@ wrong. ``log`` are for the world of stand-in streams (tests.sim.world), ``stream
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,16 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
     """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too early."""
     wait = Log.wait
 
-    def broken(self: Log, fn: Callable[..., object], *args: Any) -> None:
-        if not self._has_content() and (self._closed or self._flight):
-            (self._flight or self._closed)[0].waiters.append((fn, args))
-            self._waiting_bytes += 400 + sum(len(arg) for arg in args if type(arg) is bytes)
+    def broken(self: Log, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        closed = self._closed
+        if self._flight and not self._has_content():
+            self._closed = deque()
+            flight, self._flight = self._flight, deque([self._flight[0]])
+            wait(self, fn, *args, **kwargs)
+            self._flight = flight
+            self._closed = closed
         else:
-            wait(self, fn, *args)
+            wait(self, fn, *args, **kwargs)
 
     patch.setattr(Log, "wait", broken)
 

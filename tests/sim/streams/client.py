@@ -134,9 +134,9 @@ class Client:
             self.delete_msg(record)
         elif draw < 0.79:
             self.purge(record)
-        elif draw < 0.85:
+        elif draw < 0.87:
             self.consumer(record)
-        elif draw < 0.92:
+        elif draw < 0.93:
             self.get(record)
         elif draw < 0.96:
             self.info(record)
@@ -425,6 +425,7 @@ class Client:
                 raise Lost(f"{record}: consumer {consumer.name} shows {answer}, {delivered} was delivered before")
             if not (record.memory or record.asynchronous):
                 consumer.keeps(counts, delivered)
+                self._strike(0.05)
             if then is not None:
                 then(answer)
 
@@ -500,13 +501,13 @@ class Client:
 
             if consumer.config["ack_policy"] in ("explicit", "all"):
                 reply = self._reply(answered)
-        elif draw < 0.65:
+        elif draw < 0.55:
             pass
         elif draw < 0.75:
             body = b"-NAK"
-        elif draw < 0.78:
+        elif draw < 0.77:
             body = b"+TERM"
-        elif draw < 0.81:
+        elif draw < 0.79:
             body = b"+WPI"
         else:
             return

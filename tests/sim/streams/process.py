@@ -41,8 +41,8 @@ class Process:
         self.name = name
         self.dead = self.ended = False
         self.serving = False
-        self.thaws = False
-        """Whether a pause ends as soon as somebody else has answered."""
+        self.freezes = self.thaws = False
+        """Whether a pause begins when the next put has landed, before its answer; whether it ends once another answers."""
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
@@ -63,6 +63,7 @@ class Process:
         self._clean = False
         self.js.listen()
         self._task = world.loop.create_task(self._live(), name=name)
+        self._task.add_done_callback(world.ended)
 
     def streams(self) -> dict[str, Stream]:
         """Its live streams by name; none while it does not serve."""
@@ -74,6 +75,7 @@ class Process:
             self._paused = asyncio.Event()
 
     def resume(self) -> None:
+        self.freezes = False
         if self._paused is not None:
             self._paused.set()
             self._paused = None
@@ -119,6 +121,9 @@ class Process:
     async def _passed(self, operation: str, key: str) -> None:
         if operation == "put":
             self.put_ns = self.world.clock.monotonic_ns()
+            if self.freezes:
+                self.freezes, self.thaws = False, True
+                self.pause()
         await self._passing(operation, key)
 
     async def _live(self) -> None:

@@ -50,7 +50,7 @@ SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
 
 FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
-                      "newest"))
+                      "newest", "objects"))
 """Parts of the world that may be left out, to see what the others find:
 
     settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
@@ -93,6 +93,8 @@ class World:
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
+        self.empties = "objects" in features and rng.random() < (0.1 if self.leased else 0.5)
+        """Whether everything is deleted in the end, to see what is left: under a lease idle time takes a while."""
         self.answered_epoch = 0
         """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
         self.newest_epoch = 0
@@ -176,13 +178,19 @@ class World:
             self._verdict = self._verdict or error
             raise
 
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """A process must end as it was told to, or not at all."""
+        if not task.cancelled() and (error := task.exception()) is not None and isinstance(error, Exception):
+            self._verdict = self._verdict or error
+
     def settings(self) -> ShardSettings:
         rng = self.rng
         log = LogSettings(segment_bytes=rng.choice((200, 2000, 4 << 20)), puts_in_flight=rng.choice((1, 2, 4)),
                           commit_interval_ns=rng.choice((0, 0, 20_000_000)),
                           lease_ns=self.lease_ns if self.leased else None,
                           put_timeout_ns=2 * SECOND if self.leased else None)
-        checkpoint = CheckpointSettings(segments=rng.choice((3, 8, 25)), replayed_segments=10, replayed_epochs=3)
+        checkpoint = CheckpointSettings(segments=rng.choice((3, 8, 25)), empty_segments=rng.choice((4, 12)),
+                                        replayed_segments=10, replayed_epochs=3)
         return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0)
 
     # The course of things.
@@ -216,7 +224,8 @@ class World:
                 self.judge.by_name(process.shard.state)
         return self.judge.look(self.clock.now_ns())
 
-    def _start(self, at: int) -> None:
+    def start(self, at: int) -> None:
+        """Broker number ``at`` has a new process."""
         self.processes[at] = Process(self, f"b{at}")
 
     async def _chaos(self) -> None:
@@ -237,17 +246,19 @@ class World:
             if rng.random() < 0.2:
                 self._damage()
             await asyncio.sleep(rng.choice((0.0, 1.0)))
-            self._start(at)
+            self.start(at)
         elif draw < 0.045 and process.serving:
             self.counts["stop"] += 1
             process.stop()
             await self._until(lambda: process.ended, 30)
             await process.kill()
-            self._start(at)
+            self.start(at)
         elif draw < 0.07 and self.leased:
             self.counts["pause"] += 1
-            process.pause()
-            process.thaws = rng.random() < 0.6
+            if rng.random() < 0.5:
+                process.pause()
+            else:
+                process.freezes = True
         elif draw < 0.095:
             process.resume()
         elif draw < 0.115:
