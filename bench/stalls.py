@@ -20,22 +20,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker.clock import SystemClock
-from broker.jetstream.dedupe import Dedupe
-from broker.jetstream.limits import AccountLimits, ServerLimits
-from broker.jetstream.stream import Stream
-from broker.jetstream.stream_config import StreamConfig
-from broker.jetstream.stream_rules import check_stream
-from broker.storage.applied import ShardState, StreamState, position_key
-from broker.storage.cache import Cache
-from broker.storage.checkpointer import Checkpointer
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import check_stream
+from broker.storage.state.applied import ShardState, StreamState, position_key
+from broker.storage.read.cache import Cache
+from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import Log
+from broker.storage.log.log import Log
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.reader import BlockReader
-from broker.storage.snapshot import Snapshot
-from broker.storage.sweeper import Sweeper
+from broker.storage.read.reader import BlockReader
+from broker.storage.read.snapshot import Snapshot
+from broker.storage.checkpoint.sweeper import Sweeper
 
 __all__ = ["main"]
 

@@ -83,7 +83,7 @@ def _version() -> int:
 
 
 def _broker(line: CommandLine) -> int:
-    # Start-up makes much and drops little: collections would take a tenth of its time. `broker.process` enables them
+    # Start-up makes much and drops little: collections would take a tenth of its time. `broker.runtime.process` enables them
     # again.
     gc.disable()
     from broker.config.load import load
@@ -94,7 +94,7 @@ def _broker(line: CommandLine) -> int:
         print(f"{PROGRAM}: {what}", file=sys.stderr)
         return 0
 
-    from broker.process import serve
+    from broker.runtime.process import serve
 
     return serve(settings)
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.log_settings import W_MAX
+from broker.storage.log.settings import W_MAX
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.settle import Patience
+from broker.storage.put import Patience
 
 __all__ = ["BATCH", "end_of_segments", "entries", "expect_entry"]
 

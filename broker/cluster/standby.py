@@ -26,7 +26,7 @@ from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
-from broker.storage.settle import Patience
+from broker.storage.put import Patience
 
 __all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
 

@@ -34,7 +34,7 @@ from broker.inspect.report import (
 from broker.inspect.shardview import NoStream, find_stream, key_of, require_shard
 from broker.inspect.source import CannotInspect, Source, each, open_source, read_format
 from broker.inspect.survey import Survey, read_survey
-from broker.inspect.tables import Table, count, outline, plain, printable, size, when
+from broker.output import Table, count, outline, plain, printable, size, when
 from broker.inspect.verify import Judge, verify
 from broker.protocol import headers
 from broker.protocol.subject import is_valid

@@ -14,7 +14,7 @@ import msgpack
 
 from broker.inspect.salvage import find_blocks
 from broker.inspect.source import CannotInspect, Source
-from broker.inspect.tables import plain, printable, when
+from broker.output import plain, printable, when
 from broker.protocol import headers
 from broker.storage.format.block import BlockCore, BlockPlace
 from broker.storage.format.checkpoint import Root

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.inspect.shardview import ShardView, key_of, read_shard, shards
 from broker.inspect.source import Source, each, read_format
-from broker.storage.applied import StreamState, position_key
+from broker.storage.state.applied import StreamState, position_key
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
@@ -27,7 +27,7 @@ from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import STREAMS, ShardPaths, parse
-from broker.storage.table import BlockEntry
+from broker.storage.state.table import BlockEntry
 
 __all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey", "cannot_be_read",
            "entries", "missing", "read_shard_survey", "read_survey", "stream_row"]

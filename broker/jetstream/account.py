@@ -21,11 +21,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.jetstream.advisories import AccountEvents
-from broker.jetstream.api import Api
-from broker.jetstream.consumer import Consumer
-from broker.jetstream.consumer_config import ConsumerConfig
-from broker.jetstream.consumer_rules import (
+from broker.jetstream.wire.advisories import AccountEvents
+from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
     check_consumer,
     check_consumer_supported,
@@ -33,13 +33,13 @@ from broker.jetstream.consumer_rules import (
     consumer_level,
     same_consumer,
 )
-from broker.jetstream.consumer_start import starting_state
-from broker.jetstream.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
-from broker.jetstream.ids import account_hash, unique_id
-from broker.jetstream.limits import API_LEVEL, AccountLimits, ServerLimits
-from broker.jetstream.stream import Stream
-from broker.jetstream.stream_config import StreamConfig
-from broker.jetstream.stream_rules import (
+from broker.jetstream.consumer.start import starting_state
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.ids import account_hash, unique_id
+from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import (
     NAME_MAX,
     check_stream,
     check_supported,
@@ -50,17 +50,17 @@ from broker.jetstream.stream_rules import (
     with_static_metadata,
     without_msg_ttl,
 )
-from broker.storage.applied import ConsumerState
+from broker.storage.state.applied import ConsumerState
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Subscription
-    from broker.jetstream.manager import JetStream
-    from broker.storage.applied import ShardState, StreamState
-    from broker.storage.log import BlockOwner
-    from broker.storage.writer import OpenBlock
+    from broker.jetstream.engine import JetStream
+    from broker.storage.state.applied import ShardState, StreamState
+    from broker.storage.log.log import BlockOwner
+    from broker.storage.log.writer import OpenBlock
 
 __all__ = ["Account", "JetStreamSettings", "StreamLog"]
 

@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 import h11
 
-from broker.bound import Bound
+from broker.listen_socket import Bound
 from broker.clock import Clock
 from broker.monitor.pages import Page, Pages
 

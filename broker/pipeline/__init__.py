@@ -18,5 +18,5 @@ __all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
 def __getattr__(name: str) -> Any:
     # Late, since Spark's planner and workers import this package for its modules: none of them needs a session.
     if name in __all__:
-        return getattr(importlib.import_module("broker.pipeline.session"), name)
+        return getattr(importlib.import_module("broker.pipeline.spark.session"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.inspect.tables import count, outline, printable, size
+from broker.output import count, outline, printable, size
 from broker.pipeline.errors import PipelineError
 
 __all__ = ["main", "parse_arguments"]
@@ -97,7 +97,7 @@ def _zip(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from broker.pipeline.query import forecast
+    from broker.pipeline.read.query import forecast
 
     given = {flag[2:]: value for flag, _, _ in _SELECTING if (value := getattr(options, flag[2:])) is not None}
     said = forecast({"store": options.store, "stream": options.stream, **given})

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Final
 
-from .parser import Msg
+from broker.protocol.parser import Msg
 
 __all__ = ["LARGE_BYTES", "OK", "PING", "PONG", "Run", "deliveries", "err", "info", "no_responders", "pub_acks",
            "pub_acks_each"]

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from .format.block import BlockPlace, BlockRef
-from .format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
 __all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
            "object_key", "parse", "unescape"]

@@ -1,6 +1,6 @@
-"""Write broker/jetstream/error_table.py from nats-server's table of JetStream errors.
+"""Write broker/jetstream/wire/error_table.py from nats-server's table of JetStream errors.
 
-    python docs/generators/error_table.py path/to/nats-server/server/errors.json > broker/jetstream/error_table.py
+    python docs/generators/error_table.py path/to/nats-server/server/errors.json > broker/jetstream/wire/error_table.py
 
 Run it when nats-server adds codes; the output is committed, so neither building nor running needs the source file.
 """

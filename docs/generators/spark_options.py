@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from broker.pipeline.options import OPTIONS, VIEWS, Option
-from broker.pipeline.schema import VIEWS as COLUMNS
-from broker.pipeline.schema import Column, spark_type
+from broker.pipeline.plan.options import OPTIONS, VIEWS, Option
+from broker.pipeline.plan.schema import VIEWS as COLUMNS
+from broker.pipeline.plan.schema import Column, spark_type
 
 PAGE = Path(__file__).resolve().parent.parent / "SPARK.md"
 

@@ -16,8 +16,8 @@ from broker.storage.objectstore.base import Listing, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import Shard
-from broker.storage.writer import encode_segment
-from broker.tenure import Tenure
+from broker.storage.log.writer import encode_segment
+from broker.runtime.shard_host import Tenure
 from tests.sim.loop import SimLoop
 from tests.storage.engine import MS, PATHS, SECOND
 
@@ -68,7 +68,7 @@ class Broker:
                  page_ns: int = 0, seed: int = 1, **settings: Any) -> None:
         self.clock = clock
         self.store = Costly(shared, latency_ns, page_ns, seed)
-        with patch("broker.tenure.open_store", lambda *_, **__: self.store):
+        with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
             self.tenure = Tenure(Settings(server_name=name, store="s3://x/y", **settings), clock, self._lost)
         self.tenure._executor = Inline()  # type: ignore[assignment]
         self.served_since_ns: list[int] = []

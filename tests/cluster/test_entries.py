@@ -11,10 +11,10 @@ from broker.cluster.entries import end_of_segments
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.log_settings import W_MAX
+from broker.storage.log.settings import W_MAX
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.settle import Patience
-from broker.storage.writer import encode_segment
+from broker.storage.put import Patience
+from broker.storage.log.writer import encode_segment
 from tests.storage.engine import PATHS, Counting, in_virtual_time
 
 NONCE = bytes(16)

@@ -11,16 +11,16 @@ import pytest
 from broker.clock import ManualClock
 from broker.cluster.entries import BATCH, entries
 from broker.cluster.ownership import newest_checkpoint, seal_at, take
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.recovery import recover
-from broker.storage.settle import Fenced, Patience
+from broker.storage.read.recovery import recover
+from broker.storage.put import Fenced, Patience
 from broker.storage.shard import ShardSettings
-from broker.storage.snapshot import read_snapshot
+from broker.storage.read.snapshot import read_snapshot
 from tests.storage.engine import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
 
 OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)

@@ -11,7 +11,7 @@ from broker.errors import StartError
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import StoreRefused, Transient
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.settle import Fenced
+from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.cluster.tenures import Broker, TrustedClock, grow_log, in_virtual_time, log_size
 from tests.storage.engine import MS, PATHS, SECOND, Stream

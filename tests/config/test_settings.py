@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
-from broker.storage.log import W_MAX, LogSettings
+from broker.storage.log.log import W_MAX, LogSettings
 from tests.harness import NatsServerProcess
 
 Load = Callable[..., Settings]

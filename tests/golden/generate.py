@@ -26,7 +26,7 @@ from broker.storage.format.opening import Opening
 from broker.storage.format.page import Page, PageKind, encode_pages
 from broker.storage.format.record import Record, RecordKind
 from broker.storage.format.store import StoreFormat
-from broker.storage.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
 
 HERE = Path(__file__).parent / "blocks"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.inspect.dump import dump
-from broker.inspect.tables import outline
+from broker.output import outline
 from broker.storage.format.header import Position
 from broker.storage.objectstore.memory import MemoryStore
 from tests.inspect.stores import PATHS, filled

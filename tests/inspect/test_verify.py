@@ -17,8 +17,8 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.page import Page, PageKind, decode_page, encode_pages
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
-from broker.storage.snapshot import read_snapshot
-from broker.storage.writer import encode_segment
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.log.writer import encode_segment
 from tests.inspect.stores import PATHS, T0, Owner, filled
 
 Objects = Mapping[str, bytes]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from broker.pipeline.source import JetblockSource
+from broker.pipeline.spark.source import JetblockSource
 
 __all__ = ["environment"]
 

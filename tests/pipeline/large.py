@@ -11,9 +11,9 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.objectstore.base import ObjectStore
-from broker.storage.pages import shard_extra
-from broker.storage.snapshot import read_snapshot
-from broker.storage.table import PAGE_ENTRIES, BlockEntry
+from broker.storage.state.pages import shard_extra
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state.table import PAGE_ENTRIES, BlockEntry
 from tests.pipeline.stores import PATHS, T0, Owner
 
 __all__ = ["BLOCK_MESSAGES", "STREAM", "checkpoint_of"]

@@ -19,7 +19,7 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.writer import OpenBlock
+from broker.storage.log.writer import OpenBlock
 from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row

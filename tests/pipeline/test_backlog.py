@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.pipeline.backlog import StreamBacklog
-from broker.pipeline.follow import Follower, Seen
-from broker.pipeline.selection import Selection
+from broker.pipeline.plan.backlog import StreamBacklog
+from broker.pipeline.plan.follow import Follower, Seen
+from broker.pipeline.plan.selection import Selection
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.table import BlockEntry
+from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import MemoryBlobs, Owner, Stream, varied
 
 MANY = 1 << 62

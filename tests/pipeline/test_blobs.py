@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import pytest
 
-from broker.pipeline import blobs as blobs_module
-from broker.pipeline.aws import S3Environment
-from broker.pipeline.blobs import FileBlobs, S3Blobs, check_store, open_blobs
+from broker.pipeline.store import objects as blobs_module
+from broker.pipeline.store.aws import S3Environment
+from broker.pipeline.store.objects import FileBlobs, S3Blobs, check_store, open_blobs
 from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, Unreachable
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position

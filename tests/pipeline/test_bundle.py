@@ -16,7 +16,7 @@ from broker.pipeline.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FORBIDDEN = ("broker.server", "broker.jetstream", "broker.app", "broker.process", "broker.config", "broker.cluster",
+FORBIDDEN = ("broker.server", "broker.jetstream", "broker.runtime.app", "broker.runtime.process", "broker.config", "broker.cluster",
              "broker.monitor", "broker.inspect", "aiobotocore", "botocore", "uvloop", "h11", "pydantic_settings")
 """What the pipeline must never import: a worker has none of it."""
 

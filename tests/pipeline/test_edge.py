@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.pipeline.edge import MissingModule, plainly, plainly_each
+from broker.pipeline.spark.errors import MissingModule, plainly, plainly_each
 from broker.pipeline.errors import NoStream
 
 
@@ -76,7 +76,7 @@ def test_other_errors_are_left_alone() -> None:
 def test_a_missing_module_says_where_and_what_to_do(tmp_path: Path) -> None:
     """As on an executor whose image lacks obstore or numpy."""
     code = ("import sys; sys.modules['numpy'] = None\n"
-            "from broker.pipeline.source import JetblockSource\n"
+            "from broker.pipeline.spark.source import JetblockSource\n"
             "JetblockSource({'store': 'file:///x', 'stream': 'A'}).reader(None)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
                           cwd=Path(__file__).resolve().parents[2])

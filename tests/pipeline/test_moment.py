@@ -10,21 +10,21 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.pipeline.blobs import FileBlobs, open_blobs
+from broker.pipeline.store.objects import FileBlobs, open_blobs
 from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, NoStream
-from broker.pipeline.moment import AsOf, StreamMoment, last_of, matcher, names, newest, read_moment, seq_at_time
-from broker.storage import pages
+from broker.pipeline.plan.snapshot import AsOf, StreamMoment, last_of, matcher, names, newest, read_moment, seq_at_time
+from broker.storage.state import pages
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Unpackable, pack_value, unpack_value
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.lean import LeanRef, unpack_table_page
+from broker.storage.read.lazy import LeanRef, unpack_table_page
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.url import open_store
 from broker.storage.paths import FORMAT, parse
-from broker.storage.snapshot import read_snapshot
-from broker.storage.table import BlockEntry
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import PATHS, T0, MemoryBlobs, Owner, of_a_broker, varied
 from tests.real.s3 import S3Server
 

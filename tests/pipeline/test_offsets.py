@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.pipeline.errors import BadOption, Newer, PipelineError
-from broker.pipeline.offsets import Offsets, Place, Start, share
+from broker.pipeline.plan.offsets import Offsets, Place, Start, share
 
 ORDERS = {"$G/ORDERS": {"id": "00000000000000ff", "next": 17}}
 

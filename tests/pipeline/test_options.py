@@ -8,8 +8,8 @@ import re
 import pytest
 
 from broker.pipeline.errors import BadOption
-from broker.pipeline.options import OPTIONS, VIEWS, Options
-from broker.pipeline.selection import Selection
+from broker.pipeline.plan.options import OPTIONS, VIEWS, Options
+from broker.pipeline.plan.selection import Selection
 
 BASE = {"store": "s3://bucket/prefix", "stream": "ORDERS"}
 

@@ -8,15 +8,15 @@ import random
 import pytest
 
 from broker.pipeline.errors import Damaged
-from broker.pipeline.moment import StreamMoment, moment_of, read_moment
-from broker.pipeline.plan import PIECE_BYTES_MIN, TASK_BYTES_MIN, Estimate, Piece, estimate, pack, pieces, weight
-from broker.pipeline.selection import Selection
-from broker.storage.applied import StreamState
+from broker.pipeline.plan.snapshot import StreamMoment, moment_of, read_moment
+from broker.pipeline.plan.plan import PIECE_BYTES_MIN, TASK_BYTES_MIN, Estimate, Piece, estimate, pack, pieces, weight
+from broker.pipeline.plan.selection import Selection
+from broker.storage.state.applied import StreamState
 from broker.storage.format.block import BlockPlace, BlockRef, SubjectSummary
 from broker.storage.format.header import Position
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import StreamPaths
-from broker.storage.table import BlockEntry
+from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryBlobs, Row, varied
 
 MIB = 1 << 20

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from broker.inspect.messages import read_messages
-from broker.pipeline import reading
-from broker.pipeline.blobs import Blobs, open_blobs
+from broker.pipeline.read import scan as reading
+from broker.pipeline.store.objects import Blobs, open_blobs
 from broker.pipeline.errors import Damaged, Gone, Newer, PipelineError
-from broker.pipeline.moment import StreamMoment, read_moment
-from broker.pipeline.plan import Piece, pieces
-from broker.pipeline.reading import read_pieces
-from broker.pipeline.schema import PAIRS, VIEWS, arrow_schema, requested, spark_type
-from broker.pipeline.selection import Selection
+from broker.pipeline.plan.snapshot import StreamMoment, read_moment
+from broker.pipeline.plan.plan import Piece, pieces
+from broker.pipeline.read.scan import read_pieces
+from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, requested, spark_type
+from broker.pipeline.plan.selection import Selection
 from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec
@@ -29,8 +29,8 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.table import BlockEntry
-from broker.storage.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.state.table import BlockEntry
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.pipeline.stores import HEADERS, PATHS, T0, MemoryBlobs, Owner, Row, varied
 
 EXACT = requested("messages", [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
@@ -532,7 +532,7 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
     read, before the frames are, and between two groups of frames; and that a second move is followed, too."""
     store = MemoryStore()
     blobs = MemoryBlobs(store)
-    monkeypatch.setattr("broker.storage.writer.FRAME_BYTES", 200)  # several frames a block
+    monkeypatch.setattr("broker.storage.log.writer.FRAME_BYTES", 200)  # several frames a block
     monkeypatch.setattr(reading, "_TOGETHER_BYTES", 0)
     monkeypatch.setattr(reading, "_GROUP_BYTES", 1)
     key, data, [ref] = run_of([(1, 400)], number=1)

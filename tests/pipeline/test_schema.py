@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from broker.pipeline.errors import BadOption
-from broker.pipeline.schema import PAIRS, VIEWS, arrow_schema, ddl, requested, spark_type
+from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, ddl, requested, spark_type
 
 
 @pytest.mark.parametrize("view", list(VIEWS))

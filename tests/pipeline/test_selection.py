@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline.selection import Selection, time_ns
+from broker.pipeline.plan.selection import Selection, time_ns
 from broker.protocol.subject import matches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline import session
+from broker.pipeline.spark import session
 from tests.pipeline.environment import environment
 from tests.pipeline.published import Message, Published, broker_on, publish, published
 from tests.real.s3 import S3Server

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline import functions
+from broker.pipeline.spark import functions
 from broker.protocol import headers as blocks
 from broker.protocol.subject import matches
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline import session
+from broker.pipeline.spark import session
 from tests.pipeline.published import broker_on, publish
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline import query, stream
+from broker.pipeline.read import query
+from broker.pipeline.spark import stream
 from broker.pipeline.errors import BadOption, Damaged, DataLoss, NoStream
-from broker.pipeline.follow import Follower
-from broker.pipeline.options import Options
+from broker.pipeline.plan.follow import Follower
+from broker.pipeline.plan.options import Options
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.table import BlockTable
+from broker.storage.state.table import BlockTable
 from tests.pipeline.stores import MemoryBlobs, Owner, Stream
 
 pytest.importorskip("pyspark")

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.pipeline.blobs import open_blobs
-from broker.pipeline.moment import StreamMoment, read_moment
-from broker.pipeline.plan import Piece, pieces
-from broker.pipeline.schema import VIEWS, arrow_schema, requested, spark_type
-from broker.pipeline.selection import Selection
-from broker.pipeline.views import catalogue_rows, live_messages, read_subjects
+from broker.pipeline.store.objects import open_blobs
+from broker.pipeline.plan.snapshot import StreamMoment, read_moment
+from broker.pipeline.plan.plan import Piece, pieces
+from broker.pipeline.plan.schema import VIEWS, arrow_schema, requested, spark_type
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.views import catalogue_rows, live_messages, read_subjects
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.table import BlockEntry
+from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryBlobs, Owner, Row, Stream, of_a_broker, varied
 
 SUBJECTS = requested("subjects", [("stream", "string"), ("subject", "binary"), ("block", "string"), ("count", "bigint"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.app import App
+from broker.runtime.app import App
 from broker.config.settings import Settings
-from broker.jetstream.manager import JetStream
-from broker.storage.log import Log
-from broker.storage.reader import BlockReader
-from broker.storage.settle import Fenced
+from broker.jetstream.engine import JetStream
+from broker.storage.log.log import Log
+from broker.storage.read.reader import BlockReader
+from broker.storage.put import Fenced
 from tests.adversity.clients import until
 
 LEASE_NS = 200_000_000

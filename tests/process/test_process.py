@@ -380,7 +380,7 @@ async def test_start_is_fast(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported_for_nothing(flags: list[str]) -> None:
     """Neither pydantic nor aiobotocore, where neither environment nor S3 asks for it."""
     code = ("import sys\nfrom broker.cli import read_flags\nfrom broker.config.load import load\n"
-            "import broker.process\n"
+            "import broker.runtime.process\n"
             f"load(read_flags({flags}), {{}})\n"
             "print([name for name in ('pydantic', 'botocore', 'aiobotocore', 'h11', 'broker.inspect') "
             "if name in sys.modules])")

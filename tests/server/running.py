@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.server.listener import Server
+from broker.server.server import Server
 from broker.server.options import ServerOptions
 
 __all__ = ["running"]

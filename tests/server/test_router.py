@@ -15,9 +15,9 @@ from broker.clock import ManualClock
 from broker.jetstream.bus import Bus, Deliveries, Source
 from broker.protocol.parser import Msg, Parser
 from broker.protocol.subject import matches
-from broker.server.inward import MSGS_AT_ONCE
-from broker.server.route import Subscription
-from broker.server.router import ROUTES_KEPT, Router
+from broker.server.routing.inward import MSGS_AT_ONCE
+from broker.server.routing.route import Subscription
+from broker.server.routing.router import ROUTES_KEPT, Router
 
 
 def at_once(fn: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ import uvloop
 from nats.errors import NoRespondersError
 
 from broker.protocol.parser import Msg
-from broker.server.listener import Server, duration, rfc3339, uptime
+from broker.server.server import Server, duration, rfc3339, uptime
 from broker.server.options import ServerOptions
 
 from .running import running

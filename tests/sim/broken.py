@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
-import broker.storage.strays as strays
+import broker.storage.checkpoint.orphans as strays
 from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
-from broker.storage.applied import LetGo, position_key
-from broker.storage.checkpointer import Checkpointer
+from broker.storage.state.applied import LetGo, position_key
+from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.putter import Putter, Segment
-from broker.storage.settle import Patience
-from broker.storage.sweeper import Sweeper
+from broker.storage.log.putter import Putter, Segment
+from broker.storage.put import Patience
+from broker.storage.checkpoint.sweeper import Sweeper
 
 __all__ = ["RULES"]
 
@@ -55,7 +55,7 @@ def read_the_header(patch: pytest.MonkeyPatch) -> None:
         _nonce_of_log[:] = [self._nonce]
         return await put(self, segment)
 
-    patch.setattr("broker.storage.putter.holder_of", broken)
+    patch.setattr("broker.storage.log.putter.holder_of", broken)
     patch.setattr(Putter, "put", putting)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import broker.jetstream.sequencer as sequencer
-import broker.jetstream.stream as stream
-import broker.storage.checkpointer as checkpointer
-import broker.storage.pages as pages
-import broker.storage.table as table
+import broker.jetstream.stream.publish.sequencer as sequencer
+import broker.jetstream.stream.stream as stream
+import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.pages as pages
+import broker.storage.state.table as table
 
 
 @pytest.fixture(autouse=True)

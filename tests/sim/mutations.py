@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
-import broker.storage.applied as applied
-import broker.storage.checkpointer as checkpointer
-import broker.storage.pages as pages
-import broker.storage.recovery as recovery
-import broker.storage.settle as settle
+import broker.storage.state.applied as applied
+import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.pages as pages
+import broker.storage.read.recovery as recovery
+import broker.storage.put as settle
 import broker.storage.shard as shard
-import broker.storage.table as table
-from broker.jetstream.api import Api
-from broker.jetstream.dedupe import Dedupe
+import broker.storage.state.table as table
+from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.storage.format.record import RecordKind
-from broker.storage.log import Log
+from broker.storage.log.log import Log
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
-from broker.storage.open_block import OpenBlock
-from broker.storage.putter import Putter, Segment
-from broker.storage.sweeper import Sweeper
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.putter import Putter, Segment
+from broker.storage.checkpoint.sweeper import Sweeper
 
 __all__ = ["MUTATIONS"]
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.storage.applied import ConsumerState, LetGo, ShardState, pack_runs, unpack_runs
-from broker.storage.dead import DeadSet
+from broker.storage.state.applied import ConsumerState, LetGo, ShardState, pack_runs, unpack_runs
+from broker.storage.state.dead import DeadSet
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
-from broker.storage.table import PAGE_ENTRIES, BlockEntry, BlockTable
+from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 
 def ref(first: int, last: int, number: int = 1, count: int | None = None) -> BlockRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.storage.cache import Cache
+from broker.storage.read.cache import Cache
 
 
 def test_least_recently_used_goes_first() -> None:

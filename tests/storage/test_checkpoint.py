@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-import broker.storage.checkpointer as checkpointer
-import broker.storage.pages as pages
-import broker.storage.table as table
+import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.pages as pages
+import broker.storage.state.table as table
 from broker.clock import ManualClock
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.shard import ShardSettings
-from broker.storage.snapshot import read_snapshot
+from broker.storage.read.snapshot import read_snapshot
 from tests.storage.engine import MS, PATHS, SECOND, Counting, Publisher, Rig, Stream, dump, in_virtual_time
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,

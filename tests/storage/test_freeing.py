@@ -10,13 +10,13 @@ import asyncio
 import pytest
 
 from broker.clock import ManualClock
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.record import RecordKind
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
-from broker.storage.snapshot import read_snapshot
+from broker.storage.read.snapshot import read_snapshot
 from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 MINUTE = 60.0

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from broker.clock import ManualClock
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import Position
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.pulse import Pulse
-from broker.storage.settle import Fenced
+from broker.storage.log.heartbeat import Pulse
+from broker.storage.put import Fenced
 from broker.storage.shard import ShardSettings
 from tests.storage.engine import MS, PATHS, SECOND, Publisher, Rig, Stream, in_virtual_time
 

@@ -12,12 +12,12 @@ from broker.cluster.ownership import seal_at
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import Log
-from broker.storage.memory_log import MemoryLog
+from broker.storage.log.log import Log
+from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Transient
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.settle import Fenced
+from broker.storage.put import Fenced
 from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
 
 

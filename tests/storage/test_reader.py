@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.storage.cache import Cache
+from broker.storage.read.cache import Cache
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
@@ -17,8 +17,8 @@ from broker.storage.format.header import Position
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.reader import BlockReader
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, seal_block
+from broker.storage.read.reader import BlockReader
+from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, seal_block
 
 SHARD = ShardPaths(0)
 AT = Position(1, 7)

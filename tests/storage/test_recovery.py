@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from broker.clock import ManualClock
-from broker.storage.applied import ShardState
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.state.applied import ShardState
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.recovery import recover
-from broker.storage.settle import Fenced
+from broker.storage.read.recovery import recover
+from broker.storage.put import Fenced
 from broker.storage.shard import ShardSettings
-from broker.storage.snapshot import read_snapshot, replay, run_blocking
+from broker.storage.read.snapshot import read_snapshot, replay, run_blocking
 from tests.storage.engine import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,

@@ -7,19 +7,19 @@ import asyncio
 import pytest
 
 from broker.clock import ManualClock
-from broker.storage.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
-from broker.storage.settle import Fenced
+from broker.storage.put import Fenced
 from broker.storage.shard import Shard, ShardSettings
-from broker.storage.snapshot import read_snapshot
-from broker.storage.sweeper import Sweeper
-from broker.storage.writer import encode_segment
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.log.writer import encode_segment
 from tests.storage.engine import (
     MS,
     PATHS,

@@ -14,7 +14,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.index import Head
 from broker.storage.format.record import RecordKind
 from broker.storage.format.small import COMPRESSED_MIN
-from broker.storage.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block, user_bytes
+from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block, user_bytes
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
 
 T0 = 1_700_000_000_000_000_000

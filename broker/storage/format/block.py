@@ -39,11 +39,20 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from .codec import SECTION_BYTES_MAX, Codec, Undecodable, Unpackable, compress, decompress, pack_value, unpack_value
-from .columns import COLUMN, Column, Misfit, read_column
-from .errors import Corrupt, VersionUnknown
-from .header import NUMBER_MAX, Position
-from .record import Record, decode_records, encode_records
+from broker.storage.format.codec import (
+    SECTION_BYTES_MAX,
+    Codec,
+    Undecodable,
+    Unpackable,
+    compress,
+    decompress,
+    pack_value,
+    unpack_value,
+)
+from broker.storage.format.columns import COLUMN, Column, Misfit, read_column
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.header import NUMBER_MAX, Position
+from broker.storage.format.record import Record, decode_records, encode_records
 
 __all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
            "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",

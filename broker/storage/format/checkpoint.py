@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .document import decode_document, encode_document, field
-from .errors import Corrupt
-from .header import ObjectKind, Position
-from .page import PageRef
+from broker.storage.format.document import decode_document, encode_document, field
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.page import PageRef
 
 __all__ = ["Root"]
 

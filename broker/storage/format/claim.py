@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .document import decode_document, encode_document, field
-from .header import ObjectKind, Position
+from broker.storage.format.document import decode_document, encode_document, field
+from broker.storage.format.header import ObjectKind, Position
 
 __all__ = ["Claim", "Seal"]
 

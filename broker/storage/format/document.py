@@ -12,9 +12,9 @@ import struct
 from typing import Any, Final
 from zlib import crc32
 
-from .codec import Unpackable, pack_value, unpack_value
-from .errors import Corrupt
-from .header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.codec import Unpackable, pack_value, unpack_value
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
 __all__ = ["decode_document", "encode_document", "field"]
 

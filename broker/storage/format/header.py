@@ -24,7 +24,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from .errors import Corrupt, VersionUnknown
+from broker.storage.format.errors import Corrupt, VersionUnknown
 
 __all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_MAX", "ObjectHeader", "ObjectKind",
            "Position", "object_name"]

@@ -37,12 +37,12 @@ from operator import sub
 from typing import Any, Final
 from zlib import crc32
 
-from .block import BlockRef
-from .codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
-from .columns import ARRAYS, COLUMN, Column, Misfit, Values
-from .errors import Corrupt, VersionUnknown
-from .frame import Chunk, Frame
-from .header import Position
+from broker.storage.format.block import BlockRef
+from broker.storage.format.codec import SECTION_BYTES_MAX, Stored, Undecodable, compress, decompress
+from broker.storage.format.columns import ARRAYS, COLUMN, Column, Misfit, Values
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.frame import Chunk, Frame
+from broker.storage.format.header import Position
 
 __all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "encode_index", "frame_body"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .document import field
-from .errors import Corrupt, VersionUnknown
-from .header import FORMAT_VERSION, Position
+from broker.storage.format.document import field
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.header import FORMAT_VERSION, Position
 
 __all__ = ["Opening"]
 

@@ -38,9 +38,18 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from .codec import SECTION_BYTES_MAX, Undecodable, Unpackable, checksum, compress, decompress, pack_value, unpack_value
-from .errors import Corrupt, VersionUnknown
-from .header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.codec import (
+    SECTION_BYTES_MAX,
+    Undecodable,
+    Unpackable,
+    checksum,
+    compress,
+    decompress,
+    pack_value,
+    unpack_value,
+)
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position, object_name
 
 __all__ = ["Page", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
 

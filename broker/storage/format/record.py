@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
-from .codec import Unpackable, pack_value, unpack_value
-from .errors import Corrupt, RecordUnknown
+from broker.storage.format.codec import Unpackable, pack_value, unpack_value
+from broker.storage.format.errors import Corrupt, RecordUnknown
 
 __all__ = ["Record", "RecordKind", "decode_records", "encode_records"]
 

@@ -29,9 +29,9 @@ from itertools import accumulate, starmap
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from .block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
-from .errors import Corrupt
-from .header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
+from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, BlockRef, decode_core
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
 __all__ = ["HEAD_BYTES_MIN", "DirectoryRow", "RowValues", "SegmentHead", "decode_head", "encode_segment_front"]
 

@@ -15,11 +15,11 @@ from zlib import crc32
 
 import msgpack
 
-from .block import CORE_BYTES_MIN, Outcome, SubjectSummary, core_prefix
-from .codec import Codec, compress
-from .columns import Column
-from .header import Position
-from .index import INDEX_BYTES_MIN, index_prefix
+from broker.storage.format.block import CORE_BYTES_MIN, Outcome, SubjectSummary, core_prefix
+from broker.storage.format.codec import Codec, compress
+from broker.storage.format.columns import Column
+from broker.storage.format.header import Position
+from broker.storage.format.index import INDEX_BYTES_MIN, index_prefix
 
 __all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .document import decode_document, encode_document, field
-from .errors import VersionUnknown
-from .header import FORMAT_VERSION, NONCE_BYTES, ObjectKind, Position
+from broker.storage.format.document import decode_document, encode_document, field
+from broker.storage.format.errors import VersionUnknown
+from broker.storage.format.header import FORMAT_VERSION, NONCE_BYTES, ObjectKind, Position
 
 __all__ = ["StoreFormat"]
 

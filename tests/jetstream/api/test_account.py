@@ -10,9 +10,9 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.jetstream.ids import account_hash
-from broker.jetstream.limits import AccountLimits, ServerLimits
-from broker.jetstream.manager import JetStreamSettings
+from broker.jetstream.wire.ids import account_hash
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.engine import JetStreamSettings
 from tests.jetstream.api.inside import Inside
 
 

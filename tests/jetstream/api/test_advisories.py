@@ -17,7 +17,7 @@ import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
 
 from broker.clock import ManualClock
-from broker.jetstream.advisories import AccountEvents, ConsumerEvents
+from broker.jetstream.wire.advisories import AccountEvents, ConsumerEvents
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.jetstream.consumer.fakes import FakeBus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import Buffers
 from tests.jetstream.api.inside import Inside
 

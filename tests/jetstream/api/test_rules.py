@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.consumer_rules import (
+from broker.jetstream.config.consumer_rules import (
     check_consumer,
     check_consumer_supported,
     check_consumer_update,
     same_consumer,
 )
-from broker.jetstream.errors import ApiError
-from broker.jetstream.limits import AccountLimits, ServerLimits
-from broker.jetstream.stream_rules import (
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.config.stream_rules import (
     check_stream,
     check_supported,
     check_update,
@@ -26,7 +26,7 @@ from broker.jetstream.stream_rules import (
     subjects_overlap,
     with_static_metadata,
 )
-from broker.jetstream.types import ConsumerConfig, StreamConfig
+from broker.jetstream.config.types import ConsumerConfig, StreamConfig
 
 SECOND = 1_000_000_000
 

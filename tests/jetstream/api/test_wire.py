@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.jetstream import wire
-from broker.jetstream.errors import ApiError
-from broker.jetstream.json_syntax import syntax_error
-from broker.jetstream.message_api import GetRequest
-from broker.jetstream.types import (
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.json import syntax_error
+from broker.jetstream.api.messages import GetRequest
+from broker.jetstream.config.types import (
     ConsumerConfig,
     ConsumerCreateRequest,
     StreamConfig,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from broker.clock import ManualClock
-from broker.jetstream.consumer import Consumer
-from broker.jetstream.consumer_config import ConsumerConfig
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream_config import StreamConfig
-from broker.storage.applied import ConsumerState
+from broker.jetstream.config.stream import StreamConfig
+from broker.storage.state.applied import ConsumerState
 from broker.storage.format.frame import Chunk
 
 MS = 1_000_000
@@ -357,7 +357,7 @@ class World:
 
     def consumer(self, state: ConsumerState | None = None, **config: Any) -> Consumer:
         """A consumer that is open; explicit acks with 30 s ack_wait unless said otherwise."""
-        from broker.jetstream.consumer_start import starting_state
+        from broker.jetstream.consumer.start import starting_state
 
         full: dict[str, Any] = {"durable_name": "C", "ack_policy": "explicit", "max_deliver": -1, "max_waiting": 512}
         full.update(config)

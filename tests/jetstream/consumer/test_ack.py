@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.ack import AckInfo, Answer, parse_answer, parse_delay, parse_subject
-from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer.acks.protocol import AckInfo, Answer, parse_answer, parse_delay, parse_subject
+from broker.jetstream.consumer.consumer import Consumer
 from tests.jetstream.consumer.fakes import MS, SECOND, Delivered, World, fresh_state, seqs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.jetstream.cursor import Cursor
+from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.jetstream.pace import FlowWindow, RateLimit
+from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
 from tests.jetstream.consumer.fakes import MS, SECOND, World, seqs, statuses
 
 WINDOW = 2 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.consumer import Consumer
+from broker.jetstream.consumer.consumer import Consumer
 from tests.jetstream.consumer.fakes import MS, SECOND, World, fresh_state, seqs, statuses
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream import stream as stream_module
-from broker.jetstream.dedupe import Dedupe
-from broker.storage.log import LogSettings
+from broker.jetstream.stream import stream as stream_module
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.storage.log.log import LogSettings
 from tests.jetstream.stream.world import World, ask, pub, publish, turns
 
 WINDOW_NS = 1000

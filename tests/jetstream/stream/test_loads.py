@@ -11,13 +11,13 @@ import pytest
 
 import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
-from broker.jetstream.cursor import Cursor, Taken
-from broker.jetstream.decision import Decision, Stuck, decide
+from broker.jetstream.consumer.cursor import Cursor, Taken
+from broker.jetstream.stream.state.decision import Decision, Stuck, decide
 from broker.jetstream.filters import Filters
-from broker.jetstream.heads import HEADS_AT_ONCE
-from broker.jetstream.rows import Cold
-from broker.jetstream.standstill import WAIT_SECONDS
-from broker.jetstream.stream import Stream
+from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
+from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
+from broker.jetstream.stream.stream import Stream
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.stream.world import TINY_CACHE_BYTES, Listener, World, ask, everything, pub, publish, turns

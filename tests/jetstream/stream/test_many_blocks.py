@@ -14,16 +14,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.jetstream import front as front_module
-from broker.jetstream import live as live_module
-from broker.jetstream.front import after_msgs
-from broker.jetstream.limits import AccountLimits, ServerLimits
-from broker.jetstream.live import Live
-from broker.jetstream.live_block import LiveBlock
-from broker.jetstream.stream import Stream
-from broker.jetstream.stream_config import StreamConfig
-from broker.jetstream.stream_rules import check_stream
-from broker.storage.applied import ShardState, StreamState, position_key
+from broker.jetstream.stream.state import front as front_module
+from broker.jetstream.stream.state import live as live_module
+from broker.jetstream.stream.state.front import after_msgs
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.state.live import Live
+from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import check_stream
+from broker.storage.state.applied import ShardState, StreamState, position_key
 from broker.storage.format.block import BlockCore, Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind

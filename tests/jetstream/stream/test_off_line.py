@@ -14,9 +14,10 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.jetstream.stream import Stream
-from broker.storage import putter, writer
-from broker.storage.memory_log import MemoryLog
+from broker.jetstream.stream.stream import Stream
+from broker.storage.log import putter
+from broker.storage.log import writer
+from broker.storage.log.memory_log import MemoryLog
 from tests.jetstream.api.inside import Inside
 
 pytestmark = pytest.mark.asyncio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.jetstream.filters import Filters
-from broker.storage.log import LogSettings
+from broker.storage.log.log import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
 
 SECOND = 1_000_000_000

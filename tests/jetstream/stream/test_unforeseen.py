@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.stream import Stream
+from broker.jetstream.stream.stream import Stream
 from tests.jetstream.stream.world import Listener, World, everything, pub, publish
 
 NOT_AVAILABLE = 10008

@@ -10,20 +10,20 @@ from typing import Any
 
 from broker.clock import ManualClock
 from broker.jetstream.bus import Msg
-from broker.jetstream.consumer_config import ConsumerConfig
-from broker.jetstream.limits import AccountLimits, ServerLimits
-from broker.jetstream.stream import Stream
-from broker.jetstream.stream_config import StreamConfig
-from broker.jetstream.stream_rules import check_stream
-from broker.storage.applied import ShardState
-from broker.storage.cache import Cache
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import check_stream
+from broker.storage.state.applied import ShardState
+from broker.storage.read.cache import Cache
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log import Log, LogSettings
-from broker.storage.memory_log import MemoryLog
+from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.reader import BlockReader
+from broker.storage.read.reader import BlockReader
 
 CACHE_BYTES = 64 << 20
 TINY_CACHE_BYTES = 4 << 10

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
-from broker.jetstream.manager import JetStream
-from broker.server.router import Router
-from broker.storage.cache import Cache
+from broker.jetstream.engine import JetStream
+from broker.server.routing.router import Router
+from broker.storage.read.cache import Cache
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.reader import BlockReader
-from broker.storage.settle import Fenced
+from broker.storage.read.reader import BlockReader
+from broker.storage.put import Fenced
 from broker.storage.shard import Shard
-from broker.storage.snapshot import CutOff
+from broker.storage.read.snapshot import CutOff
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Way
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream import Stream
+    from broker.jetstream.stream.stream import Stream
     from tests.sim.streams.world import World
 
 __all__ = ["Process"]

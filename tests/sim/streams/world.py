@@ -26,9 +26,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import ManualClock
-from broker.storage.applied import ShardState
-from broker.storage.checkpointer import CheckpointSettings
-from broker.storage.log import LogSettings
+from broker.storage.state.applied import ShardState
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
@@ -42,7 +42,7 @@ from tests.sim.streams.record import Lost, StreamRecord
 from tests.sim.streams.usage import CONSUMERS, STREAMS
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream import Stream
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["FEATURES", "World"]
 

@@ -20,7 +20,7 @@ from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import Position
 from broker.storage.format.index import INDEX_BYTES_MIN, Head, decode_frame, decode_index
 from broker.storage.format.page import Page, PageKind, PageRef, decode_page, encode_pages
-from broker.storage.writer import encode_segment, seal_block
+from broker.storage.log.writer import encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, open_block
 
 T0 = 1_700_000_000_000_000_000

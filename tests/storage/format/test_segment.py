@@ -15,7 +15,7 @@ from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind,
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.record import RecordKind
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
-from broker.storage.writer import OpenBlock, encode_segment, seal_block, user_bytes
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block, user_bytes
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, decode_plain, encode, head_of, open_block
 
 T0 = 1_700_000_000_000_000_000

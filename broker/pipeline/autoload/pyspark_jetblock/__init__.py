@@ -3,6 +3,6 @@
 Every Spark session where jetblock is installed imports this once, so nothing but the class itself comes with it.
 """
 
-from broker.pipeline.source import JetblockSource as DefaultSource
+from broker.pipeline.spark.source import JetblockSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,0 +1,208 @@
+"""CONSUMER.* of $JS.API: the requests that make, change and show consumers.
+
+Pull requests (CONSUMER.MSG.NEXT) are not here: they go to their consumer in whole runs, see api.py.
+
+Source: nats-server 2.15, server/jetstream_api.go, one function for each handler; RESET in server/consumer.go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.api.request import Request, Route, Silent, Tracked
+from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
+from broker.jetstream.config.consumer_rules import is_group_name
+from broker.jetstream.wire.errors import ApiError, invalid_json
+from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
+from broker.jetstream.wire.numbers import INT64_MAX
+from broker.jetstream.config.stream_rules import with_dynamic_metadata
+
+if TYPE_CHECKING:
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["ROUTES"]
+
+
+@dataclass(slots=True)
+class _PagedRequest:
+    offset: int = wire.integer()
+
+
+@dataclass(slots=True)
+class _PauseRequest:
+    pause_until: int | None = wire.time()
+
+
+@dataclass(slots=True)
+class _UnpinRequest:
+    group: str = wire.text()
+
+
+@dataclass(slots=True)
+class _ResetRequest:
+    seq: int = wire.uint64()
+
+
+async def create_legacy(request: Request) -> dict[str, Any]:
+    """CONSUMER.CREATE.<stream>: an ephemeral consumer, whose name may stand in its configuration."""
+    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    _check_names(request.tokens[2], given, given.config.name)
+    if given.config.durable_name:
+        raise ApiError(10020)
+    return await _create(request, given)
+
+
+async def create(request: Request) -> dict[str, Any]:
+    """CONSUMER.CREATE.<stream>.<consumer>[.<filter>]: the name in the subject wins, the filter must be the body's."""
+    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    _, _, stream_name, name, *filter_tokens = request.tokens
+    _check_names(stream_name, given, name)
+    if given.config.durable_name and given.config.durable_name != name:
+        raise ApiError(10017)
+    given.config.name = name
+    if filter_tokens:
+        if given.config.filter_subjects:
+            raise ApiError(10137)
+        if given.config.filter_subject != ".".join(filter_tokens):
+            raise ApiError(10131)
+    return await _create(request, given)
+
+
+async def create_durable(request: Request) -> dict[str, Any]:
+    """CONSUMER.DURABLE.CREATE.<stream>.<consumer>: the oldest form."""
+    given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
+    stream_name, name = request.tokens[3:]
+    _check_names(stream_name, given, name)
+    if not given.config.durable_name:
+        raise ApiError(10018)
+    if given.config.durable_name != name:
+        raise ApiError(10017)
+    given.config.name = name
+    return await _create(request, given)
+
+
+async def info(request: Request) -> dict[str, Any]:
+    """Configuration and state."""
+    request.need_empty()
+    return await _info(request, request.consumer(*request.tokens[2:]))
+
+
+async def names(request: Request) -> dict[str, Any]:
+    """One page of consumer names, in order."""
+    asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
+    found = [consumer.name for consumer in _consumers(request.stream(request.tokens[2]))]
+    offset = min(max(asked.offset, 0), len(found))
+    return {"total": len(found), "offset": offset, "limit": NAMES_PAGE, "consumers": found[offset:offset + NAMES_PAGE]}
+
+
+async def list_consumers(request: Request) -> dict[str, Any]:
+    """One page of consumer infos, in the order of their names."""
+    asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
+    stream = request.stream(request.tokens[2])
+    found = _consumers(stream)
+    offset = min(max(asked.offset, 0), len(found))
+    page = found[offset:offset + LIST_PAGE]
+    for consumer in page:
+        await consumer.counted()
+    stream.log.barrier(stream)
+    return {"total": len(found), "offset": offset, "limit": LIST_PAGE,
+            "consumers": [consumer.info() for consumer in page]}
+
+
+async def delete(request: Request) -> dict[str, Any]:
+    """Remove a consumer; its waiting requests hear of it."""
+    request.need_empty()
+    consumer = request.consumer(*request.tokens[2:])
+    request.account.delete_consumer(consumer)
+    return {"success": True}
+
+
+async def pause(request: Request) -> dict[str, Any]:
+    """Hold deliveries until a time; no time, or one that is past, lets them go on."""
+    asked = request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
+    consumer = request.consumer(*request.tokens[2:])
+    until_ns = None if asked.pause_until == wire.ZERO_TIME_NS else asked.pause_until
+    request.account.pause_consumer(consumer, until_ns)
+    if until_ns is None:
+        return {"paused": False, "pause_until": wire.ZERO_TIME}
+    remaining_ns = until_ns - request.account.clock.now_ns()
+    answer: dict[str, Any] = {"paused": remaining_ns > 0, "pause_until": wire.format_time(until_ns)}
+    if remaining_ns > 0:
+        answer["pause_remaining"] = min(remaining_ns, INT64_MAX)
+    return answer
+
+
+async def reset(request: Request) -> dict[str, Any]:
+    """Move a consumer to a sequence, or back to its ack floor."""
+    try:
+        consumer = request.consumer(*request.tokens[2:])
+    except ApiError:
+        # In nats-server each consumer listens for its own resets, so nobody hears this one.
+        raise Silent from None
+    asked = _ResetRequest()
+    if request.payload:
+        asked = wire.read(_ResetRequest, wire.load_one(request.payload), "JSApiConsumerResetRequest", lenient=True)
+    seq = await consumer.reset(asked.seq)
+    return await _info(request, consumer) | {"reset_seq": seq}
+
+
+async def unpin(request: Request) -> dict[str, Any]:
+    """Take the pin of a priority group away; no consumer has such groups yet."""
+    group = wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True).group
+    if not group:
+        raise invalid_json("consumer group not specified")
+    if not is_group_name(group):
+        raise ApiError(10162)
+    request.consumer(*request.tokens[2:])
+    raise ApiError(10160)
+
+
+def _check_names(stream_name: str, given: ConsumerCreateRequest, name: str) -> None:
+    if given.stream_name != stream_name:
+        raise ApiError(10056)
+    if "/" in name or "\\" in name:
+        raise ApiError(10127)
+
+
+async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, Any]:
+    if given.config.num_replicas > 1:
+        raise ApiError(10074)
+    stream = request.stream(given.stream_name)
+    config: ConsumerConfig = given.config
+    consumer = await request.account.create_consumer(stream, config, given.action, pedantic=given.pedantic)
+    return await _info(request, consumer)
+
+
+def _consumers(stream: Stream) -> list[Consumer]:
+    return [consumer for _, consumer in sorted(stream.consumers.items()) if not consumer.config.direct]
+
+
+async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:
+    """What the consumer shows of itself; its lazy news become urgent, so that the answer waits for them."""
+    await consumer.counted()
+    consumer.stream.log.barrier(consumer.stream)
+    shown = consumer.info()
+    shown["config"]["metadata"] = with_dynamic_metadata(consumer.config.metadata, request.account.version)
+    return shown
+
+
+_PAGE = {"total": 0, "offset": 0, "limit": 0, "consumers": []}
+
+ROUTES: dict[tuple[str, ...], Route] = {
+    ("CONSUMER", "CREATE", "*"): Route("consumer_create_response", create_legacy),
+    ("CONSUMER", "CREATE", "*", "*"): Route("consumer_create_response", create),
+    ("CONSUMER", "CREATE", "*", "*", ">"): Route("consumer_create_response", create),
+    ("CONSUMER", "DURABLE", "CREATE", "*", "*"): Route("consumer_create_response", create_durable),
+    ("CONSUMER", "INFO", "*", "*"): Route("consumer_info_response", info),
+    ("CONSUMER", "NAMES", "*"): Route("consumer_names_response", names, _PAGE),
+    ("CONSUMER", "LIST", "*"): Route("consumer_list_response", list_consumers, _PAGE),
+    ("CONSUMER", "DELETE", "*", "*"): Route("consumer_delete_response", delete),
+    ("CONSUMER", "PAUSE", "*", "*"): Route("consumer_pause_response", pause,
+                                           {"paused": False, "pause_until": wire.ZERO_TIME}),
+    ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}, Tracked.NONE),
+    ("CONSUMER", "UNPIN", "*", "*"): Route("consumer_unpin_response", unpin),
+}
+"""Subject after $JS.API, ``*`` for any token and ``>`` for the rest, to what serves it."""

@@ -1,0 +1,241 @@
+"""DIRECT.GET: messages as they are, each with headers that say where it stands, and statuses instead of JSON errors.
+
+    DIRECT.GET.<stream>              a GetRequest: one message, a batch of next ones, or the last of several subjects
+    DIRECT.GET.<stream>.<subject>    the last message of the subject
+
+Only streams with ``allow_direct`` answer; for others it is as if nobody listened. Gets are served by a few tasks at a
+time, so that one that reads the store does not hold up those that need not.
+
+Source: nats-server 2.15, server/stream.go processDirectGetRequest, getDirectRequest, getDirectMulti.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.filters import Filters
+from broker.jetstream.settings import level_refused
+from broker.jetstream.api.messages import GetRequest, find
+from broker.protocol import headers
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.account import Account
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.stream.state.stored import StoredMsg
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["DirectGets"]
+
+_log = logging.getLogger(__name__)
+
+WORKERS_MAX = 8
+GETS_MAX = 10_000
+"""Direct gets that may wait at once; past it they are dropped unanswered, as API requests are."""
+SUBJECTS_MAX = 1024
+"""Subjects that one multi_last may find."""
+
+_LEVEL = b"412 Required Api Level"
+_EMPTY = b"408 Empty Request"
+_MALFORMED = b"408 Malformed Request"
+_BAD = b"408 Bad Request"
+_NOT_FOUND = b"404 Message Not Found"
+_NO_RESULTS = b"404 No Results"
+_TOO_MANY = b"413 Too Many Results"
+_END = b"204 EOB"
+_FIRST_LINE = headers.VERSION + b"\r\n"
+
+
+class _Refused(Exception):
+    """The request gets this status."""
+
+    def __init__(self, status: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class DirectGets:
+    """The direct gets of one account."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._waiting: deque[tuple[Stream, bytes, Msg]] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._serving = 0
+        """Workers that will look at the queue again; one of ``_workers`` may be past that."""
+
+    def take(self, rest: bytes, op: Msg) -> bool:
+        """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers to it."""
+        name, _, subject = rest.partition(b".")
+        stream = self._account.streams.get(name.decode("utf-8", "replace"))
+        if stream is None or not stream.config.allow_direct or not self._account.available:
+            return False
+        if op[1]:
+            if len(self._waiting) >= GETS_MAX:
+                _log.warning("%d direct gets are waiting, dropping one of %s", GETS_MAX, stream.name)
+                return True
+            self._waiting.append((stream, subject, op))
+            if self._serving < min(WORKERS_MAX, len(self._waiting)):
+                self._serving += 1
+                task = asyncio.get_running_loop().create_task(self._serve(), name="direct gets")
+                self._workers.add(task)
+                task.add_done_callback(self._workers.discard)
+        return True
+
+    async def drop(self) -> None:
+        """Leave everything that waits or is being served unanswered."""
+        self._waiting.clear()
+        workers = list(self._workers)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        self._serving = 0
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                stream, subject, (_, reply, hlen, body) = self._waiting.popleft()
+                await self._serve_one(stream, subject, reply, hlen, body)
+        finally:
+            self._serving -= 1
+
+    async def _serve_one(self, stream: Stream, subject: bytes, reply: bytes, hlen: int, body: bytes) -> None:
+        try:
+            if hlen and level_refused(body[:hlen]):
+                raise _Refused(_LEVEL)
+            await self._answer(stream, _request(subject, body[hlen:]), reply)
+        except _Refused as refused:
+            self._status(reply, refused.status)
+        except (ApiError, StoreError, FormatError) as error:
+            # As nats-server tells an error of its store; the next get may do better.
+            _log.warning("direct get from %s: %s", stream.name, error)
+            text = error.description if isinstance(error, ApiError) else type(error).__name__
+            self._status(reply, b"500 " + text.encode())
+        except Exception:
+            _log.exception("direct get from %s failed", stream.name)
+            self._status(reply, b"500 Internal Error")
+
+    async def _answer(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
+        if asked.multi_last:
+            await self._multi(stream, asked, reply)
+        elif asked.batch:
+            await self._batch(stream, asked, reply)
+        else:
+            msg = await find(stream, asked)
+            if msg is None:
+                raise _Refused(_NOT_FOUND)
+            self._send(stream, reply, msg, asked.no_hdr)
+
+    async def _batch(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
+        """Up to ``batch`` messages from a place on, stepping over what is not there, then the end of batch."""
+        wanted = asked.next_by_subj.encode() or b">"
+        filters = None if wanted == b">" else Filters([wanted])
+        seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
+        pending, _ = await stream.count_from(max(seq, 1), filters)
+        last_seq = sent_bytes = 0
+        for i in range(asked.batch):
+            msg = await stream.get_next(wanted, seq)
+            if msg is None:
+                if i == 0 or asked.batch == 1:
+                    raise _Refused(_NOT_FOUND)
+                break
+            if not asked.no_hdr:
+                # nats-server counts down only where it shows the count.
+                pending = max(0, pending - 1)
+            self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
+            last_seq = msg.seq
+            seq = msg.seq + 1
+            sent_bytes += len(msg.subject) + len(msg.body)
+            if sent_bytes >= self._bytes_max(asked):
+                break
+        self._end(reply, pending, last_seq)
+
+    async def _multi(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
+        """The last message of each matching subject, at or below a sequence or time: a consistent view."""
+        up_to_seq = asked.up_to_seq
+        if asked.up_to_time is not None:
+            up_to_seq = await stream.seq_at(asked.up_to_time)
+            if up_to_seq <= stream.first_seq:
+                raise _Refused(_NO_RESULTS)
+            up_to_seq -= 1
+        up_to_seq = up_to_seq or stream.last_seq
+        if up_to_seq > stream.last_seq and stream.config.storage == "file":
+            raise _Refused(_NO_RESULTS)  # a quirk of nats-server's file store that its memory store does not have
+        filters = Filters([one.encode() for one in asked.multi_last])
+        found = await stream.last_seqs_by_subject(filters, up_to_seq)
+        if len(found) > SUBJECTS_MAX:
+            raise _Refused(_TOO_MANY)
+        seqs = [seq for seq in found if seq >= asked.seq]
+        if not seqs:
+            raise _Refused(_NO_RESULTS)
+        last_seq = sent_bytes = sent = 0
+        pending = len(seqs)
+        for seq in seqs:
+            msg = await stream.get(seq)
+            pending -= 1
+            if msg is None:
+                continue  # removed since we looked
+            self._send(stream, reply, msg, False, pending, last_seq)
+            last_seq = seq
+            sent += 1
+            sent_bytes += len(msg.subject) + len(msg.body)
+            if sent_bytes >= self._bytes_max(asked) or sent == asked.batch:
+                break
+        self._end(reply, pending, last_seq, up_to_seq)
+
+    def _bytes_max(self, asked: GetRequest) -> int:
+        return asked.max_bytes or self._account.settings.direct_bytes_max
+
+    def _send(self, stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None,
+              last_seq: int = 0) -> None:
+        if bare:
+            self._account.bus.publish(reply, b"", 0, msg.payload)
+            return
+        own = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (
+            stream.name.encode(), msg.subject, msg.seq, wire.format_time(msg.time_ns).encode())
+        if pending is not None:
+            own += b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last_seq)
+        block = (msg.headers.removesuffix(b"\r\n") or _FIRST_LINE) + own + b"\r\n"
+        self._account.bus.publish(reply, b"", len(block), block + msg.payload)
+
+    def _end(self, reply: bytes, pending: int, last_seq: int, up_to_seq: int | None = None) -> None:
+        items = [(b"Nats-Num-Pending", b"%d" % pending), (b"Nats-Last-Sequence", b"%d" % last_seq)]
+        if up_to_seq is not None:
+            items.append((b"Nats-UpTo-Sequence", b"%d" % up_to_seq))
+        block = headers.build(items, _END)
+        self._account.bus.publish(reply, b"", len(block), block)
+
+    def _status(self, reply: bytes, status: bytes) -> None:
+        block = headers.build((), status)
+        self._account.bus.publish(reply, b"", len(block), block)
+
+
+def _request(subject: bytes, payload: bytes) -> GetRequest:
+    """What is asked for. Raises: _Refused."""
+    if not payload and not subject:
+        raise _Refused(_EMPTY)
+    asked = GetRequest()
+    if payload:
+        try:
+            asked = wire.read(GetRequest, wire.load_one(payload), lenient=True)
+        except ApiError:
+            raise _Refused(_MALFORMED) from None
+    anywhere = bool(asked.seq or asked.last_by_subj or asked.next_by_subj or asked.multi_last
+                    or asked.start_time is not None)
+    if subject:
+        if anywhere or asked.batch or asked.up_to_seq or asked.up_to_time is not None:
+            raise _Refused(_BAD)
+        asked.last_by_subj = subject.decode("utf-8", "replace")
+        return asked
+    if not anywhere:
+        raise _Refused(_EMPTY)
+    if (asked.conflicting or (asked.last_by_subj and (asked.batch > 0 or asked.multi_last))
+            or (asked.next_by_subj and asked.multi_last) or (asked.up_to_seq and asked.up_to_time is not None)):
+        raise _Refused(_BAD)
+    return asked

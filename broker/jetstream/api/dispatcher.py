@@ -1,0 +1,237 @@
+"""$JS.API: which request goes where, and how its answer gets back.
+
+One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) hears everything:
+
+    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   straight to the consumer, in runs
+    direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py; raw messages, no JSON
+    the rest       a row of ROUTES                         JSON, in the order of arrival for each stream
+    unknown                                                no answer, as nats-server: the subscription is a responder
+
+The first two are answered with "no responders" when there is nobody for them. JSON requests of one stream wait in its
+*lane*, so that what a client asked for in order happens in order even where one of them has to read the store; an
+answer leaves through the log's queue, once all that it shows is persisted.
+
+Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases: seen on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.api import consumers as consumer_api
+from broker.jetstream.api import messages as message_api
+from broker.jetstream.api import streams as stream_api
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.api.request import Request, Route, Silent, Tracked
+from broker.jetstream.api.direct_get import DirectGets
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.settings import level_refused
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.account import Account
+    from broker.jetstream.bus import Msg, Source, Subscription
+
+__all__ = ["Api"]
+
+_log = logging.getLogger(__name__)
+
+ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **consumer_api.ROUTES, **message_api.ROUTES}
+
+TYPE_PREFIX = "io.nats.jetstream.api.v1."
+_PREFIX = b"$JS.API."
+_NEXT = b"CONSUMER.MSG.NEXT."
+_DIRECT = b"DIRECT.GET."
+
+REQUESTS_MAX = 10_000
+"""JSON requests that may wait at once (nats-server's request_queue_limit); past it they are dropped unanswered."""
+
+
+class Api:
+    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and ends what is still being served."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self._directs = DirectGets(account)
+        self._lanes: dict[str, deque[Request]] = {}
+        self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Subscription] = []
+
+    def start(self) -> None:
+        """Listen."""
+        bus = self.account.bus
+        self._subscriptions.append(bus.subscribe(_PREFIX + b">", self.on_requests))
+        if self.account.domain:
+            prefix = b"$JS.%b.API." % self.account.domain.encode()
+            cut = len(prefix)
+
+            def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None,
+                                   now_ns: int) -> None:
+                renamed = [(_PREFIX + subject[cut:], reply, hlen, body)
+                           for subject, reply, hlen, body in ops[start:end]]
+                self.on_requests(renamed, 0, len(renamed), source, now_ns)
+
+            self._subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
+
+    async def stop(self) -> None:
+        """Stop listening, and ``drop``."""
+        for subscription in self._subscriptions:
+            self.account.bus.unsubscribe(subscription)
+        self._subscriptions.clear()
+        await self.drop()
+
+    async def drop(self) -> None:
+        """Leave everything that waits or is being served unanswered."""
+        self._lanes.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._waiting = 0
+        await self._directs.drop()
+
+    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Take a run of requests: the bus's handler."""
+        at = start
+        while at < end:
+            op = ops[at]
+            subject = op[0]
+            rest = subject[len(_PREFIX):]
+            if rest.startswith(_NEXT):
+                until = at + 1
+                while until < end and ops[until][0] == subject:
+                    until += 1
+                consumer = self.account.pulled_from(rest[len(_NEXT):])
+                if consumer is not None:
+                    consumer.on_next(ops, at, until, source, now_ns)
+                elif source is not None:
+                    for _, reply, _, _ in ops[at:until]:
+                        source.no_responders(subject, reply)
+                at = until
+                continue
+            at += 1
+            if rest.startswith(_DIRECT):
+                if not self._directs.take(rest[len(_DIRECT):], op) and source is not None:
+                    source.no_responders(subject, op[1])
+            else:
+                self._take(rest, op, source)
+
+    # --- JSON requests ------------------------------------------------------------------------------------------------
+
+    def _take(self, rest: bytes, op: Msg, source: Source | None) -> None:
+        tokens = rest.decode("utf-8", "replace").split(".")
+        route = _route(tokens)
+        if route is None:
+            return
+        _, reply, hlen, body = op
+        account = self.account
+        request = Request(account, tokens, reply, body[hlen:], source=source)
+        if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
+            # Answers wait for commits too: a store that is gone must not have them pile up for as long as it is.
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+        elif hlen and level_refused(body[:hlen]):
+            self._refuse(request, route, ApiError(10185))
+        elif self._waiting >= REQUESTS_MAX:
+            _log.warning("JetStream API: %d requests are waiting, dropping %s", self._waiting, ".".join(tokens))
+        else:
+            self._enqueue(request, route)
+
+    def _enqueue(self, request: Request, route: Route) -> None:
+        """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
+        request.route = route
+        key = _lane(request.tokens)
+        self._waiting += 1
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.append(request)
+            return
+        self._lanes[key] = lane = deque([request])
+        task = asyncio.get_running_loop().create_task(self._serve(key, lane), name=f"api {key or 'account'}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, key: str, lane: deque[Request]) -> None:
+        try:
+            while lane:
+                await self._serve_one(lane.popleft())
+                self._waiting -= 1
+        finally:
+            # No await since the lane was seen empty, so nobody has added to it meanwhile.
+            if self._lanes.get(key) is lane:
+                del self._lanes[key]
+
+    async def _serve_one(self, request: Request) -> None:
+        route = request.route
+        assert route is not None
+        try:
+            members = await route.handler(request)
+            if request.about is not None and (reason := request.about.offline) is not None:
+                raise ApiError(STREAM_OFFLINE, err=reason)
+            tracked = route.tracked is Tracked.ALL
+            self._answer(request, {"type": TYPE_PREFIX + route.type, **members}, audited=tracked)
+            self.account.api_total += tracked
+        except ApiError as error:
+            self._refuse(request, route, error)
+        except Silent:
+            pass
+        except (StoreError, FormatError) as error:
+            _log.warning("JetStream API: %s: %s", ".".join(request.tokens), error)
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+        except Exception:
+            # Whatever it was, the next request in the lane is not to blame; this one may be tried again.
+            _log.exception("JetStream API: %s failed", ".".join(request.tokens))
+            self._refuse(request, route, ApiError(NOT_AVAILABLE))
+
+    def _refuse(self, request: Request, route: Route, error: ApiError) -> None:
+        account = self.account
+        tracked = route.tracked is not Tracked.NONE
+        account.api_total += tracked
+        account.api_errors += tracked
+        answer = {"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros}
+        # What is not available shows nothing of the state, and may be the log.
+        self._answer(request, answer, audited=tracked, at_once=error.err_code == NOT_AVAILABLE)
+
+    def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:
+        account = self.account
+        audited = audited and account.events.audited()
+        if not request.reply and not audited:
+            return
+        data = wire.dump(answer)
+        calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        if request.reply:
+            calls.append((account.bus.publish, (request.reply, b"", 0, data)))
+        if audited:
+            subject = "$JS.API." + ".".join(request.tokens)
+            calls.append((account.events.audit, (request.source, subject, request.payload, data)))
+        about = request.about
+        for fn, args in calls:
+            if at_once:
+                fn(*args)
+            elif about is None or about.offline is not None:
+                account.log.wait(fn, *args)
+            else:
+                about.log.wait(fn, *args, of=about)
+
+
+def _route(tokens: list[str]) -> Route | None:
+    """The row of ROUTES for these tokens: from the most literal form to the one with most stars."""
+    if "" in tokens:
+        return None
+    for stars in range(3):
+        literal = len(tokens) - stars
+        route = ROUTES.get((*tokens[:literal], *("*",) * stars))
+        if route is not None:
+            return route
+    return ROUTES.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
+
+
+def _lane(tokens: list[str]) -> str:
+    """The stream that a request is about: behind its verbs, which differ in number; "" for those about none."""
+    verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
+    return tokens[verbs] if len(tokens) > verbs else ""

@@ -1,0 +1,117 @@
+"""One request to $JS.API, as its handler sees it, and how handlers are listed.
+
+A handler is a coroutine function that takes a ``Request`` and returns the members of the answer after ``type``, or
+raises ``ApiError``. It sets ``request.about`` to the stream that it looked at or changed, so that the answer waits for
+what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.account import Account
+    from broker.jetstream.bus import Source
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["Handler", "Request", "Route", "Silent", "Tracked"]
+
+T = TypeVar("T")
+
+
+class Silent(Exception):
+    """The request gets no answer at all, as nats-server gives none."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request. ``tokens`` are those of its subject after ``$JS.API``; ``payload`` is its body without headers."""
+
+    account: Account
+    tokens: list[str]
+    reply: bytes
+    payload: bytes
+    about: Stream | None = None
+    """The answer goes out once everything sequenced in its log so far is persisted; None: in the account's."""
+    route: Route | None = None
+    source: Source | None = None
+    """Who asked."""
+
+    def body(self, of: type[T], go_name: str) -> T:
+        """The payload as an ``of``; an empty one gives all defaults.
+
+        Raises: ApiError 10025.
+        """
+        return wire.read(of, wire.load(self.payload), go_name, lenient=not self.account.settings.strict)
+
+    def optional_body(self, of: type[T], go_name: str) -> T:
+        """Like ``body`` where nats-server looks at the payload only when it begins with { or [."""
+        return self.body(of, go_name) if self.payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else of()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the payload says nothing: no bytes, or an object without members."""
+        if not self.payload or self.payload == b"{}":
+            return True
+        try:
+            return wire.load(self.payload) == {}
+        except ApiError:
+            return False
+
+    def need_empty(self) -> None:
+        """Raises: ApiError 10038 unless the payload is empty."""
+        if not self.is_empty:
+            raise ApiError(10038)
+
+    def need_body(self) -> None:
+        """Raises: ApiError 10003 when the payload is empty."""
+        if self.is_empty:
+            raise ApiError(BAD_REQUEST)
+
+    def stream(self, name: str) -> Stream:
+        """The account's stream of that name; the answer waits for its log from now on.
+
+        Raises: ApiError 10059; 10194 when it is offline.
+        """
+        stream = self.account.stream(name)
+        self.about = stream
+        return stream
+
+    def consumer(self, stream_name: str, name: str) -> Consumer:
+        """Raises: ApiError 10059, 10014."""
+        consumer = self.stream(stream_name).consumers.get(name)
+        if consumer is None:
+            raise ApiError(CONSUMER_NOT_FOUND)
+        return consumer
+
+
+class Tracked(Enum):
+    """Which answers nats-server sends by what also counts them in its statistics and tells the audit of them."""
+
+    ALL = auto()
+    ERRORS = auto()
+    NONE = auto()
+
+
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What serves one form of subject.
+
+    Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows beside
+        an error; ``tracked`` says which of its answers are counted and audited.
+    """
+
+    type: str
+    handler: Handler
+    zeros: Mapping[str, Any] = field(default_factory=dict)
+    tracked: Tracked = Tracked.ALL

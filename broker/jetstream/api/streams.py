@@ -1,0 +1,226 @@
+"""STREAM.* and INFO of $JS.API: the requests that make, change, show and empty streams.
+
+Source: nats-server 2.15, server/jetstream_api.go, one function for each handler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.api.request import Request, Route
+from broker.jetstream.wire.errors import BAD_REQUEST, ApiError, invalid_config
+from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
+from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.jetstream.config.stream import StreamConfigRequest
+from broker.jetstream.config.stream_rules import with_dynamic_metadata
+from broker.protocol.subject import collide, is_literal, is_valid
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["ROUTES"]
+
+
+@dataclass(slots=True)
+class _PagedRequest:
+    offset: int = wire.integer()
+    subject: str = wire.text()
+
+
+@dataclass(slots=True)
+class _InfoRequest:
+    offset: int = wire.integer()
+    deleted_details: bool = wire.boolean()
+    subjects_filter: str = wire.text()
+
+
+@dataclass(slots=True)
+class _PurgeRequest:
+    seq: int = wire.uint64()
+    filter: str = wire.text()
+    keep: int = wire.uint64()
+
+
+@dataclass(slots=True)
+class _SnapshotRequest:
+    deliver_subject: str = wire.text()
+    no_consumers: bool = wire.boolean()
+    chunk_size: int = wire.integer()
+    window_size: int = wire.integer()
+    jsck: bool = wire.boolean()
+
+
+async def account_info(request: Request) -> dict[str, Any]:
+    """What the account uses and may use."""
+    return request.account.info()
+
+
+async def create(request: Request) -> dict[str, Any]:
+    """Make a stream; creating one again as it is succeeds and says so in the same words."""
+    given = request.body(StreamConfigRequest, "StreamConfigRequest")
+    name = request.tokens[2]
+    if given.name != name:
+        raise ApiError(10056)
+    if "/" in name or "\\" in name:
+        raise ApiError(10128)
+    if given.sealed:
+        raise invalid_config("stream configuration for create can not be sealed")
+    if given.mirror_direct and given.mirror is None:
+        raise invalid_config("stream has no mirror but does have mirror direct")
+    stream = request.account.create_stream(given.config(), pedantic=given.pedantic)
+    request.about = stream
+    return await _info(request, stream, dynamic=True, domain=False) | {"did_create": True}
+
+
+async def update(request: Request) -> dict[str, Any]:
+    """Replace a stream's configuration; what is left out goes back to its default."""
+    given = request.body(StreamConfigRequest, "StreamConfigRequest")
+    account = request.account
+    account.check(given.config(), pedantic=given.pedantic)
+    if given.name != request.tokens[2]:
+        raise ApiError(10056)
+    stream = request.stream(given.name)
+    await account.update_stream(stream, given.config(), pedantic=given.pedantic)
+    return await _info(request, stream, dynamic=True)
+
+
+async def delete(request: Request) -> dict[str, Any]:
+    """Remove a stream, its messages and its consumers."""
+    request.need_empty()
+    stream = request.stream(request.tokens[2])
+    request.account.delete_stream(stream)
+    return {"success": True}
+
+
+async def info(request: Request) -> dict[str, Any]:
+    """Configuration and state; with ``subjects_filter`` the count of each matching subject, in pages."""
+    asked = request.optional_body(_InfoRequest, "JSApiStreamInfoRequest")
+    stream = request.stream(request.tokens[2])
+    stream.log.barrier(stream)
+    shown = await _info(request, stream, dynamic=True, deleted_details=asked.deleted_details,
+                        subjects_filter=asked.subjects_filter)
+    paging = {"total": 0, "offset": 0, "limit": 0}
+    subjects = shown["state"].get("subjects")
+    if subjects == {}:
+        del shown["state"]["subjects"]
+    if subjects:
+        offset = max(asked.offset, 0)
+        paging = {"total": len(subjects), "offset": offset, "limit": SUBJECTS_PAGE}
+        if offset or len(subjects) > SUBJECTS_PAGE:
+            page = sorted(subjects)[offset:offset + SUBJECTS_PAGE]
+            if page:
+                shown["state"]["subjects"] = {subject: subjects[subject] for subject in page}
+            else:
+                del shown["state"]["subjects"]
+    ts = shown.pop("ts")
+    shown["cluster"] = {"leader": request.account.server_name}
+    return {**paging, **shown, "ts": ts}
+
+
+async def names(request: Request) -> dict[str, Any]:
+    """One page of stream names, in order; null rather than an empty list, as nats-server has it."""
+    asked = request.optional_body(_PagedRequest, "JSApiStreamNamesRequest")
+    found = [stream.name for stream in _matching(request, asked.subject)]
+    offset = min(max(asked.offset, 0), len(found))
+    return {"total": len(found), "offset": offset, "limit": NAMES_PAGE,
+            "streams": found[offset:offset + NAMES_PAGE] or None}
+
+
+async def list_streams(request: Request) -> dict[str, Any]:
+    """One page of stream infos, in the order of their names."""
+    asked = request.optional_body(_PagedRequest, "JSApiStreamListRequest")
+    found = _matching(request, asked.subject)
+    offset = min(max(asked.offset, 0), len(found))
+    answer: dict[str, Any] = {
+        "total": len(found), "offset": offset, "limit": LIST_PAGE,
+        "streams": [await _info(request, stream, dynamic=False) for stream in found[offset:offset + LIST_PAGE]]}
+    offline = {name: gone.reason for name, gone in sorted(request.account.offline.items())}
+    if offline:
+        answer |= {"missing": list(offline), "offline": offline}
+    return answer
+
+
+async def purge(request: Request) -> dict[str, Any]:
+    """Remove all messages, or those of a filter, below a sequence, or but the newest ones."""
+    asked = request.optional_body(_PurgeRequest, "JSApiStreamPurgeRequest")
+    if asked.seq and asked.keep:
+        raise ApiError(BAD_REQUEST)
+    stream = request.stream(request.tokens[2])
+    if stream.config.sealed:
+        raise ApiError(10109)
+    if stream.config.deny_purge:
+        raise ApiError(10110, err="stream purge not permitted")
+    if asked.seq > SEQ_MAX:
+        # It would leave no sequence for the next message.
+        raise ApiError(10110, err=f"sequence {asked.seq} is above {SEQ_MAX}")
+    purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
+    return {"success": True, "purged": purged}
+
+
+async def snapshot(request: Request) -> dict[str, Any]:
+    """Refused: streams lie in the object store, and this version does not send them as an archive."""
+    request.need_body()
+    asked = request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
+    subject = asked.deliver_subject.encode()
+    if not is_valid(subject) or not is_literal(subject):
+        raise ApiError(10015)
+    request.stream(request.tokens[2])
+    raise ApiError(10064, err="snapshots are not supported by this server yet")
+
+
+async def restore(request: Request) -> dict[str, Any]:
+    """Refused, as ``snapshot`` is."""
+    request.need_body()
+    raise ApiError(10062, err="restoring is not supported by this server yet")
+
+
+async def clustered_only(request: Request) -> dict[str, Any]:
+    """What needs Raft peers to mean anything: there are none."""
+    raise ApiError(10010)
+
+
+def _matching(request: Request, subject_filter: str) -> list[Stream]:
+    """The account's streams by name, those whose subjects could meet the filter."""
+    streams = sorted(request.account.streams.values(), key=lambda stream: stream.name)
+    if not subject_filter:
+        return streams
+    wanted = subject_filter.encode()
+    return [stream for stream in streams if any(collide(wanted, subject) for subject in stream.config.subjects_bytes)]
+
+
+async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool = True, deleted_details: bool = False,
+                subjects_filter: str = "") -> dict[str, Any]:
+    account = request.account
+    state = await stream.info_state(deleted_details, subjects_filter.encode())
+    config = stream.config.to_json()
+    if dynamic:
+        config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
+    shown = {"config": config, "created": wire.format_time(stream.created_ns), "state": state}
+    if domain and account.domain:
+        shown["domain"] = account.domain
+    shown["ts"] = wire.format_time(account.clock.now_ns())
+    return shown
+
+
+_PAGING = {"total": 0, "offset": 0, "limit": 0}
+
+ROUTES: dict[tuple[str, ...], Route] = {
+    ("INFO",): Route("account_info_response", account_info),
+    ("STREAM", "CREATE", "*"): Route("stream_create_response", create),
+    ("STREAM", "UPDATE", "*"): Route("stream_update_response", update),
+    ("STREAM", "DELETE", "*"): Route("stream_delete_response", delete),
+    ("STREAM", "INFO", "*"): Route("stream_info_response", info, _PAGING),
+    ("STREAM", "NAMES"): Route("stream_names_response", names, {**_PAGING, "streams": None}),
+    ("STREAM", "LIST"): Route("stream_list_response", list_streams, {**_PAGING, "streams": []}),
+    ("STREAM", "PURGE", "*"): Route("stream_purge_response", purge, {"purged": 0}),
+    ("STREAM", "SNAPSHOT", "*"): Route("stream_snapshot_response", snapshot),
+    ("STREAM", "RESTORE", "*"): Route("stream_restore_response", restore, {"deliver_subject": ""}),
+    ("STREAM", "LEADER", "STEPDOWN", "*"): Route("stream_leader_stepdown_response", clustered_only),
+    ("STREAM", "PEER", "REMOVE", "*"): Route("stream_remove_peer_response", clustered_only),
+    ("STREAM", "PEER", "EVACUATE", "*"): Route("stream_evacuate_peer_response", clustered_only),
+    ("STREAM", "CANCEL_MOVE", "*"): Route("stream_cancel_move_response", clustered_only),
+    ("CONSUMER", "LEADER", "STEPDOWN", "*", "*"): Route("consumer_leader_stepdown_response", clustered_only),
+}
+"""Subject after $JS.API, ``*`` for any token, to what serves it."""

@@ -1,0 +1,101 @@
+"""A consumer's configuration as clients send it and as answers show it.
+
+Fields carry their wire names; order, defaults on the wire and omissions are those of nats-server 2.15 (its
+``ConsumerConfig``, server/consumer.go). Which values are allowed, and what takes the place of a zero, is
+consumer_rules.py.
+"""
+
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from broker.jetstream.wire import fields as wire
+
+__all__ = ["ConsumerConfig", "ConsumerCreateRequest"]
+
+
+@dataclass(slots=True)
+class ConsumerConfig:
+    """One consumer's configuration. Durations are nanoseconds, instants Unix UTC nanoseconds."""
+
+    durable_name: str = wire.text()
+    name: str = wire.text()
+    description: str = wire.text()
+    deliver_policy: str = wire.choice("all", "all", "last", "last_per_subject", "new", "by_start_sequence",
+                                      "by_start_time", also={"undefined": "all"})
+    opt_start_seq: int = wire.uint64()
+    opt_start_time: int | None = wire.time()
+    ack_policy: str = wire.choice("none", "none", "all", "explicit", "flow_control")
+    ack_wait: int = wire.duration()
+    max_deliver: int = wire.integer()
+    backoff: list[int] = wire.durations()
+    filter_subject: str = wire.text()
+    filter_subjects: list[str] = wire.texts()
+    replay_policy: str = wire.choice("instant", "instant", "original")
+    rate_limit_bps: int = wire.uint64()
+    sample_freq: str = wire.text()
+    max_waiting: int = wire.integer()
+    max_ack_pending: int = wire.integer()
+    flow_control: bool = wire.boolean()
+    headers_only: bool = wire.boolean()
+    max_batch: int = wire.integer()
+    max_expires: int = wire.duration()
+    max_bytes: int = wire.integer()
+    deliver_subject: str = wire.text()
+    deliver_group: str = wire.text()
+    idle_heartbeat: int = wire.duration()
+    inactive_threshold: int = wire.duration()
+    num_replicas: int = wire.integer(always=True)
+    mem_storage: bool = wire.boolean()
+    direct: bool = wire.boolean()
+    sourcing: bool = wire.boolean()
+    metadata: dict[str, str] = wire.string_map()
+    pause_until: int | None = wire.time()
+    priority_groups: list[str] = wire.texts()
+    priority_policy: str = wire.choice("none", "none", "overflow", "pinned_client", "prioritized", always=False,
+                                       complaint="unknown priority policy: {raw}")
+    priority_timeout: int = wire.duration()
+
+    @classmethod
+    def from_json(cls, value: object) -> ConsumerConfig:
+        """Read a configuration from decoded JSON, such as a CONSUMER_CREATE record holds.
+
+        Raises: ApiError 10025 for unknown fields and wrong types; values are not judged here.
+        """
+        return wire.read(cls, value)
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as JSON members, as nats-server shows it."""
+        return wire.write(self)
+
+    def copy(self) -> ConsumerConfig:
+        """A deep copy."""
+        return wire.read(ConsumerConfig, self.to_json())
+
+    @property
+    def durable(self) -> bool:
+        """Whether the consumer outlives its users unless told otherwise."""
+        return bool(self.durable_name)
+
+    @property
+    def push(self) -> bool:
+        """Whether messages are pushed to ``deliver_subject`` rather than pulled."""
+        return bool(self.deliver_subject)
+
+    @property
+    def filters(self) -> list[str]:
+        """The filter subjects, however they were given; empty = every subject."""
+        return [self.filter_subject] if self.filter_subject else list(self.filter_subjects)
+
+
+@dataclass(slots=True)
+class ConsumerCreateRequest:
+    """The body of the three CONSUMER.CREATE forms."""
+
+    stream_name: str = wire.text()
+    config: ConsumerConfig = wire.record(ConsumerConfig, "server.ConsumerConfig", always=True)
+    action: str = wire.choice("", "", "create", "update", complaint="unknown consumer action: {raw}")
+    pedantic: bool = wire.boolean()

@@ -1,0 +1,302 @@
+"""Which consumer configurations can be, which updates may follow which, and what takes the place of a zero.
+
+Pure decisions over values; whether a deliver subject is in use is asked through a function. The order of the checks is
+nats-server's, since a client sees the first that fails. What only a later engine can honour is refused by one table,
+``UNSUPPORTED``.
+
+Source: nats-server 2.15, server/consumer.go setConsumerConfigDefaults, checkConsumerCfg, checkNewConsumerConfig.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.wire.errors import ApiError, invalid_config
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.wire.numbers import signed_decimal
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata
+from broker.jetstream.wire.fields import ZERO_TIME_NS, format_duration
+from broker.protocol.subject import is_literal, is_valid, subset
+
+__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "UNSUPPORTED", "check_consumer", "check_consumer_supported",
+           "check_consumer_update", "consumer_level", "is_group_name", "same_consumer"]
+
+ACK_WAIT_DEFAULT_NS = 30_000_000_000
+MAX_ACK_PENDING_DEFAULT = 1000
+MAX_WAITING_DEFAULT = 512
+INACTIVE_THRESHOLD_DEFAULT_NS = 5_000_000_000
+"""How long an ephemeral consumer that names no threshold outlives its last user."""
+PRIORITY_TIMEOUT_DEFAULT_NS = 120_000_000_000
+SOURCING_HEARTBEAT_NS = 1_000_000_000
+_100_MS = 100_000_000
+_MILLISECOND = 1_000_000
+
+_GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
+_SAMPLE = re.compile(r"[+-]?[0-9]+")
+
+UNSUPPORTED: tuple[tuple[str, Callable[[ConsumerConfig], object]], ...] = (
+    ("ack_policy", lambda c: c.ack_policy == "flow_control"),
+    ("direct", lambda c: c.direct),
+    ("sourcing", lambda c: c.sourcing),
+    ("priority_policy", lambda c: c.priority_policy != "none"),
+)
+"""Fields that are read and checked, but whose behaviour this version does not have: such a value is refused with 10052
+that names the field."""
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a priority group may be called so."""
+    return _GROUP_NAME.fullmatch(name) is not None
+
+
+def check_consumer_supported(config: ConsumerConfig) -> None:
+    """Refuse what this version would have to ignore.
+
+    Raises: ApiError 10052 that names the field.
+    """
+    for field, used in UNSUPPORTED:
+        if used(config):
+            raise invalid_config(f"consumer configuration field {field!r} with this value is not supported by this "
+                                 "server yet")
+
+
+def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits, *,
+                   pedantic: bool = False) -> ConsumerConfig:
+    """Judge a configuration for a consumer of ``stream`` and fill in its defaults.
+
+    Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
+    Returns: a new configuration with its required API level in the metadata; ``given`` is left alone.
+    Raises: ApiError.
+    """
+    config = given.copy()
+    config.metadata = with_static_metadata(config.metadata, consumer_level(config))
+    _fill_defaults(config, stream, account, server, pedantic)
+    _check_basics(config, stream)
+    if config.deliver_subject:
+        _check_push(config, stream)
+    else:
+        _check_pull(config, stream, server)
+    _check_bounds(config, stream, account, server)
+    _check_filters(config)
+    _check_start(config)
+    _check_rest(config)
+    return config
+
+
+def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to: Callable[[str], bool]) -> None:
+    """Judge ``new`` (already checked, defaults filled in) as what ``old`` shall become.
+
+    Args: ``listened_to`` says whether somebody subscribes to a deliver subject.
+    Raises: ApiError 10012 naming what cannot be updated, 10013 when the deliver subject is in use, 10116.
+    """
+    if old == new:
+        return
+    for field, what in (
+        ("deliver_policy", "deliver policy"), ("mem_storage", "storage type"), ("direct", "direct"),
+        ("sourcing", "sourcing"), ("opt_start_seq", "start sequence"), ("opt_start_time", "start time"),
+        ("ack_policy", "ack policy"), ("replay_policy", "replay policy"), ("idle_heartbeat", "heart beats"),
+        ("flow_control", "flow control"),
+    ):
+        if getattr(old, field) != getattr(new, field):
+            raise ApiError(10012, err=f"{what} can not be updated")
+    if old.deliver_subject != new.deliver_subject:
+        if not old.deliver_subject:
+            raise ApiError(10012, err="can not update pull consumer to push based")
+        if not new.deliver_subject:
+            raise ApiError(10012, err="can not update push consumer to pull based")
+        if listened_to(old.deliver_subject):
+            raise ApiError(10013)
+    if old.max_waiting != new.max_waiting:
+        raise ApiError(10012, err="max waiting can not be updated")
+
+
+def consumer_level(config: ConsumerConfig) -> int:
+    """The API level that a server must have to serve such a consumer."""
+    if config.ack_policy == "flow_control":
+        return 4
+    grouped = config.priority_policy != "none" or config.priority_timeout or config.priority_groups
+    return 1 if grouped or config.pause_until not in (None, ZERO_TIME_NS) else 0
+
+
+def same_consumer(new: ConsumerConfig, old: ConsumerConfig) -> bool:
+    """Whether creating ``new`` again would change nothing; the server's own metadata does not count."""
+    a, b = new.copy(), old.copy()
+    for one in (a, b):
+        one.metadata = with_static_metadata(one.metadata, 0)
+    return a == b
+
+
+def _fill_defaults(config: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits,
+                   pedantic: bool) -> None:
+    for field, floor, must in (
+        ("max_deliver", -1, "be set to -1"), ("max_waiting", 0, "not be negative"),
+        ("max_ack_pending", -1, "be set to -1"), ("max_batch", 0, "not be negative"),
+        ("max_expires", 0, "not be negative"), ("max_bytes", 0, "not be negative"),
+        ("idle_heartbeat", 0, "not be negative"), ("inactive_threshold", 0, "not be negative"),
+        ("priority_timeout", 0, "not be negative"),
+    ):
+        if getattr(config, field) < floor:
+            if pedantic:
+                raise ApiError(10157, err=f"{field} must {must}")
+            setattr(config, field, floor)
+    config.max_deliver = config.max_deliver or -1
+    if not config.deliver_subject:
+        config.max_waiting = config.max_waiting or MAX_WAITING_DEFAULT
+    acking = config.ack_policy in ("explicit", "all")
+    if config.ack_wait == 0 and acking:
+        config.ack_wait = ACK_WAIT_DEFAULT_NS
+    if config.backoff:
+        if pedantic and config.ack_wait != config.backoff[0]:
+            raise ApiError(10157, err="first backoff value has to equal batch AckWait")
+        config.ack_wait = config.backoff[0]
+    limits = stream.consumer_limits
+    if config.max_ack_pending == 0:
+        if pedantic and limits.max_ack_pending > 0:
+            raise ApiError(10157, err="max_ack_pending must be set if it's configured in stream limits")
+        config.max_ack_pending = limits.max_ack_pending
+    if config.inactive_threshold == 0:
+        if pedantic and limits.inactive_threshold > 0:
+            raise ApiError(10157, err="inactive_threshold must be set if it's configured in stream limits")
+        config.inactive_threshold = limits.inactive_threshold
+    if config.max_ack_pending == 0 and config.ack_policy != "none":
+        caps = [cap for cap in (server.max_ack_pending, account.max_ack_pending) if cap > 0]
+        config.max_ack_pending = min([MAX_ACK_PENDING_DEFAULT, *caps])
+    if not config.deliver_subject and config.max_batch == 0 and server.max_request_batch > 0:
+        if pedantic:
+            raise ApiError(10157, err="max_request_batch must be set if it's JetStream limits are set")
+        config.max_batch = server.max_request_batch
+    if config.priority_policy == "pinned_client" and config.priority_timeout == 0:
+        config.priority_timeout = PRIORITY_TIMEOUT_DEFAULT_NS
+    if config.ack_policy == "flow_control" and not pedantic:
+        config.flow_control = True
+        config.idle_heartbeat = SOURCING_HEARTBEAT_NS
+
+
+def _first_broken(*rules: tuple[object, int]) -> None:
+    for broken, err_code in rules:
+        if broken:
+            raise ApiError(err_code)
+
+
+def _check_basics(config: ConsumerConfig, stream: StreamConfig) -> None:
+    if config.name and not is_asset_name(config.name):
+        raise invalid_config(r"consumer name can not contain '.', '*', '>', '\', '/'")
+    if config.durable_name and not is_asset_name(config.durable_name):
+        raise invalid_config(r"consumer durable name can not contain '.', '*', '>', '\', '/'")
+    _first_broken(
+        (config.num_replicas > 0 and config.num_replicas > stream.num_replicas, 10126),
+        (config.num_replicas < 0, 10133),
+        (stream.retention != "limits" and config.num_replicas not in (0, stream.num_replicas), 10134),
+        (any(wait < 0 for wait in config.backoff), 10184),
+        (config.ack_wait < 0, 10183),
+    )
+    if config.ack_policy == "flow_control":
+        _first_broken((not config.deliver_subject, 10218), (not config.flow_control, 10219))
+        if config.idle_heartbeat != SOURCING_HEARTBEAT_NS:
+            raise invalid_config("flow control ack policy heartbeat needs to be 1s")
+        _first_broken((config.max_ack_pending <= 0, 10220), (config.ack_wait != 0 or config.backoff, 10221),
+                      (config.max_deliver > 0, 10222))
+    if config.backoff and config.max_deliver != -1 and len(config.backoff) > config.max_deliver:
+        raise ApiError(10116)
+    if len(config.description.encode()) > DESCRIPTION_MAX:
+        raise ApiError(10107, max=DESCRIPTION_MAX)
+
+
+def _check_push(config: ConsumerConfig, stream: StreamConfig) -> None:
+    subject = config.deliver_subject.encode()
+    _first_broken(
+        (not is_literal(subject), 10079),
+        (not is_valid(subject), 10112),
+        (any(subset(subject, own) for own in stream.subjects_bytes), 10081),
+        (config.max_waiting != 0, 10080),
+        (config.max_ack_pending > 0 and config.ack_policy == "none", 10082),
+        (0 < config.idle_heartbeat < _100_MS, 10083),
+    )
+
+
+def _check_pull(config: ConsumerConfig, stream: StreamConfig, server: ServerLimits) -> None:
+    _first_broken(
+        (config.ack_policy == "none" and stream.retention == "workqueue", 10084),
+        (config.rate_limit_bps > 0, 10086),
+        (config.idle_heartbeat > 0, 10088),
+        (config.flow_control, 10089),
+        (0 < config.max_expires < _MILLISECOND, 10115),
+    )
+    if 0 < server.max_request_batch < config.max_batch:
+        raise ApiError(10125, limit=server.max_request_batch)
+
+
+def _check_bounds(config: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits) -> None:
+    limits = stream.consumer_limits
+    for cap in (server.max_ack_pending, account.max_ack_pending, limits.max_ack_pending):
+        if 0 < cap < config.max_ack_pending:
+            raise ApiError(10121, limit=cap)
+    if 0 < limits.inactive_threshold < config.inactive_threshold:
+        raise ApiError(10153, limit=format_duration(limits.inactive_threshold))
+    if config.direct:
+        _first_broken((not config.deliver_subject, 10090), (config.durable_name, 10091))
+
+
+def _check_filters(config: ConsumerConfig) -> None:
+    _first_broken((config.filter_subject and config.filter_subjects, 10136))
+    if config.filter_subject and not is_valid(config.filter_subject.encode()):
+        raise invalid_config("invalid subject")
+    _first_broken(("" in config.filter_subjects, 10139))
+    filters = [one.encode() for one in config.filters]
+    for i, outer in enumerate(filters):
+        if not is_valid(outer):
+            raise invalid_config("invalid subject")
+        if any(i != j and subset(outer, inner) for j, inner in enumerate(filters)):
+            raise ApiError(10138)
+
+
+_START_RULES = {
+    # deliver policy: (its name in messages, takes a sequence, takes a time)
+    "all": ("all", False, False),
+    "last": ("last", False, False),
+    "last_per_subject": ("last per subject", False, False),
+    "new": ("new", False, False),
+    "by_start_sequence": ("by start sequence", True, False),
+    "by_start_time": ("by start time", False, True),
+}
+
+
+def _check_start(config: ConsumerConfig) -> None:
+    name, takes_seq, takes_time = _START_RULES[config.deliver_policy]
+    prefix = f"consumer delivery policy is deliver {name}, but optional"
+    has_seq, has_time = config.opt_start_seq > 0, config.opt_start_time is not None
+    seq_word = "start sequence" if takes_time else "sequence"
+    for broken, rest in (
+        (takes_seq and not has_seq, "start sequence is not set"),
+        (takes_time and not has_time, "start time is not set"),
+        (has_seq and not takes_seq, f"start {seq_word} is also set"),
+        (has_time and not takes_time, "start time is also set"),
+        (config.deliver_policy == "last_per_subject" and not config.filters, "filter subject is not set"),
+    ):
+        if broken:
+            raise ApiError(10094, err=f"{prefix} {rest}")
+
+
+def _check_rest(config: ConsumerConfig) -> None:
+    if config.sample_freq:
+        number = config.sample_freq.removesuffix("%")
+        if not _SAMPLE.fullmatch(number):
+            raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": invalid syntax')
+        percent = signed_decimal(number.encode())
+        if percent is None:
+            raise ApiError(10095, err=f'strconv.Atoi: parsing "{number}": value out of range')
+        if percent < 0:
+            raise ApiError(10095, err="<nil>")
+    _first_broken((config.flow_control and config.idle_heartbeat == 0, 10108),
+                  (config.durable_name and config.name and config.name != config.durable_name, 10132))
+    if sum(len(key.encode()) + len(value.encode()) for key, value in config.metadata.items()) > METADATA_MAX:
+        raise ApiError(10135, limit=f"{METADATA_MAX // 1024}KB")
+    if config.priority_policy == "none":
+        _first_broken((config.priority_groups, 10196), (config.priority_timeout > 0, 10197))
+        return
+    _first_broken((config.deliver_subject, 10178), (not config.priority_groups, 10159))
+    for group in config.priority_groups:
+        _first_broken((not group, 10161), (not is_group_name(group), 10162))

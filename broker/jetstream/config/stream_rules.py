@@ -1,0 +1,444 @@
+"""Which stream configurations can be, which updates may follow which, and what takes the place of a zero.
+
+Pure decisions over values: other streams are seen through ``neighbours``, limits are handed in. The order of the checks
+is nats-server's, since a client sees the first that fails. What only a later engine can honour is refused by one
+table, ``UNSUPPORTED``, rather than taken and ignored.
+
+Source: nats-server 2.15, server/stream.go checkStreamCfgLocked and configUpdateCheckLocked,
+server/jetstream_versioning.go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError, invalid_config
+from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
+from broker.protocol.subject import collide, is_literal, is_valid, subset
+
+__all__ = ["DESCRIPTION_MAX", "METADATA_MAX", "NAME_MAX", "UNSUPPORTED", "check_stream", "check_supported",
+           "check_update", "is_asset_name", "required_level", "same_config", "subjects_overlap",
+           "with_dynamic_metadata", "with_static_metadata", "without_msg_ttl"]
+
+NAME_MAX = 255
+DESCRIPTION_MAX = 4 * 1024
+METADATA_MAX = 128 * 1024
+REPLICAS_MAX = 5
+DUPLICATE_WINDOW_DEFAULT_NS = 120_000_000_000
+_100_MS = 100_000_000
+_SECOND = 1_000_000_000
+
+_NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
+_API_SPACES = (b"$JS.>", b"$JSC.>", b"$NRG.>")
+
+REQUIRED_LEVEL_KEY = "_nats.req.level"
+VERSION_KEY = "_nats.ver"
+LEVEL_KEY = "_nats.level"
+
+UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
+    ("mirror", lambda c: c.mirror),
+    ("sources", lambda c: c.sources),
+    ("subject_transform", lambda c: c.subject_transform),
+    ("republish", lambda c: c.republish),
+    ("retention", lambda c: c.retention != "limits"),
+    ("subject_delete_marker_ttl", lambda c: c.subject_delete_marker_ttl),
+    ("allow_msg_ttl", lambda c: c.allow_msg_ttl),
+    ("allow_msg_counter", lambda c: c.allow_msg_counter),
+    ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
+    ("allow_atomic", lambda c: c.allow_atomic),
+    ("allow_batched", lambda c: c.allow_batched),
+)
+"""Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
+refused with 10052 that names the field."""
+
+_BUCKET = ("KV_", "$KV.")
+"""A key-value bucket: how its stream and its subjects begin."""
+
+Neighbours = Mapping[str, StreamConfig]
+"""The account's streams as they are, by name (the stream in question may be among them)."""
+
+
+def is_asset_name(name: str) -> bool:
+    """Whether a stream or consumer may be called so (length aside)."""
+    return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
+
+
+def without_msg_ttl(config: StreamConfig, *, stored: bool = False) -> StreamConfig:
+    """``config`` with ``allow_msg_ttl`` off where it is not to be refused, so that what is shown is what there is.
+
+    nats.py asks for it for every key-value bucket, whether or not a TTL will ever be set, and could make none; a message
+    that does carry a TTL is then refused (10166). ``stored``: an earlier version took it for any stream.
+    """
+    name, subject = _BUCKET
+    bucket = config.name.startswith(name) and all(one.startswith(subject) for one in config.subjects)
+    if config.allow_msg_ttl and not config.subject_delete_marker_ttl and (stored or bucket):
+        config = config.copy()
+        config.allow_msg_ttl = False
+    return config
+
+
+def check_supported(config: StreamConfig) -> None:
+    """Refuse what this version would have to ignore.
+
+    Raises: ApiError 10052 that names the field.
+    """
+    for field, used in UNSUPPORTED:
+        if used(config):
+            raise invalid_config(f"stream configuration field {field!r} is not supported by this server yet")
+
+
+def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLimits, server: ServerLimits, *,
+                 pedantic: bool = False) -> StreamConfig:
+    """Judge a configuration and fill in its defaults.
+
+    Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
+    Returns: a new configuration; ``given`` is left alone.
+    Raises: ApiError, 10052 for most, else the code of the rule.
+    """
+    _check_names(given)
+    config = given.copy()
+    if config.num_replicas == 0:
+        config.num_replicas = 1
+    if config.num_replicas > REPLICAS_MAX:
+        raise invalid_config(f"maximum replicas is {REPLICAS_MAX}")
+    if config.num_replicas < 0:
+        raise ApiError(10133)
+    for limit in ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size", "max_consumers"):
+        value = getattr(config, limit)
+        if value == 0 or value < -1:
+            if pedantic and value < -1:
+                raise ApiError(10157, err=f"{limit} must be set to -1")
+            setattr(config, limit, -1)
+    _check_age_and_window(config, server, pedantic)
+    _check_flags(config, pedantic)
+    _check_mirror(config, neighbours, pedantic)
+    _check_sources(config, neighbours)
+    _check_cycles(config, neighbours)
+    _check_subjects(config)
+    _check_bytes(config, account)
+    _check_transforms(config, pedantic)
+    if config.placement == Placement():
+        config.placement = None
+    if config.placement is not None and config.placement.preferred:
+        raise invalid_config("preferred server not permitted in placement")
+    if config.first_seq > SEQ_MAX:
+        raise invalid_config(f"first sequence can not be above {SEQ_MAX}")
+    return config
+
+
+def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours, account: AccountLimits,
+                 server: ServerLimits, *, pedantic: bool = False) -> StreamConfig:
+    """Judge ``given`` as what ``old`` shall become; omitted fields go back to their defaults.
+
+    Returns: the new configuration, defaults filled in, sealing worked out.
+    Raises: ApiError.
+    """
+    new = check_stream(given, neighbours, account, server, pedantic=pedantic)
+    if new.name != old.name:
+        raise invalid_config("stream configuration name must match original")
+    if new.num_replicas > 1:
+        raise ApiError(10074)
+    for broken, reason in (
+        (new.storage != old.storage, "stream configuration update can not change storage type"),
+        (new.retention != old.retention and "workqueue" in (new.retention, old.retention),
+         "stream configuration update can not change retention policy to/from workqueue"),
+        (old.sealed and not new.sealed, "stream configuration update can not unseal a sealed stream"),
+        (old.deny_delete and not new.deny_delete, "stream configuration update can not cancel deny message deletes"),
+        (old.deny_purge and not new.deny_purge, "stream configuration update can not cancel deny purge"),
+    ):
+        if broken:
+            raise invalid_config(reason)
+    if new.mirror is not None and new.mirror != old.mirror:
+        raise ApiError(10055)
+    for broken, reason in (
+        (old.allow_msg_ttl and not new.allow_msg_ttl, "message TTL status can not be disabled"),
+        (old.allow_msg_counter != new.allow_msg_counter,
+         "stream configuration update can not change message counter setting"),
+        (old.allow_msg_schedules and not new.allow_msg_schedules, "message schedules can not be disabled"),
+        (old.persist_mode != new.persist_mode, "stream configuration update can not change persist mode"),
+    ):
+        if broken:
+            raise invalid_config(reason)
+    if new.sealed:
+        new.max_age = 0
+        new.discard = "new"
+        new.deny_delete = new.deny_purge = True
+        new.allow_rollup_hdrs = False
+    return new
+
+
+def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
+    """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
+    mine = [subject.encode() for subject in subjects]
+    # Two literals meet only when they are the same, so thousands of them cost one look-up each.
+    literals, patterns = set(mine), [subject for subject in mine if not is_literal(subject)]
+    return any(theirs in literals or any(collide(theirs, one) for one in (patterns if is_literal(theirs) else mine))
+               for other in others for theirs in other.subjects_bytes)
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+def required_level(config: StreamConfig) -> int:
+    """The API level that a server must have to serve such a stream."""
+    if config.allow_batched:
+        return 4
+    if config.allow_msg_counter or config.allow_atomic or config.allow_msg_schedules or config.persist_mode == "async":
+        return 2
+    return 1 if config.allow_msg_ttl or config.subject_delete_marker_ttl > 0 else 0
+
+
+def with_static_metadata(metadata: Mapping[str, str], level: int) -> dict[str, str]:
+    """Metadata as it is stored: the level required, without what only answers show."""
+    kept = {key: value for key, value in metadata.items() if key not in (VERSION_KEY, LEVEL_KEY)}
+    return kept | {REQUIRED_LEVEL_KEY: str(level)}
+
+
+def with_dynamic_metadata(metadata: Mapping[str, str], version: str) -> dict[str, str]:
+    """Metadata as answers show it."""
+    return dict(sorted({**metadata, VERSION_KEY: version, LEVEL_KEY: str(API_LEVEL)}.items()))
+
+
+def same_config(new: StreamConfig, old: StreamConfig) -> bool:
+    """Whether creating ``new`` again would change nothing; the server's own metadata does not count."""
+    return _without_versions(new) == _without_versions(old)
+
+
+def _without_versions(config: StreamConfig) -> dict[str, object]:
+    shown = config.to_json()
+    shown["metadata"] = {key: value for key, value in config.metadata.items()
+                         if key not in (REQUIRED_LEVEL_KEY, VERSION_KEY, LEVEL_KEY)}
+    return shown
+
+
+# --- the rules, in nats-server's order --------------------------------------------------------------------------------
+
+def _check_names(config: StreamConfig) -> None:
+    if not is_asset_name(config.name):
+        raise invalid_config(r"stream name is required and can not contain '.', '*', '>', '\', '/'")
+    if len(config.name.encode()) > NAME_MAX:
+        raise invalid_config(f"stream name is too long, maximum allowed is {NAME_MAX}")
+    if len(config.description.encode()) > DESCRIPTION_MAX:
+        raise invalid_config(f"stream description is too long, maximum allowed is {DESCRIPTION_MAX}")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in config.metadata.items()) > METADATA_MAX:
+        raise invalid_config(f"stream metadata exceeds maximum size of {METADATA_MAX} bytes")
+
+
+def _check_age_and_window(config: StreamConfig, server: ServerLimits, pedantic: bool) -> None:
+    if config.max_age < 0:
+        raise invalid_config("max age can not be negative")
+    if 0 < config.max_age < _100_MS:
+        raise invalid_config("max age needs to be >= 100ms")
+    limit = server.duplicate_window_ns
+    if config.duplicate_window == 0 and config.mirror is None and not config.sources:
+        window = DUPLICATE_WINDOW_DEFAULT_NS
+        if 0 < limit < window:
+            if pedantic:
+                raise ApiError(10157, err="duplicate window limits are higher than current limits")
+            window = limit
+        if 0 < config.max_age < window:
+            if pedantic:
+                raise ApiError(10157, err="duplicate window cannot be bigger than max age")
+            window = config.max_age
+        config.duplicate_window = window
+    if config.duplicate_window < 0:
+        raise invalid_config("duplicates window can not be negative")
+    if config.max_age and config.duplicate_window > config.max_age:
+        raise invalid_config("duplicates window can not be larger then max age")
+    if 0 < limit < config.duplicate_window:
+        raise invalid_config(f"duplicates window can not be larger then server limit of {wire.format_duration(limit)}")
+    if 0 < config.duplicate_window < _100_MS:
+        raise invalid_config("duplicates window needs to be >= 100ms")
+
+
+def _check_flags(config: StreamConfig, pedantic: bool) -> None:
+    discard_new = config.discard == "new"
+    counter = config.allow_msg_counter
+    for broken, reason in (
+        (config.deny_purge and config.allow_rollup_hdrs, "roll-ups require the purge permission"),
+        (counter and discard_new, "counter stream cannot use discard new"),
+        (counter and config.allow_msg_ttl, "counter stream cannot use message TTLs"),
+        (counter and config.allow_msg_schedules, "counter stream cannot use message schedules"),
+        (counter and config.retention != "limits", "counter stream can only use limits retention"),
+        (config.discard_new_per_subject and not discard_new,
+         "discard new per subject requires discard new policy to be set"),
+        (config.discard_new_per_subject and config.max_msgs_per_subject <= 0,
+         "discard new per subject requires max msgs per subject > 0"),
+        (config.subject_delete_marker_ttl < 0, "subject delete marker TTL must not be negative"),
+        (0 < config.subject_delete_marker_ttl < _SECOND, "subject delete marker TTL must be at least 1 second"),
+    ):
+        if broken:
+            raise invalid_config(reason)
+    if config.subject_delete_marker_ttl:
+        if not config.allow_msg_ttl:
+            if pedantic:
+                raise invalid_config("subject delete marker cannot be set if message TTLs are disabled")
+            config.allow_msg_ttl = True
+        _need_rollup(config, pedantic, "subject delete marker cannot be set if roll-ups are disabled")
+    if config.allow_msg_schedules:
+        if discard_new:
+            raise invalid_config("message scheduling cannot use discard new")
+        _need_rollup(config, pedantic, "message scheduling cannot be set if roll-ups are disabled")
+    if config.persist_mode == "async":
+        for broken, reason in (
+            (config.storage != "file", "async persist mode is only supported on file storage"),
+            (config.num_replicas > 1, "async persist mode is not supported on replicated streams"),
+            (config.allow_atomic, "async persist mode is not supported with atomic batch publish"),
+        ):
+            if broken:
+                raise invalid_config(reason)
+
+
+def _need_rollup(config: StreamConfig, pedantic: bool, reason: str) -> None:
+    if not config.allow_rollup_hdrs:
+        if pedantic:
+            raise invalid_config(reason)
+        config.allow_rollup_hdrs, config.deny_purge = True, False
+
+
+def _check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -> None:
+    mirror = config.mirror
+    if mirror is None:
+        return
+    for broken, err_code in (
+        (config.first_seq > 0, 10143),
+        (bool(config.subjects), 10034),
+        (bool(config.sources), 10031),
+        (config.allow_msg_counter, 10173),
+        (config.allow_atomic, 10198),
+        (config.allow_batched, 10209),
+        (config.allow_msg_schedules, 10186),
+        (not _consumer_fits(mirror), 10213),
+        (bool(mirror.filter_subject and mirror.subject_transforms), 10150),
+    ):
+        if broken:
+            raise ApiError(err_code)
+    if config.subject_delete_marker_ttl > 0:
+        raise invalid_config("subject delete markers forbidden on mirrors")
+    _check_filters(mirror, invalid=10151, overlapping=10152, test=collide)
+    if mirror.external is not None:
+        return
+    if not is_asset_name(mirror.name):
+        raise ApiError(10142)
+    origin = neighbours.get(mirror.name)
+    if origin is not None:
+        if 0 < config.max_msg_size < origin.max_msg_size:
+            raise ApiError(10030)
+        if pedantic and config.mirror_direct != origin.allow_direct:
+            raise ApiError(10157, err="origin stream has direct get set, mirror has it disabled")
+        config.mirror_direct = origin.allow_direct
+
+
+def _check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
+    if config.sources and config.allow_msg_schedules:
+        raise ApiError(10187)
+    seen: set[str] = set()
+    for source in config.sources:
+        if source is None or not is_asset_name(source.name):
+            raise ApiError(10141)
+        identity = str([source.name, source.external and source.external.api, source.filter_subject,
+                        [(one.src, one.dest) for one in source.subject_transforms]])
+        if identity in seen:
+            raise ApiError(10140)
+        seen.add(identity)
+        if source.filter_subject and source.subject_transforms:
+            raise ApiError(10144)
+        _check_filters(source, invalid=10145, overlapping=10147, test=subset)
+        if not _consumer_fits(source):
+            raise ApiError(10215)
+        origin = neighbours.get(source.name) if source.external is None else None
+        if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
+            raise ApiError(10046)
+
+
+def _consumer_fits(source: StreamSource) -> bool:
+    consumer = source.consumer
+    if consumer is None:
+        return True
+    subject = consumer.deliver_subject.encode()
+    return (is_asset_name(consumer.name) and is_literal(subject) and is_valid(subject)
+            and not source.opt_start_seq and source.opt_start_time is None and not source.filter_subject)
+
+
+def _check_filters(source: StreamSource, *, invalid: int, overlapping: int,
+                   test: Callable[[bytes, bytes], bool]) -> None:
+    filters = [transform.src.encode() for transform in source.subject_transforms]
+    for given in filters:
+        if given and not is_valid(given):
+            raise ApiError(invalid, err=f"invalid subject {given.decode()}")
+    if any(i != j and test(a, b) for i, a in enumerate(filters) for j, b in enumerate(filters)):
+        raise ApiError(overlapping)
+
+
+def _check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
+    """Follow mirrors and sources from stream to stream: none may lead back with subjects that could go round."""
+    to_visit, visited = [config], set()
+    while to_visit:
+        here = to_visit.pop(0)
+        visited.add(here.name)
+        origins = [(source.name, source.filter_subject.encode()) for source in here.sources
+                   if source is not None and source.external is None]
+        if here.mirror is not None and here.mirror.external is None:
+            origins.append((here.mirror.name, b""))
+        for name, filter_subject in origins:
+            if name in visited:
+                if not filter_subject or any(collide(one, filter_subject) for one in here.subjects_bytes):
+                    raise invalid_config("detected cycle")
+            elif name in neighbours:
+                to_visit.append(neighbours[name])
+
+
+def _check_subjects(config: StreamConfig) -> None:
+    if not config.subjects:
+        if config.mirror is None and not config.sources:
+            config.subjects = [config.name]
+        return
+    subjects = config.subjects_bytes
+    patterns = [i for i, subject in enumerate(subjects) if not is_literal(subject)]
+    counts = Counter(subjects)
+    for i, subject in enumerate(subjects):
+        if not is_valid(subject):
+            raise invalid_config("invalid subject")
+        if subject == b">":
+            if not config.no_ack:
+                raise invalid_config("capturing all subjects requires no-ack to be true")
+            if config.num_replicas != 1:
+                raise invalid_config("capturing all subjects requires replicas of 1")
+        if not config.no_ack:
+            if any(collide(subject, space) for space in _API_SPACES) and not subset(subject, b"$JS.EVENT.>"):
+                raise invalid_config("subjects that overlap with jetstream api require no-ack to be true")
+            if collide(subject, b"$SYS.>") and not subset(subject, b"$SYS.ACCOUNT.>"):
+                raise invalid_config("subjects that overlap with system api require no-ack to be true")
+        # A literal can only meet a later pattern, or itself again: that too is an overlap to nats-server.
+        later: Iterable[int] = range(i + 1, len(subjects))
+        if is_literal(subject):
+            later = (j for j in patterns if j > i) if counts[subject] == 1 else later
+        for j in later:
+            if collide(subjects[j], subject):
+                raise invalid_config(f'subject "{config.subjects[i]}" overlaps with "{config.subjects[j]}"')
+
+
+def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:
+    if account.max_bytes_required and config.max_bytes <= 0:
+        raise ApiError(10113)
+    limit = account.memory_max_stream_bytes if config.storage == "memory" else account.storage_max_stream_bytes
+    if 0 < limit < config.max_bytes:
+        raise ApiError(10122)
+
+
+def _check_transforms(config: StreamConfig, pedantic: bool) -> None:
+    transform = config.subject_transform
+    if transform is not None and transform.src and not is_valid(transform.src.encode()):
+        raise ApiError(10155, err=f"invalid subject {transform.src}")
+    republish = config.republish
+    if republish is None:
+        return
+    if not republish.src:
+        if pedantic:
+            raise ApiError(10157, err="republish source can not be empty")
+        republish.src = ">"
+    if any(collide(republish.dest.encode(), subject) for subject in config.subjects_bytes):
+        raise invalid_config("stream configuration for republish destination forms a cycle")

@@ -1,0 +1,19 @@
+"""The configurations of streams and consumers, under one roof."""
+
+from __future__ import annotations
+
+from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
+from broker.jetstream.config.stream import (
+    ConsumerLimits,
+    ExternalStream,
+    Placement,
+    RePublish,
+    SourceConsumer,
+    StreamConfig,
+    StreamConfigRequest,
+    StreamSource,
+    SubjectTransform,
+)
+
+__all__ = ["ConsumerConfig", "ConsumerCreateRequest", "ConsumerLimits", "ExternalStream", "Placement", "RePublish",
+           "SourceConsumer", "StreamConfig", "StreamConfigRequest", "StreamSource", "SubjectTransform"]

@@ -1,0 +1,185 @@
+"""Takes clients' answers to deliveries: acks, and all that is not one.
+
+Owns what each kind of answer does to the ack state, and which answers are answered in turn. What an answer says is
+ack.py's, the state delivery.py's, and when the reply goes out (once the state is stored) the consumer's.
+
+A run of plain acks, which is what a busy consumer gets, is parsed by one split each and applied in one call.
+
+Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for any
+delivery that a crash may have forgotten is accepted, since plain acks and deliveries are stored behind the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from broker.jetstream.consumer.acks.protocol import Answer, parse_answer, parse_delay, parse_subject
+from broker.jetstream.wire.advisories import ConsumerEvents
+from broker.jetstream.bus import Msg
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.wire.numbers import SEQ_MAX, decimal
+
+__all__ = ["Answers", "sample_percent"]
+
+_PLAIN = (b"", b"+ACK", b"+OK")
+
+
+class _Stream(Protocol):
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def persisted_seq(self) -> int: ...
+
+
+def sample_percent(text: str) -> int:
+    """``sample_freq`` ("50" or "50%") as a number; 0 when there is none."""
+    text = text.removesuffix("%")
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
+
+
+class Answers:
+    """The answering side of one consumer.
+
+    Attributes:
+        policy: ack_policy. sample_percent: of how many acks a metric is sent.
+        forgotten_seq: up to here deliveries may have gone out that we do not know of; 0: none.
+    """
+
+    def __init__(self, stream: _Stream, acks: AckState, cursor: Cursor, events: ConsumerEvents, rng: random.Random,
+                 prefix: bytes, request: Callable[[bytes, bytes, int], None],
+                 done: Callable[[Sequence[int]], None]) -> None:
+        self._stream = stream
+        self._acks = acks
+        self._cursor = cursor
+        self._events = events
+        self._rng = rng
+        self._prefix = prefix
+        self._request = request
+        self._done = done
+        self.policy = "explicit"
+        self.sample_percent = 0
+        self.forgotten_seq = 0
+
+    def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
+        """Take ops[start:end]; returns replies due once the state is stored. ``settle`` is the caller's."""
+        prefix = self._prefix
+        replies: list[bytes] = []
+        plain: list[bytes] = []
+        cseqs: list[bytes] = []
+        every = self.policy == "all"
+        fast = not self.sample_percent
+        for subject, reply, hlen, body in ops[start:end]:
+            if fast and not hlen and not reply and body in _PLAIN:
+                tokens = subject.rsplit(b".", 5)
+                if tokens[0] == prefix:
+                    plain.append(tokens[2])
+                    if every:
+                        cseqs.append(tokens[3])
+                    continue
+            if plain:
+                self._ack_run(plain, cseqs, now_ns)
+                plain, cseqs = [], []
+            if self._answer(subject, reply, body[hlen:] if hlen else body, now_ns, mono_ns) and reply:
+                replies.append(reply)
+        if plain:
+            self._ack_run(plain, cseqs, now_ns)
+        return replies
+
+    def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
+        """Plain acks that nobody wants answered, by their stream sequences; ``cseqs`` for ack all only."""
+        seqs = _numbers(plain)
+        next_seq = self._cursor.next_seq
+        if self.policy == "all":
+            pairs = list(zip(seqs, _numbers(cseqs), strict=True))
+            seq, cseq = max((pair for pair in pairs if pair[0] < next_seq), default=(0, 0))
+            self._ack(seq, cseq, 1, now_ns, sample=False)
+            for seq, cseq in pairs:
+                if seq >= next_seq:
+                    self._ack(seq, cseq, 1, now_ns, sample=False)
+            return
+        if max(seqs) >= next_seq or not min(seqs):
+            for seq in seqs:
+                if seq >= next_seq:
+                    self._ack_ahead(seq, 0, now_ns)
+            seqs = [s for s in seqs if 0 < s < next_seq]
+        self._acks.ack(seqs, now_ns)
+        self._done(seqs)
+
+    def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
+        """Take any one answer; returns whether its reply, if it has one, is due."""
+        deliveries, seq, cseq = parse_subject(subject)
+        kind, argument = parse_answer(payload)
+        match kind:
+            case Answer.ACK:
+                return self._ack(seq, cseq, deliveries, now_ns, sample=True)
+            case Answer.NEXT:
+                self._ack(seq, cseq, deliveries, now_ns, sample=True)
+                if reply:
+                    self._acks.settle()
+                    self._request(reply, argument, mono_ns)
+                return False
+            case Answer.TERM:
+                done = self._ack(seq, cseq, deliveries, now_ns, sample=False)
+                reason = argument.strip().decode("utf-8", "replace")
+                self._events.terminated(seq, cseq, deliveries, reason)
+                return done
+            case Answer.NAK:
+                self._nak(seq, cseq, deliveries, argument, now_ns, mono_ns)
+            case Answer.PROGRESS:
+                self._acks.progress(seq, now_ns, mono_ns)
+        return seq > 0
+
+    def _ack(self, seq: int, cseq: int, deliveries: int, now_ns: int, *, sample: bool) -> bool:
+        """Ack one message (with ack all: everything up to it); returns whether that is to be answered."""
+        if seq <= 0:
+            # Sequence 0 is acked as any that is not pending, and so answered; the other kinds of answer are not.
+            if seq or self.policy != "explicit":
+                return False
+            self._acks.ack((), now_ns)
+            return True
+        acks = self._acks
+        if seq >= self._cursor.next_seq:
+            return self._ack_ahead(seq, cseq, now_ns)
+        if self.policy == "all":
+            self._done(acks.ack_all(seq, cseq, now_ns))
+            return True
+        if sample and self.sample_percent and seq in acks.pending and self._rng.randrange(100) < self.sample_percent:
+            self._events.sampled_ack(seq, cseq, max(1, now_ns - acks.pending[seq].at_ns), deliveries)
+        acks.ack((seq,), now_ns)
+        self._done((seq,))
+        return True
+
+    def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
+        """An ack beyond what we delivered: taken when a crash may have forgotten that delivery, else ignored."""
+        if seq > min(self.forgotten_seq, self._stream.persisted_seq):
+            return False
+        acks, cursor = self._acks, self._cursor
+        if self.policy == "all":
+            # What lies before it had been delivered too, and is acked with it.
+            self._done(acks.ack_all_ahead(seq, cseq, now_ns))
+            cursor.jump(seq + 1)
+        elif cursor.is_to_come(seq) and acks.ack_ahead(seq, now_ns):
+            cursor.acked_ahead(seq)
+            self._done((seq,))
+        return True
+
+    def _nak(self, seq: int, cseq: int, deliveries: int, argument: bytes, now_ns: int, mono_ns: int) -> None:
+        acks = self._acks
+        if not acks.floor_cseq < cseq <= acks.delivered_cseq or seq not in acks.pending:
+            return
+        self._events.nak(seq, cseq, deliveries)
+        delay_ns = parse_delay(argument)
+        if delay_ns is not None:
+            acks.nak_later(seq, delay_ns, now_ns, mono_ns)
+        else:
+            acks.nak(seq)
+
+
+def _numbers(tokens: list[bytes]) -> list[int]:
+    """Tokens as sequences; 0, which is no message's, for what is none."""
+    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
+        return list(map(int, tokens))
+    return [max(decimal(token, SEQ_MAX), 0) for token in tokens]

@@ -1,0 +1,121 @@
+"""What a client's answer to a delivery says: the ack subject and the payload.
+
+    $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>                     9 tokens
+    $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.<delivered>.….<pending>[.more]                  11 or more
+
+Any bytes may come; what is not an ack has a ``stream_seq`` of -1 or the kind ``UNKNOWN``, never an exception.
+
+Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, decimal
+
+__all__ = ["AckInfo", "Answer", "parse_answer", "parse_delay", "parse_subject"]
+
+
+class Answer(Enum):
+    """What a payload asks for."""
+
+    ACK = "+ACK"
+    NAK = "-NAK"
+    PROGRESS = "+WPI"
+    NEXT = "+NXT"
+    TERM = "+TERM"
+    UNKNOWN = ""
+
+
+class AckInfo(NamedTuple):
+    """The numbers of an ack subject; -1 for what is not a number, all of them when it has not the form of one."""
+
+    delivered: int
+    stream_seq: int
+    consumer_seq: int
+
+
+_NONE = AckInfo(-1, -1, -1)
+
+
+def parse_subject(subject: bytes) -> AckInfo:
+    """The numbers of either form. Ten tokens are neither form."""
+    tokens = subject.split(b".")
+    count = len(tokens)
+    if count != 9 and count < 11:
+        return _NONE
+    at = 4 if count == 9 else 6
+    return AckInfo._make(decimal(token, INT64_MAX) for token in tokens[at:at + 3])
+
+
+def parse_answer(payload: bytes) -> tuple[Answer, bytes]:
+    """The kind of answer and what follows its word: a NAK's delay, a TERM's reason, a NEXT's pull request.
+
+    NAK, NEXT and TERM are recognised by their beginning, the others only as a whole.
+    """
+    if payload in (b"", b"+ACK", b"+OK"):
+        return Answer.ACK, b""
+    word = payload[:4]
+    if word == b"-NAK":
+        return Answer.NAK, payload[4:]
+    if word == b"+NXT":
+        return Answer.NEXT, payload[4:]
+    if payload[:5] == b"+TERM":
+        return Answer.TERM, payload[5:]
+    if payload == b"+WPI":
+        return Answer.PROGRESS, b""
+    return Answer.UNKNOWN, b""
+
+
+def parse_delay(argument: bytes) -> int | None:
+    """The delay in nanoseconds that follows ``-NAK``; None when there is none or it cannot be read: deliver at once.
+
+    Either ``{"delay": nanoseconds}`` or a duration as Go writes it (``1.5s``, ``2m30s``).
+    """
+    argument = argument.strip()
+    if not argument:
+        return None
+    if argument[:1] == b"{":
+        try:
+            value = json.loads(argument)
+        except (ValueError, RecursionError):
+            return None
+        delay = next((v for k, v in value.items() if k.lower() == "delay"), 0)
+        if delay is None:
+            return 0
+        return delay if type(delay) is int and INT64_MIN <= delay <= INT64_MAX else None
+    return _parse_duration(argument)
+
+
+_UNITS = {b"ns": 1, b"us": 1000, "µs".encode(): 1000, "μs".encode(): 1000, b"ms": 1_000_000,
+          b"s": 1_000_000_000, b"m": 60_000_000_000, b"h": 3_600_000_000_000}
+_PART = re.compile(rb"(\d*)(?:\.(\d*))?(ns|us|\xc2\xb5s|\xce\xbcs|ms|s|m|h)")
+
+
+def _parse_duration(text: bytes) -> int | None:
+    """A Go duration in nanoseconds (time.ParseDuration)."""
+    sign = -1 if text[:1] == b"-" else 1
+    if text[:1] in (b"-", b"+"):
+        text = text[1:]
+    if text == b"0":
+        return 0
+    if not text or len(text) > 128:
+        return None
+    total, at = 0, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None:
+            return None
+        whole, fraction, unit = part.groups()
+        if not whole and not fraction:
+            return None
+        scale = _UNITS[unit]
+        total += int(whole or b"0") * scale
+        if fraction:
+            total += int(fraction) * scale // 10 ** len(fraction)
+        at = part.end()
+    return sign * total if total <= INT64_MAX else None

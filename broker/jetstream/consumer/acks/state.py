@@ -1,0 +1,421 @@
+"""What one consumer has delivered and what became of it: ack pending, floors, redelivery.
+
+Owns the numbers of ConsumerInfo that acks move (``delivered``, ``ack_floor``, ack pending, redelivered), the queue of
+messages to deliver again, and the net change of all that since it was last stored. It does not read messages, send
+anything or look at a clock: every call takes the time and says what to do.
+
+    first delivery           +ACK, +TERM, removed                 ack_floor <= delivered <= stream last_seq
+    ──────────────> pending ──────────────────────> gone          pending:  ack_floor < seq <= delivered
+                     ^   │ ack_wait / backoff over, -NAK          queue:    pending, and waits for its next delivery
+                     │   v
+                     └─ queue ── max_deliver reached ──> gone     redelivered[seq]: deliveries after the first
+
+Who is pending since when, and whose wait ends next, is flights.py's; what the store does not know yet ack_changes.py's.
+
+Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor, checkPending, processNak.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+from broker.jetstream.consumer.acks.delta import Changes
+from broker.jetstream.consumer.acks.pending import Flight, Flights
+
+__all__ = ["AckState", "StoredState"]
+
+
+class StoredState(Protocol):
+    """What a restart brings back of a consumer (storage.applied.ConsumerState)."""
+
+    delivered_cseq: int
+    delivered_sseq: int
+    floor_cseq: int
+    floor_sseq: int
+    pending: dict[int, tuple[int, int]]
+    redelivered: dict[int, int]
+    last_active_ns: int
+    last_ack_ns: int
+
+
+class AckState:
+    """Delivered, unanswered and to be delivered again, of one consumer.
+
+    ``waits_ns`` is the ack wait after delivery 1, 2, …, the last one repeating: ``backoff``, or ``[ack_wait]``; empty
+    when deliveries need no answer. ``at_ns`` is wall time (stored, so that waits go on after a restart), ``mono_ns``
+    the monotonic clock.
+    """
+
+    def __init__(self, waits_ns: Sequence[int], max_deliver: int, start_seq: int) -> None:
+        self.waits_ns = list(waits_ns)
+        self.max_deliver = max_deliver
+        self.delivered_cseq = 0
+        self.delivered_sseq = start_seq - 1
+        self.floor_cseq = 0
+        self.floor_sseq = start_seq - 1
+        self.last_active_ns = 0
+        self.last_ack_ns = 0
+        self._flights = Flights()
+        self.pending = self._flights.pending
+        self.redelivered: dict[int, int] = {}
+        self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and its cheap removal
+        # Acked beyond `delivered`: deliveries that a crash forgot. Stored as pending with consumer sequence 0.
+        self.ahead: set[int] = set()
+        self._ahead_order: list[int] = []  # a heap of the same, and of what has left it meanwhile
+        self._unsent: set[int] = set()  # in the queue because nobody was there: that delivery does not count
+        self._low = 0
+        self._unsettled = False
+        self.changed = False
+        """Whether ``take_delta`` has something to say."""
+        self._changes = Changes()
+
+    # ---- deliveries
+
+    def deliver_unacked(self, last_seq: int, count: int, at_ns: int) -> None:
+        """``count`` messages up to ``last_seq`` went out and need no answer (ack none): they count as acked."""
+        self.delivered_cseq += count
+        self.delivered_sseq = last_seq
+        self.floor_cseq = self.delivered_cseq
+        self.floor_sseq = last_seq
+        self.last_active_ns = at_ns
+        self.changed = True
+
+    def deliver(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
+        """First delivery of ``seqs`` (ascending, all beyond ``delivered``) under the next consumer sequences."""
+        first = self.delivered_cseq + 1
+        wait = self.waits_ns[0]
+        flight = Flight(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
+        self._flights.depart(flight, wait)
+        self._changes.fresh.append(flight)
+        self.delivered_cseq += len(seqs)
+        self.delivered_sseq = seqs[-1]
+        self.last_active_ns = at_ns
+        self.changed = True
+
+    def next_again(self, seq: int) -> int:
+        """The delivery count (2, 3, …) that the queued ``seq`` would have now; 1 if it was never really sent."""
+        count = self.redelivered.get(seq, 0) + 1
+        return count if seq in self._unsent else count + 1
+
+    def deliver_again(self, seqs: Iterable[int], at_ns: int, mono_ns: int) -> None:
+        """The queued ``seqs`` went out once more; each takes a consumer sequence, and keeps its first for floors."""
+        by_wait: dict[int, list[int]] = {}
+        waits, last = self.waits_ns, len(self.waits_ns) - 1
+        count = 0
+        for seq in seqs:
+            self.queue.pop(seq, None)
+            again = self.redelivered.get(seq, 0)
+            if seq in self._unsent:
+                self._unsent.discard(seq)
+            else:
+                again += 1
+                self.redelivered[seq] = again
+                self._changes.recounted.add(seq)
+            by_wait.setdefault(waits[again if again < last else last], []).append(seq)
+            count += 1
+        for wait, group in by_wait.items():
+            self._resend(group, at_ns, mono_ns + wait, wait)
+        self.delivered_cseq += count
+        self.last_active_ns = at_ns
+        self.changed = True
+
+    def not_sent(self, seqs: Iterable[int]) -> None:
+        """Of what was just delivered, ``seqs`` had no receiver: queue them, and do not count that delivery.
+
+        Source: nats-server consumer.go didNotDeliver.
+        """
+        for seq in seqs:
+            if seq not in self.pending:
+                continue
+            self._unsent.add(seq)
+            self.queue[seq] = None
+
+    def within(self, first_seq: int, last_seq: int) -> list[int]:
+        """What is pending from ``first_seq`` to ``last_seq``, ascending."""
+        return _within(self.pending, first_seq, last_seq)
+
+    def exhausted(self, first_seq: int, last_seq: int) -> list[int]:
+        """What reached max_deliver from ``first_seq`` to ``last_seq``, ascending: counted, and not pending any more."""
+        pending = self.pending
+        return [seq for seq in _within(self.redelivered, first_seq, last_seq) if seq not in pending]
+
+    # ---- answers
+
+    def ack(self, seqs: Sequence[int], at_ns: int) -> int:
+        """Each of ``seqs`` is answered for; returns how many were pending. Call ``settle`` after the batch."""
+        before = len(self.pending)
+        flights = list(map(self.pending.pop, seqs, repeat(None)))
+        if any(flight is not None and flight.known for flight in set(flights)):
+            self._changes.dropped += [s for s, flight in zip(seqs, flights, strict=True) if flight is not None and flight.known]
+        if self.redelivered or self.queue:
+            for seq in seqs:
+                self._uncount(seq)
+        found = before - len(self.pending)
+        self.last_ack_ns = at_ns  # also when it is an ack once more
+        self.changed = True
+        if found:
+            self._unsettled = True
+        return found
+
+    def ack_all(self, seq: int, cseq: int, at_ns: int) -> list[int]:
+        """Everything up to ``seq`` is answered for; returns what was pending of it, ascending.
+
+        The floor becomes (``cseq``, ``seq``) as the client named them. Nothing happens at or below the floor.
+        """
+        if cseq <= self.floor_cseq or seq <= self.floor_sseq:
+            return []
+        low = self._flights.upto(seq)
+        self.ack(low, at_ns)
+        self.floor_cseq, self.floor_sseq = cseq, seq
+        self.last_ack_ns = at_ns
+        self.changed = True
+        self._prune()
+        return low
+
+    def ack_all_ahead(self, seq: int, cseq: int, at_ns: int) -> list[int]:
+        """With ack all, an ack for a delivery that a crash made us forget: everything up to it had been delivered."""
+        low = self.ack_all(seq, max(cseq, self.delivered_cseq, self.floor_cseq + 1), at_ns)
+        self.delivered_cseq, self.delivered_sseq = self.floor_cseq, seq
+        return low
+
+    def ack_ahead(self, seq: int, at_ns: int) -> bool:
+        """An ack for a delivery that a crash made us forget: keep it, so that the cursor passes over ``seq``."""
+        if seq in self.ahead:
+            return False
+        self.ahead.add(seq)
+        heapq.heappush(self._ahead_order, seq)
+        self._changes.ahead.append(seq)
+        self.last_ack_ns = at_ns
+        self.changed = True
+        return True
+
+    def nak(self, seq: int) -> None:
+        """Deliver pending ``seq`` again now: to the tail of the queue, unless it stands there."""
+        self.queue.setdefault(seq)
+
+    def nak_later(self, seq: int, delay_ns: int, at_ns: int, mono_ns: int) -> None:
+        """Deliver pending ``seq`` again after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
+        self.queue.pop(seq, None)
+        shift = delay_ns - self.waits_ns[0]
+        self._resend([seq], at_ns + shift, mono_ns + shift + self._wait_of(seq), None)
+        self.changed = True
+
+    def progress(self, seq: int, at_ns: int, mono_ns: int) -> None:
+        """Work goes on: the ack wait of pending ``seq`` starts anew; its delivery count stays."""
+        if seq not in self.pending:
+            return
+        wait = self._wait_of(seq)
+        self._resend([seq], at_ns, mono_ns + wait, wait)
+        self.changed = True
+
+    def drop(self, seqs: Iterable[int], *, keep_count: bool = False) -> list[int]:
+        """``seqs`` are no longer ours to deliver (removed from the stream, max_deliver); returns those pending.
+
+        ``keep_count`` leaves the redelivery count, which says for ever after that max_deliver was reached.
+        """
+        gone = []
+        for seq in seqs:
+            flight = self.pending.pop(seq, None)
+            if flight is not None:
+                gone.append(seq)
+                if flight.known:
+                    self._changes.dropped.append(seq)
+            self.queue.pop(seq, None)
+            self._unsent.discard(seq)
+            if not keep_count:
+                self._uncount(seq)
+                self._unsettled = True
+            self.changed = True
+        return gone
+
+    def exhaust(self, seq: int) -> int:
+        """Give up on ``seq``; returns how often it was delivered. The floor moves past it with the next ack, not now."""
+        count = self.redelivered.get(seq, 0) + 1
+        self.drop((seq,), keep_count=True)
+        self.redelivered[seq] = count
+        self._changes.recounted.add(seq)
+        return count
+
+    def settle(self) -> None:
+        """Move the ack floor over what is answered: to just below the lowest pending message, or to ``delivered``."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        if not self.pending:
+            self.floor_cseq, self.floor_sseq = self.delivered_cseq, self.delivered_sseq
+            self._low = 0
+            self._flights.clear()
+            self._changes.fresh.clear()
+            return
+        low = self._flights.lowest()
+        if low == self._low:
+            if self._flights.crowded:
+                self._rewrite()
+            return
+        self._low = low
+        cseq = self.pending[low].cseq_of(low) - 1
+        if cseq > self.floor_cseq:
+            self.floor_cseq, self.floor_sseq = cseq, low - 1
+        self._prune()
+
+    # ---- time
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """Monotonic time of the next ack wait to end; may be earlier than needed, never later."""
+        return self._flights.next_due_ns
+
+    @property
+    def last_due_ns(self) -> int | None:
+        """Monotonic time of the last ack wait to end of what is pending; None when nothing is."""
+        return self._flights.last_due_ns
+
+    def expire(self, mono_ns: int) -> list[int]:
+        """Queue what has waited long enough, by sequence.
+
+        Returns what is not queued because ``max_deliver`` is 1. With more than one delivery nats-server finds a message
+        exhausted only when its turn in the queue comes, so until then it counts as pending.
+        """
+        queue = self.queue
+        expired = [seq for seq in self._flights.expired(mono_ns) if seq not in queue]
+        if self.max_deliver == 1:
+            over = [seq for seq in expired if seq not in self._unsent]
+            queue.update(dict.fromkeys(seq for seq in expired if seq in self._unsent))
+            return over
+        queue.update(dict.fromkeys(expired))
+        return []
+
+    def expire_all(self) -> None:
+        """Queue everything pending (a push consumer has moved to another deliver_subject)."""
+        for seq in sorted(self.pending):
+            self.queue.setdefault(seq)
+
+    def set_waits(self, waits_ns: Sequence[int], now_at_ns: int, mono_ns: int) -> None:
+        """ack_wait or backoff changed: what is pending waits by the new ones, from when it was delivered."""
+        self.waits_ns = list(waits_ns)
+        if waits_ns:
+            self._rewait(now_at_ns, mono_ns)
+
+    # ---- whole state
+
+    def restart(self, next_seq: int) -> None:
+        """Begin again at ``next_seq`` as a new consumer would (RESET): nothing delivered, nothing pending."""
+        self.drop([*self.pending, *self.redelivered])
+        self._changes.dropped += self.ahead
+        self._changes.ahead.clear()
+        self.ahead.clear()
+        self._ahead_order.clear()
+        self.delivered_cseq, self.delivered_sseq = 0, next_seq - 1
+        self.last_active_ns = self.last_ack_ns = 0
+        self.changed = self._unsettled = True
+        self.settle()
+
+    def purge(self, next_seq: int) -> None:
+        """All messages below ``next_seq`` that this consumer could have got were purged."""
+        gone = [s for s in self.pending if s < next_seq]
+        self.drop(gone)
+        for seq in [s for s in self.redelivered if s < next_seq]:
+            self._uncount(seq)
+        if self.delivered_sseq < next_seq - 1:
+            self.delivered_sseq = next_seq - 1
+        self.changed = self._unsettled = True
+        self.settle()
+        if self.floor_sseq < next_seq - 1:
+            self.floor_sseq = next_seq - 1
+
+    def forget_ahead(self, below: int, start: int = 0) -> None:
+        """What was acked ahead from ``start`` to under ``below`` lies behind what was delivered, or is gone."""
+        passed: list[int] = []
+        if start:
+            passed = _within(self.ahead, start, below - 1)
+        else:
+            order = self._ahead_order
+            while order and order[0] < below:
+                if (seq := heapq.heappop(order)) in self.ahead:
+                    passed.append(seq)
+        if passed:
+            self.ahead.difference_update(passed)
+            self._changes.dropped += passed
+            self.changed = True
+
+    def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
+        """Take over what was stored; ack waits go on from when the messages were delivered."""
+        self.delivered_cseq, self.delivered_sseq = state.delivered_cseq, state.delivered_sseq
+        self.floor_cseq, self.floor_sseq = state.floor_cseq, state.floor_sseq
+        self.last_active_ns, self.last_ack_ns = state.last_active_ns, state.last_ack_ns
+        self.redelivered = {seq: count for seq, count in state.redelivered.items() if count}
+        by_time: dict[int, list[int]] = {}
+        for seq in sorted(state.pending):
+            cseq, then = state.pending[seq]
+            if cseq:
+                by_time.setdefault(then, []).append(seq)
+            else:
+                self.ahead.add(seq)
+                self._ahead_order.append(seq)  # rising, so a heap
+        for then, seqs in by_time.items():
+            self._flights.restore(Flight(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
+        if self.pending and self.waits_ns:
+            self._rewait(at_ns, mono_ns)
+            self._low = self._flights.lowest()
+
+    def take_delta(self) -> dict[str, Any] | None:
+        """Net change since the last call, as a CONSUMER_STATE body without its name; None when nothing changed."""
+        if not self.changed:
+            return None
+        self.changed = False
+        return {
+            "d": [self.delivered_cseq, self.delivered_sseq, self.last_active_ns],
+            "f": [self.floor_cseq, self.floor_sseq],
+            "la": self.last_ack_ns,
+            **self._changes.take(self.pending, self.floor_sseq, self.ahead, self.redelivered),
+        }
+
+    # ---- parts
+
+    def _wait_of(self, seq: int) -> int:
+        """The ack wait after the deliveries that ``seq`` has had."""
+        waits, again = self.waits_ns, self.redelivered.get(seq, 0)
+        return waits[again if again < len(waits) else -1]
+
+    def _resend(self, seqs: list[int], at_ns: int, due_ns: int, wait_ns: int | None) -> None:
+        """Give pending ``seqs`` a flight of their own; ``wait_ns`` None: not in step with any lane."""
+        seqs.sort()
+        pending = self.pending
+        flight = Flight(seqs, [pending[s].cseq_of(s) for s in seqs], at_ns, due_ns, True)
+        self._flights.replace(flight, wait_ns)
+        self._changes.fresh.append(flight)
+
+    def _uncount(self, seq: int) -> None:
+        if self.redelivered.pop(seq, None) is not None:
+            self._changes.recounted.add(seq)
+            self.changed = True
+        if self.queue:
+            self.queue.pop(seq, None)
+        self._unsent.discard(seq)
+
+    def _prune(self) -> None:
+        """Let go of what lies wholly below the floor."""
+        self._flights.prune(self.floor_sseq)
+        self._changes.prune(self.floor_sseq)
+        if self._flights.crowded:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        self._changes.rewritten(self._flights.rewrite())
+
+    def _rewait(self, at_ns: int, mono_ns: int) -> None:
+        """What is pending waits by the present waits, from when it was delivered."""
+        self._changes.rewritten(self._flights.rewrite(self._wait_of, at_ns, mono_ns))
+
+
+def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:
+    """Those of ``seqs``, a set or a dictionary, from ``first_seq`` to ``last_seq``, ascending.
+
+    Asked for each message that leaves a stream, so the cost is that of the range, however many ``seqs`` are.
+    """
+    if last_seq - first_seq < len(seqs):
+        return [seq for seq in range(first_seq, last_seq + 1) if seq in seqs]
+    return sorted(seq for seq in seqs if first_seq <= seq <= last_seq)

@@ -1,0 +1,504 @@
+"""A JetStream consumer: the owner object of one position in one stream.
+
+Owns the consumer's configuration and life, and the order in which its parts are asked:
+
+    pull request ──> Intake, Waiting ─┐                              ┌──> Deliveries to an inbox or the deliver_subject
+    listeners ─────> PushSide ────────┼─> Pump ── Cursor (messages) ─┤
+    commit landed ─> wake ────────────┘     └─── AckState ───────────┴──> take_delta: a record in the stream's next block
+    ack ───────────> Answers ───────────────────────^
+
+    Supply: what has to come from the store first       Idleness: whether anybody uses it       Alarm: its one timer
+
+All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; what needs
+the store is a ``Loading`` after which the pump runs again. Time comes from the clock, timers from ``loop`` (call_soon,
+call_later), so a test may own both.
+
+It does not judge configurations (consumer_rules), say where a new consumer begins (consumer_start), store anything
+itself (the stream takes ``take_delta`` when it seals a block), or remove messages on acks: for interest and work-queue
+retention a stream sets ``on_acked``.
+
+Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.clock import Clock
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
+from broker.jetstream.consumer.timer import Alarm, Scheduler
+from broker.jetstream.consumer.acks.handler import Answers, sample_percent
+from broker.jetstream.bus import Bus, Msg, Source
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.consumer.info import consumer_info
+from broker.jetstream.consumer.start import check_reset
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.filters import Filters
+from broker.jetstream.consumer.inactivity import Idleness
+from broker.jetstream.consumer.delivery.admission import Intake, send_statuses
+from broker.jetstream.settings import level_refused
+from broker.jetstream.consumer.delivery.flow_control import Replay
+from broker.jetstream.consumer.delivery.pull import Waiting
+from broker.jetstream.consumer.delivery.loop import Pump, Verdict
+from broker.jetstream.consumer.delivery.push import PushSide
+from broker.jetstream.consumer.prefetch import Supply
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.state.applied import ConsumerState
+
+__all__ = ["Consumer"]
+
+_ACK_WAIT_NS = 30_000_000_000
+_COUNT_LAG = 16_384
+"""Uncounted messages after which an idle consumer counts them, while their chunks are still in the cache."""
+
+
+class Consumer:
+    """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
+
+    Attributes:
+        on_acked: told of stream sequences that this consumer is done with (interest and work-queue retention).
+        on_inactive: told once nobody has used it for ``inactive_threshold``; the owner deletes it.
+    """
+
+    def __init__(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
+                 rng: random.Random, *, restored: bool = False, loop: Scheduler | None = None) -> None:
+        self.stream = stream
+        self.config = config
+        self.name = state.name
+        self.created_ns = state.created_ns
+        self.on_acked: Callable[[Consumer, Sequence[int]], None] | None = None
+        self.on_inactive: Callable[[Consumer], None] | None = None
+        self._bus = bus
+        self._clock = clock
+        self._loop: Scheduler = loop if loop is not None else asyncio.get_running_loop()
+        names = f"{stream.name}.{self.name}"
+        ack_prefix = f"$JS.ACK.{names}".encode()
+        mono_ns = clock.monotonic_ns()
+        self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.name, self.name)
+        self._acks = AckState((), 0, 1)
+        self._acks.restore(state, clock.now_ns(), mono_ns)
+        self._resume = int(state.extra.get("resume", 0))
+        filters = Filters([f.encode() for f in config.filters])
+        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
+        self._supply = Supply(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
+                              self._resume_at)
+        self._pump = Pump(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
+        self._answers = Answers(stream, self._acks, self._cursor, self._events, rng, ack_prefix, self._request,
+                                self._told)
+        if restored:
+            # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
+            self._answers.forgotten_seq = stream.last_seq
+        self._push: PushSide | None = None
+        self._intake: Intake | None = None
+        if config.push:
+            self._push = self._pump.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
+                                                    self._interest, self._kick)
+        else:
+            waiting = self._pump.waiting = Waiting(config.max_waiting)
+            self._intake = Intake(bus, self._acks, self._cursor, waiting)
+        if config.replay_policy == "original":
+            self._pump.replay = Replay(stream.last_seq)
+        self._alarm = Alarm(self._loop, clock, self._tick)
+        self._idleness = Idleness(rng, self._acks)
+        self._closed = True
+        self._ended = False
+        self._was_paused = False
+        self._scheduled = False
+        self._dirty = False
+        self._blocked = False
+        self._resume_at_ns = 0
+        self._adopt(config)
+
+    # ---- life
+
+    async def open(self) -> None:
+        """Find where the consumer stands, count what is pending, and begin to serve."""
+        cursor = self._cursor
+        if self._resume >= cursor.next_seq:
+            cursor.list_first(await self.stream.last_seqs_by_subject(cursor.filters, self._resume), self._resume)
+        await cursor.recount()
+        if self._ended:
+            return
+        self._closed = False
+        self._supply.open()
+        if self._push is not None:
+            self._push.open()
+        mono_ns = self._clock.monotonic_ns()
+        self._used(mono_ns)
+        if self._acks.changed:
+            self._changed()
+        self._rearm(mono_ns)
+        self._kick()
+
+    def stop(self) -> None:
+        """Stop serving, silently and for good; the state stays as it is."""
+        self._closed = self._ended = True
+        if self._push is not None:
+            self._push.close()
+        self._alarm.cancel()
+        self._supply.close()
+
+    def shutdown(self) -> None:
+        """Stop because the server does: every waiting pull hears of it."""
+        self._dismiss(status.SERVER_SHUTDOWN, pending=True)
+        self.stop()
+
+    def delete(self, text: bytes = status.CONSUMER_DELETED) -> None:
+        """Stop because the consumer (or its stream) is deleted: every waiting pull gets ``text``."""
+        self._dismiss(text)
+        self.stop()
+
+    def update(self, config: ConsumerConfig) -> None:
+        """Take an updated configuration, already judged against the present one."""
+        old, self.config = self.config, config
+        mono_ns = self._clock.monotonic_ns()
+        self._adopt(config)
+        push = self._push
+        if push is not None and push.update(old, config, mono_ns, self.stream.config.max_msg_size):
+            self._acks.expire_all()
+            # Whoever listens there already is found once the update has been answered.
+            self._loop.call_soon(push.watch)
+        if config.filters != old.filters:
+            self._cursor.refilter(Filters([f.encode() for f in config.filters]))
+        if config.pause_until != old.pause_until:
+            self._events.pause(self.paused, config.pause_until)
+        if config.inactive_threshold != old.inactive_threshold:
+            self._used(mono_ns)
+        self._rearm(mono_ns)
+        self._kick()
+
+    async def reset(self, seq: int) -> int:
+        """Begin again at ``seq``, or just above the ack floor for 0; returns the sequence delivered next.
+
+        Raises: ApiError 10204 where the deliver policy does not allow it.
+        """
+        if seq:
+            await check_reset(self.stream, self.config, seq)
+        else:
+            seq = self._acks.floor_sseq + 1
+        self._acks.restart(seq)
+        self._cursor.jump(seq)
+        self._answers.forgotten_seq = 0
+        self._changed()
+        await self.counted()
+        self._kick()
+        return seq
+
+    @property
+    def paused(self) -> bool:
+        until = self.config.pause_until
+        return until is not None and self._clock.now_ns() < until
+
+    # ---- what it shows
+
+    async def counted(self) -> None:
+        """Wait until ``num_pending`` is exact, for an ``info`` that follows without a wait between."""
+        await self._supply.counted()
+
+    def info(self) -> dict[str, Any]:
+        """ConsumerInfo as JSON members, less ``type``."""
+        self._cursor.count()
+        if not self._closed:
+            self._sweep(self._clock.monotonic_ns(), at_end=False)
+        waiting, push = self._pump.waiting, self._push
+        return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
+                             num_waiting=0 if waiting is None else len(waiting),
+                             push_bound=push is not None and push.active, now_ns=self._clock.now_ns())
+
+    # ---- what the stream tells it
+
+    def wake(self) -> None:
+        """``persisted_seq`` moved."""
+        if self._closed:
+            return
+        if self._pump.waiting or (self._push is not None and self._push.active):
+            self._kick()
+        elif self.stream.persisted_seq - self._cursor.counted > _COUNT_LAG:
+            # Rather now than after the cache let go of them.
+            self._supply.load(self._cursor.count())
+
+    def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
+                purged: bool = False) -> None:
+        """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given.
+
+        What was pending of them is over; but for a purge, that is told as TERMINATED.
+        """
+        acks = self._acks
+        self._cursor.removed(first_seq, last_seq, msgs, subject)
+        if acks.ahead:
+            acks.forget_ahead(last_seq + 1, first_seq)
+        if last_seq > acks.floor_sseq or acks.redelivered:
+            gone = acks.within(first_seq, last_seq)
+            if not purged:
+                for seq in gone:
+                    self._events.terminated(seq, acks.pending[seq].cseq_of(seq), max(1, acks.redelivered.get(seq, 0)),
+                                            DELETED_REASON)
+            lost = acks.exhausted(first_seq, last_seq)
+            if gone or lost:
+                acks.drop(gone)
+                acks.drop(lost)
+                acks.settle()
+                if gone:
+                    acks.last_ack_ns = self._clock.now_ns()
+                self._changed()
+                self._kick()
+        if not self._cursor.exact:
+            self._supply.count()
+
+    def purged(self, next_seq: int) -> None:
+        """Everything that this consumer could get below ``next_seq`` was purged: it goes on there.
+
+        Source: nats-server consumer.go purge.
+        """
+        self._cursor.pass_over(next_seq)
+        self._acks.purge(next_seq)
+        # What could not be read may be behind us now.
+        self._resume_at_ns = 0
+        self._supply.forgive()
+        self._changed()
+        self._supply.count()
+        self._kick()
+
+    def doubt(self) -> None:
+        """Something went wrong while the stream told it of a change: count afresh what is to come."""
+        self._cursor.doubt()
+        self._supply.count()
+
+    def take_delta(self) -> dict[str, Any] | None:
+        """CONSUMER_STATE record body of what changed since the last call; None: nothing, or nothing is stored."""
+        self._dirty = False
+        delta = self._acks.take_delta()
+        if delta is None or self.config.mem_storage:
+            return None
+        return {"n": self.name, **delta}
+
+    # ---- handlers of the bus
+
+    def on_next(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Pull requests: CONSUMER.MSG.NEXT.<stream>.<consumer>."""
+        if self._closed:
+            return
+        mono_ns = self._clock.monotonic_ns()
+        self._idleness.used_ns = mono_ns
+        for i in range(start, end):
+            _, reply, hlen, body = ops[i]
+            if not reply:
+                continue
+            if hlen and level_refused(body[:hlen]):
+                send_statuses(self._bus, [(reply, status.line("412 Required Api Level"))])
+                continue
+            self._request(reply, body[hlen:] if hlen else body, mono_ns)
+
+    def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
+        if self._closed:
+            return
+        mono_ns = self._clock.monotonic_ns()
+        self._idleness.used_ns = mono_ns
+        acks = self._acks
+        replies = self._answers.take(ops, start, end, now_ns, mono_ns)
+        acks.settle()
+        if replies:
+            self._acknowledge(replies)
+        if acks.changed:
+            self._changed()
+            self._alarm.set(acks.next_due_ns)
+        if not self._cursor.known:
+            self._supply.count()
+        if acks.queue or self._blocked:
+            self._kick()
+
+    def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
+        """One pull request, from MSG.NEXT or behind a +NXT."""
+        intake = self._intake
+        if intake is None:
+            send_statuses(self._bus, [(reply, status.PUSH_BASED)])
+            return
+        entry = intake.judge(reply, body, self.config, mono_ns)
+        if entry is not None:
+            self._alarm.set(min(entry.expires_ns, entry.heartbeat_at_ns))
+            self._kick()
+
+    def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
+        if self._intake is not None:
+            self._intake.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
+
+    def _dismiss(self, text: bytes, *, pending: bool = False) -> None:
+        """End every waiting pull with ``text``; ``pending``: and with what it still wanted."""
+        waiting = self._pump.waiting
+        if waiting is not None and not self._closed:
+            send_statuses(self._bus, waiting.drain(text, pending=pending))
+
+    # ---- answers
+
+    def _acknowledge(self, replies: list[bytes]) -> None:
+        """Answer double acks once the state that they made is persisted."""
+        stream = self.stream
+        if self.config.mem_storage or stream.config.persist_mode == "async":
+            self._answer_all(replies)
+            return
+        self._changed()
+        stream.log.barrier(stream)
+        stream.log.wait(self._answer_all, replies, of=stream)
+
+    def _answer_all(self, replies: list[bytes]) -> None:
+        publish = self._bus.publish
+        for reply in replies:
+            publish(reply, b"", 0, b"")
+
+    # ---- delivery
+
+    def _kick(self) -> None:
+        """Run the pump when the loop comes to it."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self._closed or self._supply.loading:
+            return
+        mono_ns = self._clock.monotonic_ns()
+        self._blocked = False
+        if self._resume_at_ns > mono_ns:
+            return
+        self._resume_at_ns = 0
+        if not self._cursor.known:
+            self._supply.count()
+            return
+        if self.paused:
+            self._sweep(mono_ns, at_end=True)
+            return
+        if self.stream.log.muted:
+            return  # past the lease: the commit that ends this wakes us
+        acks = self._acks
+        step = self._pump.run(self._clock.now_ns(), mono_ns)
+        if acks.ahead:
+            # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
+            acks.forget_ahead(acks.delivered_sseq + 1)
+        if acks.changed:
+            self._idleness.used_ns = mono_ns
+            self._changed()
+            self._alarm.set(acks.next_due_ns)
+        match step.verdict:
+            case Verdict.MORE:
+                self._kick()
+            case Verdict.END:
+                self._sweep(mono_ns, at_end=True)
+            case Verdict.BLOCKED:
+                self._blocked = True
+                self._sweep(mono_ns, at_end=False)
+            case Verdict.LOADING:
+                self._supply.load(step.loading)
+            case Verdict.LATER:
+                self._resume_at(step.at_ns)
+
+    def _resume_at(self, at_ns: int) -> None:
+        """There is no use in trying to deliver before ``at_ns`` (monotonic)."""
+        self._resume_at_ns = at_ns
+        if not self._closed:
+            self._alarm.set(at_ns)
+
+    def _interest(self, interested: bool) -> None:
+        """Whether anybody listens to deliver_subject."""
+        mono_ns = self._clock.monotonic_ns()
+        if interested:
+            self._idleness.end()
+            self._resume_at_ns = 0
+            self._kick()
+        else:
+            self._used(mono_ns)
+        self._rearm(mono_ns)
+
+    # ---- time
+
+    def _used(self, mono_ns: int) -> None:
+        """Begin (again) to count the time that nobody uses the consumer."""
+        push = self._push
+        listened = push is not None and push.active
+        self._idleness.begin(0 if listened else self.config.inactive_threshold, mono_ns, pull=push is None)
+
+    def _rearm(self, mono_ns: int) -> None:
+        """Set the alarm to the earliest of all that is due."""
+        if self._closed:
+            return
+        alarm, pump = self._alarm, self._pump
+        alarm.set(self._acks.next_due_ns)
+        alarm.set(self._resume_at_ns or None)
+        alarm.set(self._idleness.at_ns or None)
+        if pump.waiting is not None:
+            alarm.set(pump.waiting.next_due_ns)
+        if self._push is not None:
+            alarm.set(self._push.next_beat_ns)
+        if self.config.pause_until is not None:
+            left_ns = self.config.pause_until - self._clock.now_ns()
+            if left_ns > 0:
+                alarm.set(mono_ns + left_ns)
+
+    def _tick(self) -> None:
+        """Something may be due: look at everything that waits for time."""
+        if self._closed:
+            return
+        mono_ns = self._clock.monotonic_ns()
+        acks, pump, push = self._acks, self._pump, self._push
+        due = acks.next_due_ns
+        if due is not None and due <= mono_ns:
+            over = acks.expire(mono_ns)
+            for seq in over:
+                self._events.max_deliver(seq, acks.exhaust(seq))
+            if over:
+                self._changed()
+            self._kick()
+        if pump.waiting is not None:
+            due = pump.waiting.next_due_ns
+            if due is not None and due <= mono_ns:
+                # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
+                # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
+                self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
+        if push is not None:
+            push.beat(mono_ns, pump.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1)
+        paused = self.paused
+        if self._was_paused and not paused:
+            self._events.pause(False, self.config.pause_until)
+            self._kick()
+        self._was_paused = paused
+        if self._resume_at_ns and self._resume_at_ns <= mono_ns:
+            self._resume_at_ns = 0
+            self._kick()
+        if self._idleness.over(mono_ns, self._intake) and self.on_inactive is not None:
+            self.on_inactive(self)
+        else:
+            self._rearm(mono_ns)
+
+    # ---- parts
+
+    def _adopt(self, config: ConsumerConfig) -> None:
+        """Hand the configuration to the parts."""
+        acks, pump = self._acks, self._pump
+        pump.acked = config.ack_policy != "none"
+        waits = (config.backoff or [config.ack_wait or _ACK_WAIT_NS]) if pump.acked else []
+        if waits != acks.waits_ns:
+            acks.set_waits(waits, self._clock.now_ns(), self._clock.monotonic_ns())
+        acks.max_deliver = max(config.max_deliver, 0)
+        pump.ack_pending_max = max(config.max_ack_pending, 0) if pump.acked else 0
+        pump.headers_only = config.headers_only
+        self._answers.policy = config.ack_policy
+        self._answers.sample_percent = sample_percent(config.sample_freq)
+        self._was_paused = self.paused
+
+    def _told(self, seqs: Sequence[int]) -> None:
+        if self.on_acked is not None:
+            self.on_acked(self, seqs)
+
+    def _changed(self) -> None:
+        """The state has something new to store; before it is open, ``open`` sees to that."""
+        if not self._dirty and not self._closed:
+            self._dirty = True
+            self.stream.dirty(self)

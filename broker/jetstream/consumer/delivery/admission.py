@@ -1,0 +1,104 @@
+"""Judges pull requests as they come in, and lets those wait that may.
+
+Owns the order of the checks, which a client sees by the first that fails, and the sweep that ends requests. The queue
+itself, its sharing and its texts are pull.py's; what the requests get is the pump's.
+
+Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.bus import Bus
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.delivery.pull import BadRequest, PullRequest, Waiting, WaitingRequest, parse_request
+
+__all__ = ["Intake", "send_statuses"]
+
+_SWEEP_NS = 1_000_000_000
+"""A full queue is swept at most this often."""
+
+
+def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
+    """Send header-only messages: (subject, header block)."""
+    for to, text in statuses:
+        bus.publish(to, b"", len(text), text)
+
+
+class Intake:
+    """The way into one consumer's queue of requests."""
+
+    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, waiting: Waiting) -> None:
+        self._bus = bus
+        self._acks = acks
+        self._cursor = cursor
+        self.waiting = waiting
+        self._swept_ns = 0
+
+    def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
+        """The request as it waits now, or None: it was answered with its refusal, or dropped."""
+        waiting = self.waiting
+        try:
+            request = parse_request(body)
+        except BadRequest as error:
+            self._refuse(reply, f"400 Bad Request - {error.text}")
+            return None
+        if refusal := _refusal(request, config):
+            self._refuse(reply, refusal)
+            return None
+        if waiting.full and mono_ns - self._swept_ns > _SWEEP_NS:
+            self.sweep(mono_ns, at_end=False)
+        if request.no_wait and (refusal := self._one_shot(request, mono_ns)):
+            self._refuse(reply, refusal)
+            return None
+        if waiting.full:
+            # A client with heartbeats would only ask again at once; it learns from their absence instead.
+            if not request.idle_heartbeat:
+                self._refuse(reply, "409 Exceeded MaxWaiting")
+            return None
+        entry = WaitingRequest(reply, request, mono_ns)
+        waiting.add(entry)
+        return entry
+
+    def sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
+        """Let go of requests that are over; ``at_end``: there is nothing to deliver; ``heartbeats``: send those due."""
+        if not self.waiting:
+            return
+        self._swept_ns = mono_ns
+        beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
+        send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
+
+    def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
+        """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
+        if not self._cursor.known or self._cursor.count() is not None:
+            return ""  # not known yet: the pump will find out
+        pending = max(0, self._cursor.pending) + len(self._acks.queue)
+        if not pending:
+            return "" if request.expires else "404 No Messages"
+        self.sweep(mono_ns, at_end=False)
+        return "408 Requests Pending" if pending < self.waiting.wanted else ""
+
+    def _refuse(self, reply: bytes, text: str) -> None:
+        send_statuses(self._bus, [(reply, status.line(text))])
+
+
+def _refusal(request: PullRequest, config: ConsumerConfig) -> str:
+    """The status of a request that this consumer's configuration does not allow, or ""."""
+    if 0 < config.max_batch < request.batch:
+        return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
+    if 0 < config.max_expires < request.expires:
+        return f"409 Exceeded MaxRequestExpires of {wire.format_duration(config.max_expires)}"
+    if 0 < config.max_bytes < request.max_bytes:
+        return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
+    if request.min_pending or request.min_ack_pending:
+        return "400 Bad Request - Not a Overflow Priority consumer"
+    if request.id:
+        return "400 Bad Request - Not a Pinned Client Priority consumer"
+    if not 0 <= request.priority <= 9:
+        return "400 Bad Request - Priority must be between 0 and 9"
+    return ""

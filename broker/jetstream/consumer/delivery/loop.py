@@ -1,0 +1,307 @@
+"""Moves messages of one consumer from its stream to whoever takes them, a run at a time.
+
+Owns the order of things in one delivery: what is to be delivered again before what is new, the limits that hold it back
+(max_ack_pending, requests, flow control, rate, a slow connection), one ``Deliveries`` batch per receiver, and only then
+the record of what really went out. It never waits: ``run`` does a bounded amount and says what to do next.
+
+Source: nats-server consumer.go: loopAndGatherMsgs, getNextMsg, deliverMsg, didNotDeliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from itertools import islice
+from typing import NamedTuple
+
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
+from broker.jetstream.bus import Bus, Deliveries
+from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.delivery.flow_control import Replay
+from broker.jetstream.consumer.delivery.pull import Waiting
+from broker.jetstream.consumer.delivery.push import PushSide
+from broker.protocol import headers
+
+__all__ = ["Pump", "Step", "Verdict"]
+
+_RUN_MESSAGES = 1000
+_RUN_BYTES = 256 * 1024
+"""What one run delivers at most before others get their turn on the loop."""
+_UNSENT_BYTES = 8 << 20
+"""Unsent bytes on the receiver's connection above which it is left alone, well below max_pending (64 MiB)."""
+_SLOW_NS = 2_000_000
+_UNHEARD_NS = 50_000_000
+_ONES = (1,) * _RUN_MESSAGES
+
+
+class Verdict(Enum):
+    """Why a run ended."""
+
+    MORE = auto()
+    """It had its share; run again when others had theirs."""
+    END = auto()
+    """Nothing to deliver, or nobody to take it."""
+    BLOCKED = auto()
+    """max_ack_pending: an ack goes first. One-shot pulls are not ended by this."""
+    LOADING = auto()
+    """``Step.loading`` must come in first."""
+    LATER = auto()
+    """Not before ``Step.at_ns`` (monotonic)."""
+
+
+class Step(NamedTuple):
+    verdict: Verdict
+    loading: Loading | None = None
+    at_ns: int = 0
+
+
+_END = Step(Verdict.END)
+
+
+class Pump:
+    """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set."""
+
+    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes) -> None:
+        self._bus = bus
+        self._acks = acks
+        self._cursor = cursor
+        self._events = events
+        self._prefix = prefix
+        self.waiting: Waiting | None = None
+        self.push: PushSide | None = None
+        self.acked = True
+        """Deliveries are to be acked; False: they count as acked when they go out."""
+        self.ack_pending_max = 0
+        self.headers_only = False
+        self.replay: Replay | None = None
+        self.sent_mono_ns = 0
+        """When something was last delivered."""
+
+    def run(self, now_ns: int, mono_ns: int) -> Step:
+        """Deliver what can be delivered, within the share of one run."""
+        left = _RUN_MESSAGES
+        bytes_left = _RUN_BYTES
+        acks = self._acks
+        while left > 0 and bytes_left > 0:
+            to = self._receiver()
+            if to is None:
+                return _END
+            # Every delivery says how many are still to come.
+            loading = self._cursor.count()
+            if loading is not None:
+                return Step(Verdict.LOADING, loading)
+            if self._bus.pending_bytes(to) > _UNSENT_BYTES:
+                return Step(Verdict.LATER, None, mono_ns + _SLOW_NS)
+            wanted = left if self.waiting is None else min(left, self.waiting.wanted)
+            if acks.queue:
+                outcome = self._again(wanted, now_ns, mono_ns)
+            else:
+                if self.ack_pending_max > 0:
+                    wanted = min(wanted, self.ack_pending_max - len(acks.pending))
+                    if wanted <= 0:
+                        return Step(Verdict.BLOCKED)
+                outcome = self._new(wanted, bytes_left, now_ns, mono_ns)
+            if isinstance(outcome, Step):
+                return outcome
+            count, size = outcome
+            left -= max(count, 1)
+            bytes_left -= size
+        return Step(Verdict.MORE)
+
+    def _receiver(self) -> bytes | None:
+        """The subject that the next message goes to, or None when nobody takes any."""
+        if self.waiting is not None:
+            return self.waiting.requests[0].reply if self.waiting.requests else None
+        push = self.push
+        if push is None or not push.active or (push.flow is not None and push.flow.closed):
+            return None
+        return push.subject
+
+    def _new(self, wanted: int, bytes_max: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
+        """Deliver messages for the first time; returns how many, and about how many bytes."""
+        cursor = self._cursor
+        taken = cursor.take(wanted, bytes_max)
+        if taken is None:
+            if self.replay is not None and cursor.next_seq > self.replay.last_seq:
+                self.replay = None
+            return _END
+        if not isinstance(taken, Taken):
+            return Step(Verdict.LOADING, taken)
+        if self.replay is not None:
+            n, due = self.replay.send(taken.seqs, taken.times, mono_ns)
+            if not n:
+                return Step(Verdict.LATER, None, due)
+            taken = taken.cut(n)
+        sent = self._send(taken, None, mono_ns)
+        if isinstance(sent, Step):
+            return sent
+        n, lost = sent
+        if n:
+            seqs = taken.seqs[:n]
+            if self.acked:
+                self._acks.deliver(seqs, now_ns, mono_ns)
+                if lost:
+                    self._acks.not_sent(lost)
+            else:
+                self._acks.deliver_unacked(seqs[-1], n, now_ns)
+            cursor.passed(taken, n)
+            self.sent_mono_ns = mono_ns
+        return n, sum(map(len, taken.bodies[:n]))
+
+    def _again(self, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
+        """Deliver from the redelivery queue. What is no more in the stream, or had its last delivery, leaves it."""
+        acks, cursor = self._acks, self._cursor
+        found: list[Taken] = []
+        counts: list[int] = []
+        for seq in list(islice(acks.queue, wanted)):
+            count = acks.next_again(seq)
+            if 0 < acks.max_deliver < count:
+                self._events.max_deliver(seq, acks.exhaust(seq))
+                continue
+            one = cursor.find(seq)
+            if one is None:
+                flight = acks.pending.get(seq)
+                cseq = flight.cseq_of(seq) if flight is not None else 0
+                acks.drop((seq,))
+                self._events.terminated(seq, cseq, count - 1, DELETED_REASON)
+                continue
+            if not isinstance(one, Taken):
+                if not found:
+                    acks.settle()
+                    return Step(Verdict.LOADING, one)
+                break
+            found.append(one)
+            counts.append(count)
+        if not found:
+            acks.settle()
+            return 0, 0
+        taken = _joined(found)
+        sent = self._send(taken, counts, mono_ns)
+        if isinstance(sent, Step):
+            return sent
+        n, lost = sent
+        if n:
+            gone = set(lost)
+            # Only what was really sent counts as a delivery; the rest keeps its place in the queue.
+            acks.deliver_again([s for s in taken.seqs[:n] if s not in gone], now_ns, mono_ns)
+            acks.delivered_cseq += len(gone)
+            self.sent_mono_ns = mono_ns
+        acks.settle()
+        return n, sum(map(len, taken.bodies[:n]))
+
+    # ---- sending
+
+    def _send(self, taken: Taken, counts: Sequence[int] | None, mono_ns: int) -> Step | tuple[int, list[int]]:
+        """Send the first of ``taken``; ``counts``: deliveries of each, None when this is the first.
+
+        Returns how many were used, and which sequences of those had no receiver.
+        """
+        if self.headers_only:
+            taken = _headers_only(taken)
+        if self.push is not None:
+            return self._push(taken, counts, self.push, mono_ns)
+        assert self.waiting is not None
+        return self._pull(taken, counts, self.waiting, mono_ns)
+
+    def _numbers(self, n: int, counts: Sequence[int] | None) -> tuple[Sequence[int], range, Sequence[int]]:
+        """Delivery counts, consumer sequences and pending counts of the next ``n`` deliveries."""
+        first = self._acks.delivered_cseq + 1
+        pending = self._cursor.pending
+        if counts is None:
+            ones = _ONES[:n] if n <= _RUN_MESSAGES else (1,) * n
+            return ones, range(first, first + n), range(pending - 1, pending - 1 - n, -1)
+        return counts[:n], range(first, first + n), [pending] * n
+
+    def _sizes(self, taken: Taken, counts: Sequence[int] | None) -> list[int]:
+        """Bytes of each message as limits count them: subject, ack subject, headers and payload."""
+        prefix = len(self._prefix)
+        rows = zip(taken.subjects, taken.bodies, taken.seqs, taken.times, *self._numbers(len(taken), counts),
+                   strict=True)
+        return [prefix + len(subject) + len(body) + len(b"%d.%d.%d.%d.%d" % (count, seq, cseq, time_ns, pending))
+                for subject, body, seq, time_ns, count, cseq, pending in rows]
+
+    def _pull(self, taken: Taken, counts: Sequence[int] | None, waiting: Waiting,
+              mono_ns: int) -> tuple[int, list[int]]:
+        bus = self._bus
+        self._publish(waiting.ready(len(taken), mono_ns, bus.interest))
+        if not waiting:
+            return 0, []
+        shares, ended = waiting.share(len(taken), lambda: self._sizes(taken, counts), mono_ns)
+        self._publish(ended)
+        used = 0
+        lost: list[int] = []
+        delivered, cseqs, pendings = self._numbers(len(taken), counts)
+        for to, start, stop, step, after in shares:
+            cut = slice(start, stop, step)
+            hlens = taken.hlens
+            batch = Deliveries(self._prefix, taken.subjects[cut], None if hlens is None else hlens[cut],
+                               taken.bodies[cut], delivered[cut], taken.seqs[cut], cseqs[cut], taken.times[cut],
+                               pendings[cut])
+            n = bus.deliver(to.reply, batch)
+            if stop > used:
+                used = stop
+            if n < len(batch):
+                waiting.drop(to)
+                if len(shares) == 1:
+                    return start + n, lost  # nothing was sent behind these: as if they had not been taken
+                lost += taken.seqs[cut][n:]
+            elif after is not None:
+                bus.publish(to.reply, b"", len(after), after)
+        return used, lost
+
+    def _push(self, taken: Taken, counts: Sequence[int] | None, to: PushSide,
+              mono_ns: int) -> Step | tuple[int, list[int]]:
+        flow, rate = to.flow, to.rate
+        ask = False
+        sizes: list[int] = []
+        if rate is not None or flow is not None:
+            sizes = self._sizes(taken, counts)
+        if rate is not None:
+            n, due = rate.send(sizes, mono_ns)
+            if not n:
+                return Step(Verdict.LATER, None, due)
+            taken, sizes = taken.cut(n), sizes[:n]
+        if flow is not None:
+            n, ask = flow.send(sizes)
+            taken = taken.cut(n)
+        delivered, cseqs, pendings = self._numbers(len(taken), counts)
+        batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
+                           taken.times, pendings)
+        n = self._bus.deliver(to.subject, batch, queue=to.group)
+        if flow is not None:
+            if n < len(batch):
+                flow.take_back(sum(sizes[n:len(batch)]))
+            elif ask:
+                flow.asked(to.flow_request)
+                self._bus.publish(to.subject, to.flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+        if not n:
+            # The watch will say when somebody listens again; until then look now and then.
+            return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)
+        return n, []
+
+    def _publish(self, statuses: list[tuple[bytes, bytes]]) -> None:
+        for reply, text in statuses:
+            self._bus.publish(reply, b"", len(text), text)
+
+
+def _joined(parts: list[Taken]) -> Taken:
+    """Single messages as one run."""
+    if len(parts) == 1:
+        return parts[0]
+    hlens = None
+    if any(p.hlens is not None for p in parts):
+        hlens = [0 if p.hlens is None else p.hlens[0] for p in parts]
+    return Taken([p.seqs[0] for p in parts], [p.subjects[0] for p in parts], hlens, [p.bodies[0] for p in parts],
+                 [p.times[0] for p in parts], parts[-1].end)
+
+
+def _headers_only(taken: Taken) -> Taken:
+    """Without payloads; the payload's length joins the headers (convertToHeadersOnly)."""
+    bodies = []
+    for i, body in enumerate(taken.bodies):
+        hlen = 0 if taken.hlens is None else taken.hlens[i]
+        kept = body[:hlen - 2] if hlen else headers.VERSION + b"\r\n"
+        bodies.append(b"%bNats-Msg-Size: %d\r\n\r\n" % (kept, len(body) - hlen))
+    return Taken(taken.seqs, taken.subjects, [len(b) for b in bodies], bodies, taken.times, taken.end)

@@ -1,0 +1,136 @@
+"""The side of a push consumer that looks at its subscribers: whether there are any, what they take, that they live.
+
+Owns the interest in ``deliver_subject``, the flow control window with the request that is out, the rate limit and the
+idle heartbeat. What is delivered, and when, is the pump's; it asks here.
+
+Source: nats-server consumer.go: updateDeliveryInterest, sendFlowControl, processFlowControl, loopAndGatherMsgs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.wire.ids import unique_id
+from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
+
+__all__ = ["PushSide"]
+
+_MAX_PAYLOAD = 1 << 20
+"""The largest message where the stream has no bound of its own: what a rate limit lets through in one go."""
+
+
+class PushSide:
+    """One consumer's subscribers.
+
+    Attributes: ``active`` somebody listens; ``flow`` and ``rate`` are None where not configured; ``flow_request`` is
+        the subject under which the next flow control request is to be answered.
+    """
+
+    def __init__(self, bus: Bus, rng: random.Random, names: str, config: ConsumerConfig, mono_ns: int,
+                 msg_bytes_max: int, interested: Callable[[bool], None], go_on: Callable[[], None]) -> None:
+        """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's bound of a message, -1: none.
+
+        ``interested`` is told whether anybody listens, ``go_on`` when the window has opened.
+        """
+        self.subject = config.deliver_subject.encode()
+        self.group = config.deliver_group.encode()
+        self.active = False
+        self.flow: FlowWindow | None = None
+        self.rate: RateLimit | None = None
+        self.flow_request = b""
+        self._bus = bus
+        self._rng = rng
+        self._flow_prefix = f"$JS.FC.{names}."
+        self._interested = interested
+        self._go_on = go_on
+        self._beat_ns = config.idle_heartbeat
+        self._beat_at_ns = mono_ns + config.idle_heartbeat
+        self._open = False
+        self._watch: InterestWatch | None = None
+        self._answers: Subscription | None = None
+        if config.flow_control:
+            self.flow = FlowWindow()
+            self._renew()
+        self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
+
+    def update(self, old: ConsumerConfig, config: ConsumerConfig, mono_ns: int, msg_bytes_max: int) -> bool:
+        """Take a changed configuration; True when messages go elsewhere from now on: ``watch`` then, once answered."""
+        self._beat_ns = config.idle_heartbeat
+        if config.rate_limit_bps != old.rate_limit_bps:
+            self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
+        if (config.deliver_subject, config.deliver_group) == (old.deliver_subject, old.deliver_group):
+            return False
+        self.subject, self.group = config.deliver_subject.encode(), config.deliver_group.encode()
+        self.active = False
+        self._unwatch()
+        return True
+
+    def open(self) -> None:
+        """Hear answers to flow control requests, and follow the interest."""
+        self._open = True
+        if self.flow is not None:
+            self._answers = self._bus.subscribe(self._flow_prefix.encode() + b"*", self._on_flow)
+        self.watch()
+
+    def watch(self) -> None:
+        """While it is open, follow the interest in the subject from now on; who listens already is told at once."""
+        self._unwatch()
+        if not self._open:
+            return
+        self._watch = self._bus.watch_interest(self.subject, self.group, self._heard)
+        self._heard(self._watch.interested)
+
+    def close(self) -> None:
+        """Look at nobody any more."""
+        self._open = False
+        if self._answers is not None:
+            self._bus.unsubscribe(self._answers)
+            self._answers = None
+        self._unwatch()
+
+    @property
+    def next_beat_ns(self) -> int | None:
+        """When the next heartbeat may be due; None while none is."""
+        return self._beat_at_ns if self._beat_ns and self.active else None
+
+    def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int) -> None:
+        """Send the heartbeat if it is due: nothing was sent for its interval, the last being the sequences given."""
+        if self._beat_ns <= 0 or not self.active:
+            return
+        self._beat_at_ns = max(self._beat_at_ns, sent_mono_ns + self._beat_ns)
+        if self._beat_at_ns > mono_ns:
+            return
+        stalled = self.flow.outstanding if self.flow is not None else b""
+        text = status.idle_heartbeat(consumer_seq, stream_seq, stalled)
+        self._bus.publish(self.subject, b"", len(text), text)
+        self._beat_at_ns = mono_ns + self._beat_ns
+
+    # ---- parts
+
+    def _heard(self, interested: bool) -> None:
+        self.active = interested
+        self._interested(interested)
+
+    def _on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Answers to flow control requests: $JS.FC.<stream>.<consumer>.<id>."""
+        assert self.flow is not None
+        for subject, _, _, _ in ops[start:end]:
+            if self.flow.answered(subject):
+                self._renew()
+                self._go_on()
+
+    def _renew(self) -> None:
+        self.flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
+
+    def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
+        burst = msg_bytes_max if msg_bytes_max > 0 else _MAX_PAYLOAD
+        self.rate = RateLimit(bits_per_second, burst, mono_ns) if bits_per_second else None
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None

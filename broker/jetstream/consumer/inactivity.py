@@ -1,0 +1,66 @@
+"""When nobody has used a consumer for its ``inactive_threshold``.
+
+A push consumer is used while somebody listens. A pull consumer is by each request and each answer, as long as a request
+waits, and as long as somebody may still be at work on what was delivered last.
+
+Source: nats-server consumer.go: deleteNotActive, updateInactiveThreshold.
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.delivery.admission import Intake
+
+__all__ = ["Idleness"]
+
+
+class Idleness:
+    """Attributes: ``used_ns`` when the consumer was last used; ``at_ns`` when it may have been idle for too long, 0:
+    that is not awaited. Both monotonic.
+    """
+
+    def __init__(self, rng: random.Random, acks: AckState) -> None:
+        self.used_ns = 0
+        self.at_ns = 0
+        self._rng = rng
+        self._acks = acks
+        self._threshold_ns = 0
+
+    def begin(self, threshold_ns: int, mono_ns: int, *, pull: bool) -> None:
+        """Begin (again) to wait, until ``end``; a threshold of 0: not at all."""
+        self.used_ns = mono_ns
+        self.at_ns = 0
+        if threshold_ns > 0:
+            # So that consumers that were made together are not deleted together.
+            self._threshold_ns = threshold_ns + (100_000_000 + self._rng.randrange(900_000_000) if pull else 0)
+            self.at_ns = mono_ns + self._threshold_ns
+
+    def end(self) -> None:
+        """Somebody listens: it is not idle until ``begin``."""
+        self.at_ns = 0
+
+    def over(self, mono_ns: int, intake: Intake | None) -> bool:
+        """Whether, as ``at_ns`` has come, it has been idle for too long; if not, ``at_ns`` is when to ask again.
+
+        ``intake`` is the way in of its pull requests; None for a push consumer to which nobody listens.
+        """
+        if not self.at_ns or self.at_ns > mono_ns:
+            return False
+        self.at_ns = self._again_ns(mono_ns, intake)
+        return not self.at_ns
+
+    def _again_ns(self, mono_ns: int, intake: Intake | None) -> int:
+        if intake is None:
+            return 0
+        threshold_ns = self._threshold_ns
+        if mono_ns - self.used_ns < threshold_ns:
+            return self.used_ns + threshold_ns
+        intake.sweep(mono_ns, at_end=True)
+        if intake.waiting:
+            return mono_ns + threshold_ns
+        last_ns = self._acks.last_due_ns
+        if last_ns is not None and last_ns + threshold_ns > mono_ns:
+            return last_ns + threshold_ns
+        return 0

@@ -1,0 +1,46 @@
+"""What a consumer shows of itself: ConsumerInfo, as CONSUMER.INFO and CONSUMER.CREATE answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.wire.numbers import INT64_MAX
+
+__all__ = ["consumer_info"]
+
+
+def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfig, acks: AckState, cursor: Cursor, *,
+                  num_waiting: int, push_bound: bool, now_ns: int) -> dict[str, Any]:
+    """ConsumerInfo as JSON members, less ``type``. Source: nats-server consumer.go infoWithSnap."""
+    delivered: dict[str, Any] = {"consumer_seq": acks.delivered_cseq, "stream_seq": acks.delivered_sseq}
+    if acks.last_active_ns:
+        delivered["last_active"] = wire.format_time(acks.last_active_ns)
+    floor: dict[str, Any] = {"consumer_seq": acks.floor_cseq, "stream_seq": acks.floor_sseq}
+    if acks.last_ack_ns:
+        floor["last_active"] = wire.format_time(acks.last_ack_ns)
+    info: dict[str, Any] = {
+        "stream_name": stream,
+        "name": name,
+        "created": wire.format_time(created_ns),
+        "config": config.to_json(),
+        "delivered": delivered,
+        "ack_floor": floor,
+        "num_ack_pending": len(acks.pending),
+        # Redeliveries are off with max_deliver 1, so none are shown although the state keeps them.
+        "num_redelivered": 0 if config.max_deliver == 1 else len(acks.redelivered),
+        "num_waiting": num_waiting,
+        "num_pending": max(0, cursor.pending),
+    }
+    if push_bound:
+        info["push_bound"] = True
+    if config.pause_until is not None and now_ns < config.pause_until:
+        info["paused"] = True
+        info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
+    info["ts"] = wire.format_time(now_ns)
+    if config.priority_groups:
+        info["priority_groups"] = [{"group": config.priority_groups[0]}]
+    return info

@@ -1,0 +1,119 @@
+"""What a consumer waits for from the store: the messages that it is to deliver next, and the count of those to come.
+
+At most one read and one count are under way. A read that fails, which the store's own retries did not cure, is tried
+again later, the longer the more often that happened, as a damaged block stays so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from broker.clock import Clock
+from broker.jetstream.consumer.timer import Scheduler
+from broker.jetstream.consumer.cursor import Cursor, Loading
+
+__all__ = ["Supply"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_NS = 1_000_000_000
+_RETRY_NS_MAX = 30 * _RETRY_NS
+_FAILURES_MAX = 16
+_RECOUNT_NS = 200_000_000
+"""Between counts of what is to come, while limits remove messages of which it is not known whether they were ours."""
+
+
+class Supply:
+    """The reads of one consumer; ``open`` allows counts, ``close`` forbids them.
+
+    Attributes: ``loading`` a read is under way, so there is no use in trying to deliver.
+    """
+
+    def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, came: Callable[[], None],
+                 try_at: Callable[[int], None]) -> None:
+        """``came`` is called after each read or count, ``try_at`` with the monotonic time of the next try before it."""
+        self.loading = False
+        self._names = names
+        self._cursor = cursor
+        self._clock = clock
+        self._loop = loop
+        self._came = came
+        self._try_at = try_at
+        self._closed = True
+        self._counting = False
+        self._count_timer: Any = None
+        self._failures = 0
+
+    def open(self) -> None:
+        self._closed = False
+
+    def close(self) -> None:
+        """What is under way ends by itself."""
+        self._closed = True
+        if self._count_timer is not None:
+            self._count_timer.cancel()
+            self._count_timer = None
+
+    def forgive(self) -> None:
+        """What could not be read may be behind us now."""
+        self._failures = 0
+
+    def load(self, loading: Loading | None) -> None:
+        """See to what the cursor lacks, if it lacks anything and is not about to have it."""
+        if loading is not None and not self.loading:
+            self.loading = True
+            self._loop.create_task(self._load(loading))
+
+    def count(self) -> None:
+        """Count what is to come, unless that is under way; where only the figure is off, not more than now and then."""
+        cursor = self._cursor
+        if self._counting or self._closed or cursor.exact:
+            return
+        if not cursor.known:
+            self._start_count()
+        elif self._count_timer is None:
+            self._count_timer = self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
+
+    async def counted(self) -> None:
+        """Wait until the figure is exact, for one who shows it without a wait between."""
+        while not self._closed:
+            await self._cursor.recount()
+            loading = self._cursor.count()
+            if loading is None:
+                return
+            await loading.ready
+
+    async def _load(self, loading: Loading) -> None:
+        try:
+            await loading.ready
+        except Exception as error:
+            self._failed("reading", error)
+        else:
+            self._failures = 0
+        finally:
+            self.loading = False
+            self._came()
+
+    def _start_count(self) -> None:
+        self._count_timer = None
+        if not self._counting:
+            self._counting = True
+            self._loop.create_task(self._recount())
+
+    async def _recount(self) -> None:
+        try:
+            if not self._closed:
+                await self._cursor.recount()
+        except Exception as error:
+            self._failed("counting", error)
+        finally:
+            self._counting = False
+            self._came()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        delay_ns = min(_RETRY_NS << self._failures, _RETRY_NS_MAX)
+        self._failures = min(self._failures + 1, _FAILURES_MAX)
+        _log.warning("consumer %s: %s failed, trying again in %g s: %s", self._names, what, delay_ns / 1e9, error)
+        self._try_at(self._clock.monotonic_ns() + delay_ns)

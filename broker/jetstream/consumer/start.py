@@ -1,0 +1,56 @@
+"""Where a consumer begins, by its deliver policy, and where it may begin again.
+
+Source: nats-server consumer.go: selectStartingSeqNo, resetStartingSeq.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.filters import Filters
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["check_reset", "starting_state"]
+
+
+async def starting_state(stream: Stream, config: ConsumerConfig) -> dict[str, Any]:
+    """Where a new consumer of ``config`` begins, as the state part of its CONSUMER_CREATE record."""
+    filters = Filters([f.encode() for f in config.filters])
+    first, last = max(stream.first_seq, 1), stream.last_seq
+    extra: dict[str, Any] = {}
+    match config.deliver_policy:
+        case "new":
+            seq = last + 1
+        case "last":
+            found = await stream.last_seqs(None if filters.all else filters)
+            seq = found[-1] if found else last + 1
+        case "last_per_subject" if stream.config.max_msgs_per_subject != 1:
+            listed = await stream.last_seqs_by_subject(filters, last)
+            seq = listed[0] if listed else last + 1
+            extra["resume"] = last
+        case "by_start_sequence":
+            seq = max(config.opt_start_seq, first)
+        case "by_start_time":
+            seq = await stream.seq_at(config.opt_start_time or 0)
+        case _:
+            seq = first
+    return {"d": [0, seq - 1, 0], "f": [0, seq - 1], "x": extra}
+
+
+async def check_reset(stream: Stream, config: ConsumerConfig, seq: int) -> None:
+    """Whether a consumer of ``config`` may begin again at ``seq``.
+
+    Raises: ApiError 10204 where the deliver policy does not allow it.
+    """
+    if config.deliver_policy == "by_start_sequence":
+        if seq < config.opt_start_seq:
+            raise ApiError(10204, err="below start seq")
+    elif config.deliver_policy == "by_start_time":
+        if seq < await stream.seq_at(config.opt_start_time or 0):
+            raise ApiError(10204, err="below start time")
+    elif config.deliver_policy != "all":
+        raise ApiError(10204, err="not allowed")

@@ -1,0 +1,145 @@
+"""JetStream of one broker: its accounts, the logs that their streams write, and when they may.
+
+    JetStream ── Account "$G" ── streams
+        └─ log (streams with storage file), memory_log (storage memory)
+
+``listen`` at the start of the process, ``open`` when the shard is ours, ``close`` when it is not any more; outside of
+that requests are answered with 10008.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from broker.clock import Clock
+from broker.jetstream.account import Account, JetStreamSettings
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.usage import Usage
+from broker.storage.log.memory_log import MemoryLog
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.storage.state.applied import StreamState
+    from broker.storage.log.log import Log
+    from broker.storage.read.reader import BlockReader
+
+__all__ = ["JetStream", "JetStreamSettings"]
+
+_log = logging.getLogger(__name__)
+
+
+class JetStream:
+    """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
+
+    Args: ``buses`` by account name; ``settings`` from the configuration.
+    """
+
+    def __init__(self, buses: Mapping[str, Bus], clock: Clock, rng: random.Random,
+                 settings: JetStreamSettings | None = None) -> None:
+        self.settings = settings or JetStreamSettings()
+        self.clock = clock
+        self.rng = rng
+        self._log: Log | None = None
+        self._memory_log: MemoryLog | None = None
+        self._reader: BlockReader | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        limits = self.settings.server
+        self._usage = {"memory": Usage("memory", limits.max_memory), "file": Usage("file", limits.max_storage)}
+        self.accounts = {name: Account(self, name, bus) for name, bus in buses.items()}
+
+    @property
+    def available(self) -> bool:
+        """Whether the shard is ours and our proof of it is fresh."""
+        log = self._log
+        return log is not None and log.failure is None and not log.muted
+
+    @property
+    def log(self) -> Log:
+        assert self._log is not None, "JetStream is not open"
+        return self._log
+
+    def listen(self) -> None:
+        """Begin to answer the API, with 10008 until ``open``."""
+        for account in self.accounts.values():
+            account.api.start()
+
+    async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
+        """Take up the streams and consumers of ``log.state``, which is ours from now on.
+
+        Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count go on
+        opening.
+        """
+        self._log, self._reader = log, reader
+        log.on_unmuted, log.keep = self._wake, reader.keep
+        self._memory_log = MemoryLog(log.clock_trusted)
+        tasks = []
+        for state in list(log.state.streams.values()):
+            account = self.accounts.get(state.account)
+            if account is None:
+                _log.error("stream %s belongs to account %s, which does not exist here", state.name, state.account)
+                continue
+            tasks += [self._loop_task(opening) for opening in account.restore(state)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=wait_seconds)
+
+    async def close(self, *, tell: bool = False) -> None:
+        """Let go of all streams and consumers at once.
+
+        Args: ``tell`` for a clean stop: waiting pull requests hear of it, and each stream says its last, which is
+            persisted when the log is drained, after this. Else nothing is written and nobody is told.
+        """
+        if tell:
+            for account in self.accounts.values():
+                account.rest()
+        for account in self.accounts.values():
+            await account.api.drop()
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for account in self.accounts.values():
+            account.release()
+        if self._memory_log is not None:
+            self._memory_log.stop()
+        self._log = self._memory_log = self._reader = None
+
+    async def stop(self) -> None:
+        """Stop answering the API."""
+        for account in self.accounts.values():
+            await account.api.stop()
+
+    def make_stream(self, account: Account, config: StreamConfig, state: StreamState | None = None) -> Stream:
+        """A live stream: a new one, or one as its persisted blocks left it."""
+        assert self._reader is not None
+        assert self._memory_log is not None
+        memory = config.storage == "memory"
+        return Stream(
+            config, state, account=account.name, stream_id=self._stream_id() if state is None else state.stream_id,
+            created_ns=self.clock.now_ns() if state is None else state.created_ns,
+            log=self._memory_log if memory else self.log, reader=self._reader, bus=account.bus, clock=self.clock,
+            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage])
+
+    def _wake(self) -> None:
+        """What consumers held back while our proof of owning the shard was too old goes out now."""
+        for account in self.accounts.values():
+            for stream in account.streams.values():
+                for consumer in stream.consumers.values():
+                    consumer.wake()
+
+    def _stream_id(self) -> int:
+        """An incarnation that no stream of this log has: random, so that no two brokers agree on one by chance."""
+        taken = self.log.state.streams
+        while True:
+            stream_id = self.rng.getrandbits(63) | 1 << 62
+            if stream_id not in taken:
+                return stream_id
+
+    def _loop_task(self, opening: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(opening, name="open consumer")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return task

@@ -1,0 +1,99 @@
+"""The publish at the inlet's head waits for what its decision found missing; everything behind it waits too.
+
+Owns: how long that may take, and what becomes of the publish then. Does not own: the queue (inlet), what is brought in
+(decision), the refusal's bytes (sequencer).
+
+    begin ──> here in time ─────> the queue goes on with it
+         ├──> it takes too long > it is refused, and loading goes on. Until that ends, what needs something too is
+         │                        refused at once; all else goes on
+         └──> it failed ────────> it is refused and logged. When that happens again and again, what needs something too
+                                  is refused at once for a while, longer each time
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.state.decision import Decision, Stuck
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.rows import Cold
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["WAIT_SECONDS", "Standstill"]
+
+WAIT_SECONDS = 4.0
+"""Clients give a publish 5 seconds."""
+
+_PAUSE_NS = 250_000_000
+_PAUSE_NS_MAX = 16_000_000_000
+
+
+class Standstill:
+    """What one stream's publishes wait for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._decision: Decision | None = None
+        self._until_ns = 0
+        self._late: asyncio.Task[None] | None = None
+        self._pause_ns = 0
+        self._not_before_ns = 0
+
+    def begin(self, cold: Cold) -> bool:
+        """Keep publishes and requests waiting until what is missing is here; False when that cannot be waited for."""
+        stream = self._stream
+        now_ns = stream.clock.monotonic_ns()
+        if self._late is not None or now_ns < self._not_before_ns:
+            return False
+        if self._decision is None:
+            self._decision = Decision(stream.live, stream.heads)
+            self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
+        stream.inlet.begin()
+        stream.start(self._wait(self._decision, cold), "wait")
+        return True
+
+    def over(self) -> None:
+        """The decision was taken: let go of what was loaded for it."""
+        self._decision = None
+
+    async def _wait(self, decision: Decision, cold: Cold) -> None:
+        stream = self._stream
+        loading = stream.start(decision.bring(cold), "load")
+        try:
+            left_ns = self._until_ns - stream.clock.monotonic_ns()
+            done, _ = await asyncio.wait((loading,), timeout=max(left_ns / 1e9, 0.001))
+            if not done:
+                stream.warn("a publish is refused, since %s takes longer than %g s to load", cold.what, WAIT_SECONDS)
+                self._late = loading
+                loading.add_done_callback(self._came_late)
+                self._refuse_first()
+            elif (error := loading.exception()) is not None:
+                self._failed(error)
+                self._refuse_first()
+            else:
+                self._pause_ns = 0
+        finally:
+            stream.inlet.end()
+
+    def _refuse_first(self) -> None:
+        self._decision = None
+        refused = self._stream.inlet.drop_first()
+        if refused is not None:
+            self._stream.sequencer.replies.fail((refused,), ApiError(NOT_AVAILABLE))
+
+    def _came_late(self, loading: asyncio.Task[None]) -> None:
+        self._late = None
+        if not loading.cancelled() and (error := loading.exception()) is not None:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        pause_ns = self._pause_ns
+        self._stream.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: %s",
+                          pause_ns / 1e9, error, unforeseen=not isinstance(error, (StoreError, FormatError, Stuck)))
+        self._not_before_ns = self._stream.clock.monotonic_ns() + pause_ns
+        self._pause_ns = min(max(2 * pause_ns, _PAUSE_NS), _PAUSE_NS_MAX)

@@ -1,0 +1,98 @@
+"""What a stream answers to publishers: PubAcks, duplicates and refusals, and when they go out.
+
+Owns: their bytes, and that none shows what is not persisted. Does not own: the decisions (sequencer).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.config.stream import StreamConfig
+
+__all__ = ["Replies"]
+
+_TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
+
+
+class Replies:
+    """The answers of one stream. ``configure`` follows each change of its configuration.
+
+    Attributes: ``prefix``: how each PubAck begins; the sequence and a brace follow. ``dropped``: publishes without a
+        reply that there was no room for.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._log, self._bus = stream.log, stream.bus
+        self.dropped = 0
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take what ``config`` says of answers."""
+        self._acks = not config.no_ack
+        self._async = config.persist_mode == "async" and config.storage != "memory"
+        name = json.dumps(config.name, ensure_ascii=False)
+        domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
+        self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
+        self._refusal_tail = f',"stream":{name},"seq":0}}'.encode()
+
+    # --- once it is persisted -----------------------------------------------------------------------------------------
+
+    def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
+        """PubAcks for messages from ``first_seq`` on; b"" wants none."""
+        if self._acks and any(replies):
+            self._later(self._bus.pub_acks, source, replies, self.prefix, first_seq, b"}")
+
+    def duplicate(self, reply: bytes, seq: int) -> None:
+        """The message was stored before, as ``seq``."""
+        if self._acks and reply:
+            self._later(self._bus.publish, reply, b"", 0, b'%b%d,"duplicate": true}' % (self.prefix, seq))
+
+    def refused(self, reply: bytes, error: ApiError) -> None:
+        """The message is not stored, by the state as it is sequenced."""
+        if self._acks and reply:
+            self._later(self._bus.publish, reply, b"", 0, self._refusal(error))
+
+    def _later(self, fn: object, *args: object) -> None:
+        """Send a reply: in log order, or at once where a PubAck depends on nothing."""
+        log = self._log
+        if self._async and not log.muted:
+            fn(*args)  # type: ignore[operator]
+        else:
+            log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
+
+    def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
+        """``items`` gathered for ``pub_acks_each`` without those of this stream: what they promise is not stored."""
+        if fn != self._bus.pub_acks_each:
+            return items
+        prefix = self.prefix
+        return [item for at in range(0, len(items), 3) if items[at + 1] != prefix for item in items[at:at + 3]]
+
+    # --- at once ------------------------------------------------------------------------------------------------------
+
+    def turn_away(self, run: Sequence[Msg]) -> None:
+        """Refuse publishes that there is no room for: at once, since nothing was decided about them."""
+        body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
+        hlen = len(_TOO_MANY_REQUESTS)
+        for _, reply, _, _ in run:
+            if reply:
+                self._bus.publish(reply, b"", hlen, body)
+            else:
+                self.dropped += 1
+
+    def fail(self, run: Sequence[Msg], error: ApiError) -> None:
+        """Refuse publishes whose decision could not be taken, because the store did not answer."""
+        body = self._refusal(error)
+        for reply in (op[1] for op in run):
+            if reply and self._acks:
+                self._bus.publish(reply, b"", 0, body)
+
+    def _refusal(self, error: ApiError) -> bytes:
+        told = json.dumps(error.to_json(), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+        return b'{"error":%b%b' % (told, self._refusal_tail)

@@ -1,0 +1,528 @@
+"""Publishes become messages of a stream, or refusals: nats-server's checks, in its order, taken from the live state.
+
+Owns: every decision on a publish. Does not own: the live state (live), the subjects (subject_state), the ids (dedupe),
+what limits remove afterwards (retention), who waits before it gets here (inlet), the bytes of replies (replies).
+
+    run of publishes ─┬─ nothing special in it ─────────> one append, one waiter for all its PubAcks   (``_bulk``)
+                      ├─ the same, and a single message > as lean as it gets: many streams in turn     (``one``)
+                      └─ headers or limits that decide ─> message by message, appended as runs         (``_one_by_one``)
+
+Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
+not in memory raises ``Cold`` before it has changed anything; the rest of the run then waits at the inlet's head. Nothing
+enters the stream from inside a decision (see bus), and what one leads to is done in one place (``_commit``).
+
+An error that nobody foresaw refuses the message that met it. What was appended stands with its PubAcks, and nothing
+remembers what was not; should even that not hold, the log stops.
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish import headers as publish_headers
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.filters import Filters
+from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.jetstream.stream.publish.accepted import Pending
+from broker.jetstream.stream.publish.headers import HINT, PublishHeaders
+from broker.jetstream.stream.publish.replies import Replies
+from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.state.stored import user_size
+from broker.protocol.subject import is_literal
+from broker.storage.log.open_block import NAMES_BYTES
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.stream.retention.rollup import Rollup
+    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.state.subject_index import SubjectIndex
+
+__all__ = ["Sequencer"]
+
+_log = logging.getLogger(__name__)
+
+_RECORD_BYTES_MAX = 32 << 20
+"""nats-server's bound on one message's record."""
+
+_HEADERS_BYTES_MAX = 65_535
+
+_FAST_BATCH = b".$FI"
+"""Replies that end so belong to a fast-ingest batch."""
+
+_COMMON = frozenset((publish_headers.MSG_ID, b"Nats-Expected-Stream", b"Nats-Expected-Last-Sequence",
+                     b"Nats-Expected-Last-Subject-Sequence", b"Nats-Expected-Last-Msg-Id", b"Nats-Rollup"))
+"""Headers of everyday publishes; with these alone the checks for the others are passed over."""
+
+_CEILING_MARGIN = 32_768
+"""An async stream asks for its next ceiling this long before it needs it."""
+
+_IDS = "the ids of the duplicate window"
+
+_FAR = SEQ_MAX >> 1
+"""A stream below it has sequences for a century of a billion messages a second."""
+
+_NO_HEADERS: PublishHeaders = {}
+
+_TELL_NS = 1_000_000_000
+"""Errors that nobody foresaw are logged no more often: they may come with each message."""
+
+
+class _Duplicate(Exception):
+    """The message was stored before, as ``seq``."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(seq)
+        self.seq = seq
+
+
+class Sequencer:
+    """The publishing side of one stream. ``configure`` follows each change of its configuration."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._live, self._log, self._dedupe = stream.live, stream.log, stream.dedupe
+        self._pub_acks_each = stream.bus.pub_acks_each
+        self.replies = Replies(stream)
+        self._last_by_filter: tuple[bytes, int, int] | None = None
+        """What was looked up for the publish at the inlet's head: a filter, its last sequence, the stream's."""
+        self._told_ns = -_TELL_NS
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take the limits of ``config``."""
+        self._per_subject = config.max_msgs_per_subject if config.max_msgs_per_subject > 0 else 0
+        self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
+        self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
+        self._limited = bool(self._max_msgs or self._max_bytes)
+        # What a message replaces frees room, so here the order of replacing and trimming shows.
+        self._trim_each = self._limited and bool(self._per_subject)
+        self._max_msg_size = config.max_msg_size if config.max_msg_size >= 0 else -1
+        self._discard_new = config.discard == "new" and bool(self._limited or self._per_subject)
+        self._discard_new_per_subject = self._discard_new and config.discard_new_per_subject
+        self._allow_rollup = config.allow_rollup_hdrs and not config.deny_purge
+        self._sealed = config.sealed
+        self._acks = not config.no_ack
+        self._ages = config.max_age > 0
+        self._async = config.persist_mode == "async" and config.storage != "memory"
+        self.renumbered()
+        self.replies.configure(config)
+        self._prefix = self.replies.prefix
+
+    def renumbered(self) -> None:
+        """The stream's last sequence was set, not counted up. Counting up leads from below ``_FAR`` to the last sequence
+        there is in no process's life, so only a stream that was set beyond looks at each message's."""
+        self._ending = self._live.last_seq >= _FAR
+        self._bulky = not (self._discard_new or self._sealed or self._ending)
+        self._lean = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Sequence ops[start:end], whose turn it is; what must wait goes back to the inlet."""
+        stream = self._stream
+        live = stream.live
+        time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        if (self._async and (last_seq := live.last_seq + end - start) >= stream.ceiling - _CEILING_MARGIN
+                and live.last_seq < SEQ_MAX):
+            stream.raise_ceiling(last_seq)
+            if last_seq >= stream.ceiling:
+                stream.inlet.requeue((ops, start, end, source, now_ns))
+                stream.wait_for_ceiling()
+                return
+        if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
+            done = self._one_by_one(ops, start, end, source, time_ns)
+            if done < end:
+                # Behind it the inlet is busy, so what is left is what comes next.
+                stream.inlet.requeue((ops, done, end, source, now_ns))
+        try:
+            if self._limited:
+                stream.retention.enforce()
+            if self._ages:
+                stream.retention.arm()
+        except Exception as error:
+            self._unforeseen(error, index=True)
+        stream.log.urgent()
+
+    def one(self, msg: Msg, now_ns: int) -> bool:
+        """``run`` for a single message that nothing limits: publishes that go round over many streams come as nothing
+        else. False: it must be ``run``."""
+        subject, reply, hlen, body = msg
+        size = len(body)
+        if (not self._lean or hlen or size > _RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
+                or len(subject) + len(reply) > NAMES_BYTES or _FAST_BATCH in reply):
+            return False
+        live, log = self._live, self._log
+        usage = live.usage
+        if usage.bytes > usage.bytes_max:
+            return False
+        seq = live.last_seq + 1
+        time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
+        try:
+            block = live.open or log.block(self._stream)
+            block.append_one(seq, subject, body, time_ns)
+            live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
+            self._dedupe.last_id = b""
+            if reply:
+                log.gather(self._pub_acks_each, reply, self._prefix, seq)
+        except Exception as error:
+            self._unforeseen(error, index=False)
+            if live.last_seq < seq:
+                self.replies.refused(reply, ApiError(NOT_AVAILABLE))
+        log.urgent()
+        return True
+
+    def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+        """``_bulk``, or False: message by message, which also finds the one that an unforeseen error comes from."""
+        last_seq = self._live.last_seq
+        try:
+            return self._bulk(run, source, time_ns)
+        except Exception as error:
+            self._unforeseen(error, index=bool(self._per_subject))
+            return self._live.last_seq > last_seq
+
+    def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+        """Append a whole run at once, if no message in it needs a look of its own."""
+        subjects: Sequence[bytes]
+        replies: Sequence[bytes]
+        bodies: Sequence[bytes]
+        subjects, replies, hlens, bodies = zip(*run, strict=True)
+        count = len(bodies)
+        with_headers = count - hlens.count(0)
+        ids: Sequence[bytes] | None = None
+        if with_headers:
+            ids = publish_headers.msg_ids(hlens, bodies)
+            if ids is None:
+                return False
+            if any(ids):
+                dedupe = self._stream.dedupe
+                dedupe.expire(time_ns)
+                if not dedupe.known or dedupe.full or not dedupe.news(ids):
+                    return False
+            else:
+                ids = None
+        raw_bytes = sum(map(len, bodies))
+        if raw_bytes > _RECORD_BYTES_MAX // 2 or (
+                0 <= self._max_msg_size < raw_bytes and max(map(len, bodies)) > self._max_msg_size):
+            return False
+        joined = b" ".join(replies)
+        if _FAST_BATCH in joined or (with_headers and max(hlens) > _HEADERS_BYTES_MAX):
+            return False
+        stream = self._stream
+        live = stream.live
+        first_seq = live.last_seq + 1
+        subjects_bytes = sum(map(len, subjects))
+        size = raw_bytes + 30 * count + subjects_bytes + 4 * with_headers
+        if live.usage.bytes + size > live.usage.bytes_max:
+            return False
+        removed = None
+        if self._per_subject:
+            index = stream.subjects.index
+            if index is None or index.merged_seq != live.last_seq or (
+                    self._trim_each and self._over_with(count, size)):
+                return False
+            removed = index.add_run(subjects, map(user_size, subjects, hlens, bodies), first_seq, self._per_subject,
+                                    live.first_seq)
+        block = stream.log.block(stream)
+        block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
+                         subjects_bytes + len(joined))
+        live.appended(block, count, size, first_seq, time_ns)
+        if ids:
+            stream.dedupe.add_run(ids, first_seq, time_ns)
+        else:
+            stream.dedupe.last_id = b""
+        self.replies.accepted(source, replies, first_seq)
+        if removed:
+            stream.retention.take_out(removed)
+        return True
+
+    def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
+        """Decide on each message; returns the place of the first one that must wait, or ``end``."""
+        stream, replies = self._stream, self.replies
+        pending = Pending(stream.live.last_seq + 1)
+        over = stream.standstill.over
+        for i in range(start, end):
+            op = ops[i]
+            try:
+                if (plan := self._accept(pending, op, source, time_ns)) is not None:
+                    self._roll_up(pending, plan, source, time_ns)
+            except ApiError as error:
+                self._append(pending, source, time_ns)
+                replies.refused(op[1], error)
+            except _Duplicate as duplicate:
+                self._append(pending, source, time_ns)
+                replies.duplicate(op[1], duplicate.seq)
+            except Cold as cold:
+                self._append(pending, source, time_ns)
+                if stream.standstill.begin(cold):
+                    return i
+                replies.refused(op[1], ApiError(NOT_AVAILABLE))
+            except Exception as error:
+                self._append(pending, source, time_ns)
+                self._unforeseen(error, index=pending.indexed)
+                pending.indexed = False
+                replies.refused(op[1], ApiError(NOT_AVAILABLE))
+            if i == start:
+                # A publish that waits is the first of its run.
+                over()
+        self._append(pending, source, time_ns)
+        return end
+
+    def _append(self, pending: Pending, source: Source | None, time_ns: int) -> bool:
+        """Append what was accepted; False: it was refused, since that failed. ``pending`` is empty after it."""
+        appended = True
+        if pending.msgs:
+            try:
+                self._commit(pending, source, time_ns)
+            except Exception as error:
+                appended = self._live.last_seq >= pending.first_seq
+                self._unforeseen(error, index=True)
+                if not appended:
+                    for _, reply, _, _ in pending.msgs:
+                        self.replies.refused(reply, ApiError(NOT_AVAILABLE))
+        # A roll-up or a trim may have removed or skipped, too; sequences go on from wherever the stream is.
+        pending.begin(self._live.last_seq + 1)
+        return appended
+
+    def _commit(self, pending: Pending, source: Source | None, time_ns: int) -> None:
+        """Make messages of what was accepted: in the block, the numbers and the window of ids, then take out what they
+        replace. Their PubAcks are promised before that, since messages they are by then."""
+        stream, live, first_seq = self._stream, self._live, pending.first_seq
+        if first_seq != live.last_seq + 1:
+            raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
+        subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
+        block = stream.log.block(stream)
+        block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
+                         sum(map(len, subjects)) + sum(map(len, replies)))
+        live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
+        stream.dedupe.add(pending.ids, pending.last_id, time_ns)
+        self.replies.accepted(source, replies, first_seq)
+        if pending.removed:
+            stream.retention.take_out(pending.removed)
+
+    def _roll_up(self, pending: Pending, plan: Rollup, source: Source | None, time_ns: int) -> None:
+        """Append the roll-up, which stands last in ``pending``, and take out what it replaces."""
+        if self._append(pending, source, time_ns):
+            try:
+                self._stream.rollups.carry_out(plan)
+            except Exception as error:
+                self._unforeseen(error, index=True)
+
+    def _unforeseen(self, error: Exception, *, index: bool) -> None:
+        """An error that nobody foresaw: tell of it, and see to it that nothing wrong is built upon.
+
+        ``index``: the subjects may be out of step; they are read again from the messages.
+        """
+        stream = self._stream
+        if index:
+            stream.subjects.forget()
+        now_ns = stream.clock.monotonic_ns()
+        if now_ns - self._told_ns >= _TELL_NS:
+            self._told_ns = now_ns
+            _log.error("stream %s: a publish failed", stream.name, exc_info=error)
+        if not self._live.counts(stream.log.block(stream)):
+            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", stream.name)
+            stream.log.fail(error)
+
+    # --- one message --------------------------------------------------------------------------------------------------
+
+    def _accept(self, pending: Pending, op: Msg, source: Source | None, time_ns: int) -> Rollup | None:
+        """Add one message to ``pending``. Returns: what it takes out, when it is a roll-up, once it is appended.
+
+        Raises: ApiError or _Duplicate when it is not stored; Cold.
+        """
+        stream = self._stream
+        subject, reply, hlen, body = op
+        headers = _NO_HEADERS
+        if self._trim_each and self._over_with(len(pending.msgs) - len(pending.removed),
+                                               pending.bytes - pending.removed_bytes):
+            self._append(pending, source, time_ns)
+            stream.retention.trim()
+        if hlen:
+            if body[8:10] != b"\r\n" or b"Nats-Request-Info:" in body[:hlen]:
+                hlen, body = publish_headers.as_stored(hlen, body)
+                op = subject, reply, hlen, body
+            if body.find(HINT, 0, hlen) >= 0:
+                headers = publish_headers.find(body[:hlen])
+        size = user_size(subject, hlen, body)
+        if size > _RECORD_BYTES_MAX:
+            raise ApiError(10077, err="message too large")
+        if reply.endswith(_FAST_BATCH):
+            self._check_batch(10205, body)
+        if headers.get(b"Nats-Batch-Id"):
+            self._check_batch(10174, body)
+        if self._sealed:
+            raise ApiError(10109)
+        msg_id, rollup = b"", b""
+        if headers:
+            if len(headers) > 1 or publish_headers.MSG_ID not in headers:
+                self._check_headers(headers, subject, pending, source, time_ns)
+            msg_id = headers.get(publish_headers.MSG_ID, b"")
+            if msg_id:
+                self._check_msg_id(msg_id, pending, time_ns)
+            self._check_last_msg_id(headers, pending)
+            rollup = publish_headers.parse_rollup(headers, allowed=self._allow_rollup)
+        if 0 <= self._max_msg_size < len(body):
+            raise ApiError(10054)
+        if hlen > _HEADERS_BYTES_MAX:
+            raise ApiError(10097)
+        usage = self._live.usage
+        if usage.bytes + pending.bytes - pending.removed_bytes > usage.bytes_max:
+            # What the stream's own limits take out for those before it makes room.
+            self._append(pending, source, time_ns)
+            stream.retention.trim()
+            if usage.bytes > usage.bytes_max:
+                usage.refused(time_ns)
+                raise ApiError(10023)
+        ttl = headers.get(b"Nats-TTL")
+        if ttl and publish_headers.parse_ttl(ttl) == publish_headers.TTL_INVALID:
+            raise ApiError(10165)
+        index = None
+        if self._per_subject:
+            index = stream.subjects.index
+            if index is None or index.merged_seq < pending.last_seq:
+                self._append(pending, source, time_ns)
+                index = stream.subjects.ready()
+        if self._ending and pending.last_seq >= SEQ_MAX:
+            raise ApiError(10077, err="the stream has used its last sequence")
+        if self._discard_new:
+            self._check_room(pending, subject, size, bool(rollup))
+        plan = None
+        if rollup:
+            # Before anything is stored: a roll-up and what it removes stand in one block.
+            self._append(pending, source, time_ns)
+            stream.retention.trim()
+            plan = stream.rollups.plan(subject if rollup == b"sub" else None)
+        seq = pending.last_seq + 1
+        replaced: Sequence[tuple[int, int]] = ()
+        if index is not None:
+            pending.indexed = True
+            replaced = self._index(index, subject, seq, size, plan is not None)
+            pending.indexed = False
+        pending.msgs.append(op)
+        pending.bytes += size
+        if msg_id:
+            pending.ids[msg_id] = seq
+        pending.last_id = msg_id
+        if replaced:
+            pending.replaces(replaced)
+        return plan
+
+    def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:
+        """Add a message to the index of a stream that limits subjects; returns (sequence, size) of those it replaces, none
+        for a roll-up, which has a plan."""
+        if not rollup:
+            return index.add_run((subject,), (size,), seq, self._per_subject, self._live.first_seq)
+        index.add(subject, seq, size)
+        index.merged_seq = seq
+        return ()
+
+    def _over_with(self, msgs: int, size: int) -> bool:
+        """Whether ``msgs`` more messages of ``size`` user bytes take the stream past max_msgs or max_bytes."""
+        live = self._stream.live
+        return bool((self._max_msgs and live.msgs + msgs > self._max_msgs)
+                    or (self._max_bytes and live.bytes + size > self._max_bytes))
+
+    def _check_batch(self, disabled: int, body: bytes) -> None:
+        if self._sealed:
+            raise ApiError(10109)
+        if 0 <= self._max_msg_size < len(body):
+            raise ApiError(10054)
+        raise ApiError(disabled)
+
+    def _check_headers(self, headers: PublishHeaders, subject: bytes, pending: Pending, source: Source | None,
+                       time_ns: int) -> None:
+        """The checks before deduplication, in nats-server's order."""
+        get = headers.get
+        rare = not headers.keys() <= _COMMON
+        if rare and (incr := get(b"Nats-Incr")):
+            if not publish_headers.is_integer(incr):
+                raise ApiError(10171)
+            raise ApiError(10168)
+        expected = get(b"Nats-Expected-Stream")
+        if expected and expected != self._stream.name.encode():
+            raise ApiError(10060)
+        if rare and (ttl := get(b"Nats-TTL")) and publish_headers.parse_ttl(ttl) != publish_headers.TTL_INVALID:
+            raise ApiError(10166)
+        if text := get(b"Nats-Expected-Last-Subject-Sequence"):
+            wanted = get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject
+            index = self._stream.subjects.index
+            if (wanted is subject and self._per_subject and not self._limited and index is not None
+                    and index.merged_seq == pending.last_seq):
+                # A tracked stream's index has what is pending too.
+                last = index.last(subject, self._stream.live.first_seq) or 0
+            else:
+                self._append(pending, source, time_ns)
+                self._stream.retention.trim()
+                last = self._last_of(wanted)
+            if last != publish_headers.parse_sequence(text):
+                raise ApiError(10071, seq=last)
+        elif get(b"Nats-Expected-Last-Subject-Sequence-Subject"):
+            raise ApiError(10193)
+        if text := get(b"Nats-Expected-Last-Sequence"):
+            last = pending.last_seq
+            if last != publish_headers.parse_sequence(text):
+                raise ApiError(10071, seq=last)
+        if rare:
+            publish_headers.check_schedule(headers, subject)
+            if get(b"Nats-Stream-Source"):
+                raise ApiError(10227)
+
+    def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
+        dedupe = self._stream.dedupe
+        if not dedupe.known:
+            raise Cold(_IDS, work=self._stream.load_ids)
+        dedupe.expire(time_ns)
+        if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
+            raise _Duplicate(seq)
+        if dedupe.full:
+            raise ApiError(10167)
+
+    def _check_last_msg_id(self, headers: PublishHeaders, pending: Pending) -> None:
+        expected = headers.get(b"Nats-Expected-Last-Msg-Id")
+        if not expected:
+            return
+        last_id = pending.last_id if pending.msgs else self._stream.dedupe.last_id
+        if last_id is None:
+            raise Cold(_IDS, work=self._stream.load_ids)
+        if expected != last_id:
+            raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
+
+    def _check_room(self, pending: Pending, subject: bytes, size: int, rollup: bool) -> None:
+        """Discard policy new. Raises: ApiError 10077."""
+        live = self._stream.live
+        msgs = live.msgs + len(pending.msgs) - len(pending.removed)
+        used = live.bytes + pending.bytes - pending.removed_bytes
+        replaces, replaced_size = False, 0
+        if self._per_subject:
+            index = self._stream.subjects.index
+            assert index is not None
+            if index.count(subject, live.first_seq) >= self._per_subject:
+                if self._discard_new_per_subject and not rollup:
+                    raise ApiError(10077, err="maximum messages per subject exceeded")
+                replaces, replaced_size = True, index.first(subject, live.first_seq)[1]
+        if self._max_msgs and msgs >= self._max_msgs and not replaces:
+            raise ApiError(10077, err="maximum messages exceeded")
+        if self._max_bytes and used + size > self._max_bytes and (not replaces or replaced_size < size):
+            raise ApiError(10077, err="maximum bytes exceeded")
+
+    def _last_of(self, subject: bytes) -> int:
+        """Last sequence of ``subject``, which may have wildcards. Raises: Cold."""
+        live = self._stream.live
+        if is_literal(subject):
+            return self._stream.subjects.last(subject)
+        known = self._last_by_filter
+        if known is not None and known[0] == subject and known[2] == live.last_seq:
+            # Nothing came since; what was the last may have left.
+            last = known[1]
+            if not last or live.find(last) is not None:
+                return last
+        raise Cold(f"the last message of {subject!r}", work=partial(self._look_up_last, subject))
+
+    async def _look_up_last(self, subject: bytes) -> None:
+        last = await self._stream.reading.last_seq_of(Filters((subject,)))
+        self._last_by_filter = subject, last, self._stream.live.last_seq

@@ -1,0 +1,429 @@
+"""Reading a live stream: chunks for consumers, single messages, counts and places to start.
+
+Owns: finding which block and which message answers a question, over the live state.
+Does not own: loading and caching (storage.reader), the subjects (subject_state), the consumers' cursors.
+
+Consumers see messages at or below ``persisted_seq``. Gets, counts by subject and start positions take the whole live
+stream, the acknowledged tail included.
+
+A block whose object was swept while we looked raises NotFound in the reader: its messages have left the stream, so the
+question is asked again of what is there now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.jetstream.stream.state.decision import decide
+from broker.jetstream.filters import ALL, Filters
+from broker.jetstream.stream.state.heads import blocks_back, blocks_from
+from broker.jetstream.stream.state.live import LiveBlock
+from broker.jetstream.stream.state.matching import matching_rows, may_match
+from broker.jetstream.stream.state.rows import OpenRows, Rows
+from broker.jetstream.stream.state.stored import StoredMsg
+from broker.protocol.subject import is_literal
+from broker.storage.format.frame import Chunk
+from broker.storage.format.index import Head
+from broker.storage.objectstore.base import NotFound
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.writer import OpenBlock
+
+__all__ = ["Loading", "Reading"]
+
+T = TypeVar("T")
+
+_PICKS_MAX = 64
+"""Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
+
+_SUBJECTS_AT_ONCE = 8192
+"""Looked up in one turn of the loop: about 3 ms."""
+
+_TRIES = 5
+"""A message may be removed, and its block swept, while it is looked up; then the next try sees what is there now."""
+
+
+class Loading:
+    """A chunk or a head that is on its way from the store. ``ready`` may be awaited by several; then ask again.
+
+    What it brought is in memory for as long as the Loading is held, however small the cache: so who asks again finds it.
+    There is nothing that was asked for below ``seq``: ask from there on, and what was passed over is not needed again.
+    """
+
+    __slots__ = ("ready", "seq")
+
+    def __init__(self, ready: Awaitable[object], seq: int) -> None:
+        self.ready = ready
+        self.seq = seq
+
+
+class Reading:
+    """The reading side of one stream."""
+
+    def __init__(self, stream: Stream, live: Live) -> None:
+        self._stream = stream
+        self._live = live
+        self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
+
+    # --- for consumers ------------------------------------------------------------------------------------------------
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
+        """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
+
+        Returns: a Loading when that is not in memory; None when there is none up to ``persisted_seq``.
+        The messages that follow in the chunk may be dead (``block.dead``) or not match.
+        """
+        live = self._live
+        if seq < live.first_seq:
+            seq = live.first_seq
+        if seq > live.persisted_seq:
+            return None
+        blocks = live.blocks
+        for i in range(live.index_at(seq), len(blocks)):
+            block = blocks[i]
+            if block.open is not None:
+                return None
+            if not block.live_msgs or (filters is not None and not may_match(block, filters)):
+                continue
+            first = seq if seq > block.first_seq else block.first_seq
+            if filters is not None or block.dead is not None or not block.gapless:
+                ordinal = self._next_ordinal(block, first, filters)
+                if ordinal is None:
+                    return self._loading(block, None, first)
+                if ordinal < 0:
+                    continue
+            else:
+                ordinal = first - block.first_seq
+            chunk = self._cached(block, ordinal)
+            if chunk is None:
+                return self._loading(block, ordinal, first)
+            return chunk, block, ordinal - chunk.start
+        return None
+
+    def _next_ordinal(self, block: LiveBlock, seq: int, filters: Filters | None) -> int | None:
+        """Ordinal of the first live match at or after ``seq`` in a persisted block; -1: none; None: its head is needed."""
+        live = self._live
+        if filters is None and block.gapless:
+            seq = live.next_live(block, seq)
+            return seq - block.first_seq if seq <= block.last_seq else -1
+        if block.gapless and block.subjects is not None and len(block.subjects) == 1:
+            seq = live.next_live(block, seq)
+            return seq - block.first_seq if seq <= block.last_seq else -1
+        rows = live.hot(block)
+        if rows is None:
+            return None
+        assert isinstance(rows, Head)
+        start = rows.ordinal_of(seq)
+        picks: Sequence[int] = range(block.count) if filters is None else self._picked(block, rows, filters)
+        dead = block.dead
+        for at in range(bisect_left(picks, start), len(picks)):
+            ordinal = picks[at]
+            if dead is None or rows.seq_of(ordinal) not in dead:
+                return ordinal
+        return -1
+
+    def _picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
+        """Ordinals of the messages of ``block`` that match; remembered, since a reader comes back for each chunk."""
+        key = filters, block
+        picks = self._picks.get(key)
+        if picks is not None:
+            self._picks.move_to_end(key)
+            return picks
+        wanted = {i for i, subject in enumerate(head.subjects) if filters.match(subject)}
+        ids = head.subject_ids
+        if len(wanted) == len(head.subjects) or ids is None:
+            picks = range(block.count if wanted else 0)
+        elif len(wanted) == 1:
+            picks = head.postings(wanted.pop())
+        else:
+            picks = array("I", (at for at, i in enumerate(ids) if i in wanted))
+        self._picks[key] = picks
+        if len(self._picks) > _PICKS_MAX:
+            self._picks.popitem(last=False)
+        return picks
+
+    def _cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
+        if block.chunks is not None:
+            assert block.starts is not None
+            return block.chunks[bisect_right(block.starts, ordinal) - 1]
+        return self._stream.reader.cached_chunk(block, ordinal)
+
+    def _loading(self, block: LiveBlock, ordinal: int | None, seq: int) -> Loading:
+        return Loading(self._stream.start(self._load(block, ordinal), "read"), seq)
+
+    async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
+        """Load a head, and the chunk with message ``ordinal``; returned to be held."""
+        reader = self._stream.reader
+        try:
+            head = await reader.head(block)
+            return head, None if ordinal is None else await reader.chunk(block, ordinal, read_ahead=True)
+        except NotFound:
+            if self._live.holds(block):
+                raise
+            return ()
+
+    # --- single messages ----------------------------------------------------------------------------------------------
+
+    async def get(self, seq: int) -> StoredMsg | None:
+        """The live message ``seq``, or None."""
+        live = self._live
+        for _ in range(_TRIES):
+            block = live.find(seq)
+            if block is None:
+                return None
+            if block.open is not None:
+                return _from_open(block.open, seq)
+            try:
+                if block.gapless:
+                    ordinal = seq - block.first_seq
+                else:
+                    rows = await self._stream.rows(block)
+                    ordinal = rows.ordinal_of(seq)
+                    if ordinal >= block.count or rows.seq_of(ordinal) != seq:
+                        return None
+                chunk = self._cached(block, ordinal) or await self._stream.reader.chunk(block, ordinal)
+            except NotFound:
+                if live.holds(block):
+                    raise
+                continue
+            return _from_chunk(chunk, ordinal)
+        return None
+
+    async def get_last(self, wanted: bytes) -> StoredMsg | None:
+        """The last live message whose subject matches ``wanted``, or None."""
+        for _ in range(_TRIES):
+            seq = await self.last_seq_of(Filters((wanted,)))
+            if not seq:
+                return None
+            msg = await self.get(seq)
+            if msg is not None:
+                return msg
+        return None
+
+    async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
+        """The first live message at or after ``seq``, or at or after a time, that matches ``wanted``; or None."""
+        if start_time_ns is not None:
+            seq = await self.seq_at(start_time_ns)
+        filters = Filters((wanted,))
+        for _ in range(_TRIES):
+            found = await self.next_seq(filters, seq)
+            if not found:
+                return None
+            msg = await self.get(found)
+            if msg is not None:
+                return msg
+            seq = found
+        return None
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    async def next_seq(self, filters: Filters, seq: int) -> int:
+        """The first live sequence at or after ``seq`` that matches, or 0."""
+        live = self._live
+        seq = max(seq, live.first_seq)
+        for block in blocks_from(live, seq, live.last_seq):
+            found = self._next_in(block, max(seq, block.first_seq), filters)
+            if found is None:
+                return await self._next_cold(filters, max(seq, block.first_seq))
+            if found:
+                return found
+        return 0
+
+    async def _next_cold(self, filters: Filters, seq: int) -> int:
+        """``next_seq`` from a block on whose head is not in memory."""
+        live = self._live
+        blocks = (block for block in blocks_from(live, seq, live.last_seq) if may_match(block, filters))
+        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+            async for block, _ in walk:
+                if found := self._next_in(block, max(seq, block.first_seq), filters):
+                    return found
+        return 0
+
+    def _next_in(self, block: LiveBlock, first: int, filters: Filters) -> int | None:
+        """The first live match of ``block`` at or after ``first``; 0: none; None: its head is needed."""
+        live = self._live
+        if not may_match(block, filters):
+            return 0
+        if block.open is not None:
+            rows: Rows = OpenRows(block.open)
+            subjects = block.open.subjects
+            for at in range(rows.ordinal_of(first), block.count):
+                if filters.match(subjects[at]) and live.is_live(block, found := rows.seq_of(at)):
+                    return found
+            return 0
+        ordinal = self._next_ordinal(block, first, None if filters.all else filters)
+        if ordinal is None or ordinal < 0:
+            return None if ordinal is None else 0
+        return block.first_seq + ordinal if block.gapless else live.rows(block).seq_of(ordinal)
+
+    async def first_seq_of(self, filters: Filters) -> int:
+        """The first live sequence that matches, or 0."""
+        return await self.next_seq(filters, 0)
+
+    async def last_seq_of(self, filters: Filters) -> int:
+        """The last live sequence that matches, or 0."""
+        live, subjects = self._live, self._stream.subjects
+        if filters.all:
+            return live.last_live()
+        if len(filters.subjects) == 1 and is_literal(filters.subjects[0]):
+            subject = filters.subjects[0]
+            return await self._decided(lambda: subjects.last(subject))
+        found = await self.last_seqs_by_subject(filters, live.last_seq)
+        return found[-1] if found else 0
+
+    async def last_seqs(self, filters: Filters | None) -> list[int]:
+        """The last live sequence that matches any of ``filters``, in a list; an empty one when there is none."""
+        last = await self.last_seq_of(filters or ALL)
+        return [last] if last else []
+
+    async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
+        """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, rising."""
+        live, state = self._live, self._stream.subjects
+        names = await state.matching(filters)
+        found: list[int] = []
+        earlier: list[bytes] = []
+        for n, subject in enumerate(names):
+            last = await self._decided(lambda subject=subject: state.last(subject))  # type: ignore[misc]
+            if last > up_to_seq:
+                earlier.append(subject)
+            elif last:
+                found.append(last)
+            if n % 2048 == 2047:
+                await asyncio.sleep(0)
+        if earlier:
+            found += await self._last_below(frozenset(earlier), up_to_seq)
+        found.sort()
+        return [seq for seq in found if seq >= live.first_seq]
+
+    async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
+        """For subjects whose last message came later: the last one at or below ``up_to_seq``, from the blocks."""
+        live, found = self._live, []
+        wanted = Filters(subjects)
+        left = set(subjects)
+        blocks = (block for block in blocks_back(live, up_to_seq) if may_match(block, wanted))
+        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+            async for block, rows in walk:
+                for seq, subject in reversed(matching_rows(rows, block, wanted)):
+                    if seq <= up_to_seq and subject in left and live.is_live(block, seq):
+                        left.discard(subject)
+                        found.append(seq)
+                if not left:
+                    break
+        return found
+
+    async def seq_at(self, time_ns: int) -> int:
+        """The first live sequence at or after a time; ``last_seq + 1`` when there is none."""
+        live = self._live
+        rows = None
+        while True:
+            blocks = live.blocks
+            i = bisect_left(blocks, time_ns, key=lambda block: block.last_time_ns)
+            while i < len(blocks) and not blocks[i].live_msgs:
+                i += 1
+            if i == len(blocks):
+                return live.last_seq + 1
+            block = blocks[i]
+            first = max(block.first_seq, live.first_seq)
+            if block.first_time_ns < time_ns:
+                rows = live.hot(block)
+                if rows is None:
+                    # Held until the next look, which finds it.
+                    rows = await self._stream.heads.of(block)
+                    continue
+                at = rows.ordinal_at(time_ns)
+                first = block.last_seq + 1 if at >= block.count else max(first, rows.seq_of(at))
+            return await self.next_seq(ALL, first) or live.last_seq + 1
+
+    # --- counts -------------------------------------------------------------------------------------------------------
+
+    async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
+        """How many persisted live messages at or after ``seq`` match, and the ``persisted_seq`` up to which that holds.
+
+        What is removed while the count goes on may or may not be in it: consumers are told of it.
+        """
+        live = self._live
+        if filters is None or filters.all:
+            total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
+            return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
+        if seq <= live.first_seq and self._stream.subjects.index is not None:
+            total = await self.count(filters)
+            return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
+        total, end = 0, live.persisted_seq
+        cold = []
+        for block in blocks_from(live, seq, end):
+            if may_match(block, filters):
+                if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
+                    total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
+                else:
+                    cold.append(block)
+        async with aclosing(self._stream.heads.each(cold)) as walk:
+            async for block, rows in walk:
+                if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
+                    total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)
+                                 if filters.match(subject))
+                else:
+                    total += sum(1 for one, _ in matching_rows(rows, block, filters)
+                                 if one >= seq and live.is_live(block, one))
+        return total, end
+
+    async def count(self, filters: Filters) -> int:
+        """How many live messages match, the tail included."""
+        live, state = self._live, self._stream.subjects
+        if filters.all:
+            return live.msgs
+        while True:
+            names = await state.matching(filters)
+            index = await state.build()
+            as_of = index, index.merged_seq, live.first_seq, live.msgs
+            if len(names) == len(index):
+                return live.msgs
+            total = 0
+            for at in range(0, len(names), _SUBJECTS_AT_ONCE):
+                if at:
+                    await asyncio.sleep(0)
+                total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
+            # A few subjects are counted in one go; of very many the sum is of one moment when nothing moved meanwhile.
+            if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
+                return total
+
+    def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
+        """Live matches at or after ``seq`` in each block that is not persisted yet."""
+        live, counts = self._live, []
+        for block in reversed(live.blocks):
+            if block.open is None:
+                break
+            rows = OpenRows(block.open)
+            if filters.all and block.first_seq >= seq:
+                counts.append(block.live_msgs)
+            else:
+                subjects, match = block.open.subjects, filters.match
+                counts.append(sum(1 for at in range(rows.ordinal_of(seq), block.count)
+                                  if match(subjects[at]) and live.is_live(block, rows.seq_of(at))))
+        return counts
+
+    async def _decided(self, ask: Callable[[], T]) -> T:
+        """``ask()``, with what it misses brought in."""
+        return await decide(self._live, self._stream.heads, ask)
+
+
+def _from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:
+    rows = OpenRows(block)
+    at = rows.ordinal_of(seq)
+    if at >= rows.count or rows.seq_of(at) != seq:
+        return None
+    hlen = 0 if block.hlens is None else block.hlens[at]
+    return StoredMsg(seq, block.subjects[at], hlen, block.bodies[at], rows.time_of(at))
+
+
+def _from_chunk(chunk: Chunk, ordinal: int) -> StoredMsg:
+    i = ordinal - chunk.start
+    return StoredMsg(chunk.seq(i), chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i], chunk.bodies[i],
+                     chunk.times[i])

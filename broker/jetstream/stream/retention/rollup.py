@@ -1,0 +1,189 @@
+"""Roll-ups: a message that takes the place of all earlier ones of its subject, or of the stream.
+
+Owns: finding what such a message takes out, and taking it out once the message is stored: both stand in one block.
+Does not own: which publishes are roll-ups (sequencer), how messages leave (retention).
+
+    plan ──> Cold ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
+
+The index tells how many messages there are to find, so the search goes back from the newest block and ends with the last
+of them. What it found is kept until the plan is carried out, with the sequence up to which that is all: a roll-up that had
+to be refused because the search took too long finds it done, but for what came since, when it is tried again.
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.heads import blocks_back
+from broker.jetstream.stream.state.matching import matching_rows, may_match
+from broker.jetstream.stream.state.rows import Cold
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.live import LiveBlock
+    from broker.jetstream.stream.state.rows import Rows
+    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.subject_index import SubjectIndex
+
+__all__ = ["Rollup", "Rollups"]
+
+
+class _Found(NamedTuple):
+    """Messages of one block, rising, as columns: a roll-up may find millions."""
+
+    block: LiveBlock
+    seqs: array[int]
+    subjects: list[bytes]
+    sizes: array[int]
+
+
+class Rollup(NamedTuple):
+    """What a roll-up message will take out once it is stored: all that matches ``filters``.
+
+    As nats-server purges by the subject of the roll-up, one that was published to ``a.*`` rolls up all of ``a.*``.
+    """
+
+    filters: Filters
+    found: list[_Found]
+    """Empty where the filters match everything."""
+
+
+class _Search(NamedTuple):
+    """All that matches ``filters`` up to ``upto_seq``."""
+
+    filters: Filters
+    upto_seq: int
+    found: list[_Found]
+
+
+class Rollups:
+    """The roll-ups of one stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._searched: _Search | None = None
+
+    def plan(self, subject: bytes | None) -> Rollup:
+        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: Cold."""
+        stream = self._stream
+        live = stream.live
+        filters = Filters(() if subject is None else (subject,))
+        if filters.all:
+            return Rollup(filters, [])
+        index = stream.subjects.ready()
+        wanted = self._wanted(index, filters)
+        if not wanted:
+            return Rollup(filters, [])
+        if index.tracked:
+            return Rollup(filters, self._tracked(index, wanted))
+        start, found, left = self._known(index, filters, wanted)
+        for block in self._blocks(index, filters, wanted, start):
+            if left <= 0:
+                break
+            rows = live.hot(block)
+            if rows is None:
+                raise Cold(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters))
+            if (some := self._in(block, rows, filters, start)) is not None:
+                found.append(some)
+                left -= len(some.seqs)
+        return Rollup(filters, found)
+
+    def carry_out(self, plan: Rollup) -> None:
+        """Take out what ``plan`` found, now that the roll-up is the stream's last message."""
+        stream, live = self._stream, self._stream.live
+        self._searched = None
+        retention = stream.retention
+        if plan.filters.all:
+            retention.remove_front(live.last_seq, record=True, purged=True)
+        shared = plan.filters.subjects[0] if plan.filters.literal else None
+        for some in plan.found:
+            block, seqs, subjects, sizes = self._still(some)
+            for seq, subject in zip(seqs, subjects, strict=True):
+                stream.subjects.removed(subject, seq)
+            if seqs:
+                retention.remove(block, seqs, sum(sizes), shared, purged=True)
+        retention.tell_purged(plan.filters, live.last_seq)
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def _wanted(self, index: SubjectIndex, filters: Filters) -> list[bytes]:
+        first_seq = self._stream.live.first_seq
+        names: Iterable[bytes] = filters.literals if filters.literal else filter(filters.decide, list(index))
+        return [name for name in names if index.count(name, first_seq)]
+
+    def _tracked(self, index: SubjectIndex, wanted: Iterable[bytes]) -> list[_Found]:
+        """From the index of a tracked stream, which has every message."""
+        live = self._stream.live
+        messages = sorted((seq, name, size) for name in wanted for seq, size in index.messages(name, live.first_seq))
+        found: list[_Found] = []
+        for seq, name, size in messages:
+            if not found or seq > found[-1].block.last_seq:
+                block = live.find(seq)
+                if block is None:
+                    continue  # it is no more
+                found.append(_Found(block, array("Q"), [], array("Q")))
+            some = found[-1]
+            some.seqs.append(seq)
+            some.subjects.append(name)
+            some.sizes.append(size)
+        return found
+
+    def _known(self, index: SubjectIndex, filters: Filters, wanted: list[bytes]) -> tuple[int, list[_Found], int]:
+        """(first sequence that was not searched, what was found below it, how many messages are left to find)."""
+        searched, start, found = self._searched, 0, list[_Found]()
+        if searched is not None and searched.filters.subjects == filters.subjects:
+            start = searched.upto_seq + 1
+            found = [some for some in map(self._still, searched.found) if some.seqs]
+        first_seq = self._stream.live.first_seq
+        total = sum(index.count(name, first_seq) for name in wanted)
+        return start, found, total - sum(len(some.seqs) for some in found)
+
+    def _blocks(self, index: SubjectIndex, filters: Filters, wanted: list[bytes], start: int) -> Iterator[LiveBlock]:
+        """The blocks that may have some at or after ``start``, the newest first."""
+        live = self._stream.live
+        lasts = [index.last(name, live.first_seq) for name in wanted]
+        # Of a subject whose last message was removed it is not known where the one before it lies.
+        end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
+        return (block for block in blocks_back(live, end, start) if may_match(block, filters))
+
+    async def _search(self, filters: Filters) -> None:
+        """Find all that matches; what is published meanwhile is for ``plan`` to add."""
+        stream = self._stream
+        index = await stream.subjects.build()
+        wanted = self._wanted(index, filters)
+        upto_seq = stream.live.last_seq
+        start, found, left = self._known(index, filters, wanted)
+        async with aclosing(stream.heads.each(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
+            async for block, rows in walk:
+                if (some := self._in(block, rows, filters, start, upto_seq)) is not None:
+                    found.append(some)
+                    left -= len(some.seqs)
+                if left <= 0:
+                    break
+        self._searched = _Search(filters, upto_seq, found)
+
+    def _in(self, block: LiveBlock, rows: Rows, filters: Filters, start: int, end: int = 1 << 64) -> _Found | None:
+        is_live = self._stream.live.is_live
+        pairs = [(seq, subject) for seq, subject in matching_rows(rows, block, filters)
+                 if start <= seq <= end and is_live(block, seq)]
+        if not pairs:
+            return None
+        sizes = array("Q", [rows.user_bytes(rows.ordinal_of(seq)) for seq, _ in pairs])
+        return _Found(block, array("Q", [seq for seq, _ in pairs]), [subject for _, subject in pairs], sizes)
+
+    def _still(self, some: _Found) -> _Found:
+        """Those that live to this day."""
+        live, block = self._stream.live, some.block
+        if not live.holds(block):
+            return _Found(block, array("Q"), [], array("Q"))
+        alive = [i for i, seq in enumerate(some.seqs) if live.is_live(block, seq)]
+        if len(alive) == len(some.seqs):
+            return some
+        return _Found(block, array("Q", [some.seqs[i] for i in alive]), [some.subjects[i] for i in alive],
+                      array("Q", [some.sizes[i] for i in alive]))

@@ -1,0 +1,87 @@
+"""One block of a live stream: what is known of it without its rows, and which of its messages are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.storage.state.dead import DeadSet
+
+if TYPE_CHECKING:
+    from broker.storage.format.block import BlockRef, SubjectSummary
+    from broker.storage.format.frame import Chunk
+    from broker.storage.format.index import Head
+    from broker.storage.state.table import BlockEntry
+    from broker.storage.log.writer import OpenBlock
+
+__all__ = ["LiveBlock"]
+
+
+class LiveBlock:
+    """One block of a live stream.
+
+    Attributes:
+        open: the writer's block until it is persisted, then None.
+        ref: where it lies once it is persisted; None before, and for ever in a memory stream.
+        chunks: its messages, for as long as they are held here and not in the cache (memory streams: for ever).
+        starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
+        head: its head where it is held on purpose: memory streams, or an operation under way.
+        dead: sequences removed one by one; what lies below the stream's first_seq need not be in it.
+        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, else None.
+    """
+
+    __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
+                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects")
+
+    def __init__(self, first_seq: int, last_seq: int, count: int, size: int, first_time_ns: int,
+                 last_time_ns: int) -> None:
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.count = count
+        self.bytes = size
+        self.first_time_ns = first_time_ns
+        self.last_time_ns = last_time_ns
+        self.live_msgs = count
+        self.live_bytes = size
+        self.dead: DeadSet | None = None
+        self.open: OpenBlock[Any] | None = None
+        self.ref: BlockRef | None = None
+        self.chunks: Sequence[Chunk] | None = None
+        self.starts: Sequence[int] | None = None
+        self.head: Head | None = None
+        self.subjects: SubjectSummary | None = None
+
+    @classmethod
+    def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
+        """Of a block that has messages and is not persisted."""
+        hlens = block.hlens
+        size = (sum(map(len, block.bodies)) + sum(map(len, block.subjects)) + 30 * block.count
+                + (4 * (block.count - hlens.count(0)) if hlens is not None else 0))
+        live = cls(block.first_seq, block.last_seq, block.count, size, block.runs[0][2], block.runs[-1][2])
+        live.open = block
+        return live
+
+    @classmethod
+    def of_entry(cls, entry: BlockEntry) -> LiveBlock:
+        """Of a block as the applied state has it."""
+        ref = entry.ref
+        live = cls(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
+        live.live_msgs -= entry.dead_count
+        live.live_bytes -= entry.dead_bytes
+        live.ref, live.subjects = ref, ref.subjects
+        if entry.dead is not None:
+            live.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+            for first, last in entry.dead.seqs():
+                live.dead.add(first, last)
+        return live
+
+    @property
+    def gapless(self) -> bool:
+        return self.last_seq - self.first_seq + 1 == self.count
+
+    @property
+    def persisted(self) -> bool:
+        return self.open is None
+
+    def __repr__(self) -> str:
+        return f"<LiveBlock {self.first_seq}..{self.last_seq}: {self.live_msgs} of {self.count} live>"

@@ -1,0 +1,73 @@
+"""A decision that finds something missing: brings it in, and holds it until the decision is taken.
+
+    decide ──> Cold ──> bring ──> decide ──> Cold ──> bring ──> decide ──> taken: let go of all
+                          └ heads: held here, so that nothing can take them away
+                          └ work:  leaves its result in the stream's own state
+
+Each turn must bring something new. Asking again for what is held, or for work that was done while nothing changed since,
+would go on for ever: that is ``Stuck``, a mistake of ours, which is logged and answered like a store that cannot be read.
+
+Does not own: who waits meanwhile, and for how long (standstill, or the operation's own caller).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
+from broker.jetstream.stream.state.rows import Cold
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.state.rows import Rows
+
+__all__ = ["Decision", "Stuck", "decide"]
+
+T = TypeVar("T")
+
+
+class Stuck(Exception):
+    """A decision cannot be taken: what it asks for was brought in already, or is more than it may hold at once."""
+
+
+class Decision:
+    """What one decision has loaded."""
+
+    def __init__(self, live: Live, heads: Heads) -> None:
+        self._live = live
+        self._heads = heads
+        self._held: dict[LiveBlock, Rows | None] = {}
+        self._done: tuple[object, ...] | None = None
+
+    async def bring(self, cold: Cold) -> None:
+        """Bring in what the decision missed. Raises: Stuck; StoreError; FormatError."""
+        if cold.work is not None:
+            if (cold.what, cold.mark, *self._state()) == self._done:
+                raise Stuck(f"{cold.what} was brought in, and is missing again")
+            await cold.work()
+            # As it is after the work: what changed while it went on is for the work itself to see to.
+            self._done = cold.what, cold.mark, *self._state()
+            return
+        missing = [block for block in cold.blocks if block not in self._held]
+        if not missing:
+            raise Stuck(f"{cold.what} was brought in, and is missing again")
+        if len(self._held) + len(missing) > HEADS_AT_ONCE:
+            raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {cold.what}")
+        self._held.update(zip(missing, await self._heads.all_of(missing), strict=True))
+
+    def _state(self) -> tuple[int, ...]:
+        live = self._live
+        return live.first_seq, live.last_seq, live.msgs, live.bytes
+
+
+async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:
+    """``ask()``, with all that it misses brought in. Raises: as ``ask`` and ``Decision.bring``."""
+    decision = Decision(live, heads)
+    while True:
+        try:
+            return ask()
+        except Cold as cold:
+            await decision.bring(cold)

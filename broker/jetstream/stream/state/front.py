@@ -1,0 +1,160 @@
+"""Where the front of a stream is cut, and how much leaves there: for limits, purges and roll-ups.
+
+Most cuts take a block or two. Where thousands of blocks leave they do so in slices (``slice_below``), or, where most of all
+blocks leave, at once and told by what stays (``front_of_most``): that the others are gone need not be said one by one.
+
+Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``Cold``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.jetstream.stream.state.live_seqs import GAPLESS
+from broker.jetstream.stream.state.rows import sizes
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.block import LiveBlock
+
+__all__ = ["Front", "Removal", "after_bytes", "after_msgs", "front_of_most", "joined", "most_leave", "slice_below"]
+
+_REMOVED_AT_ONCE = 1024
+"""Blocks removed in one turn of the loop: about 2 ms."""
+
+_live_bytes: Callable[[LiveBlock], int] = attrgetter("live_bytes")
+_live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
+
+
+class Removal(NamedTuple):
+    """Messages that are about to leave one block: ``msgs`` live ones of ``size`` user bytes within first..last."""
+
+    block: LiveBlock
+    first: int
+    last: int
+    msgs: int
+    size: int
+
+
+class Front(NamedTuple):
+    """All below ``end_seq``: ``msgs`` live messages of ``size`` user bytes, ``part`` of them in the block at the edge."""
+
+    end_seq: int
+    msgs: int
+    size: int
+    part: Removal | None
+
+
+def joined(gone: Sequence[Removal]) -> list[tuple[int, int, int]]:
+    """(first, last, messages) of what left, neighbours without a gap as one: who keeps counts is told in few words."""
+    ranges: list[tuple[int, int, int]] = []
+    for _, first, last, msgs, _ in gone:
+        if ranges and msgs == last - first + 1:
+            before, end, count = ranges[-1]
+            if end + 1 == first and count == end - before + 1:
+                ranges[-1] = before, last, count + msgs
+                continue
+        ranges.append((first, last, msgs))
+    return ranges
+
+
+def after_msgs(live: Live, count: int) -> int:
+    """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: Cold."""
+    blocks = live.blocks
+    if 2 * count > live.msgs:
+        # From the end, where fewer are: the first block that still holds one of those that stay.
+        keep, i = live.msgs - count, len(blocks)
+        while i and keep >= blocks[i - 1].live_msgs:
+            i -= 1
+            keep -= blocks[i].live_msgs
+        if not i:
+            return live.first_seq
+        block = blocks[i - 1]
+        return _after_in(live, block, block.live_msgs - keep) if keep else block.last_seq + 1
+    for block in blocks:
+        if count >= block.live_msgs:
+            count -= block.live_msgs
+            if not count:
+                return block.last_seq + 1
+            continue
+        return _after_in(live, block, count)
+    return live.last_seq + 1
+
+
+def _after_in(live: Live, block: LiveBlock, count: int) -> int:
+    """The sequence of the live message of ``block`` that follows its first ``count``. Raises: Cold."""
+    start = max(block.first_seq, live.first_seq)
+    if block.gapless and block.dead is None:
+        return start + count
+    rows = GAPLESS if block.gapless else live.rows(block)
+    return live.live_seqs(block, rows, start, block.last_seq)[count]
+
+
+def after_bytes(live: Live, size: int) -> int:
+    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: Cold."""
+    blocks = live.blocks
+    if 2 * size > live.bytes:
+        keep, i = live.bytes - size, len(blocks)
+        while i and keep >= blocks[i - 1].live_bytes:
+            i -= 1
+            keep -= blocks[i].live_bytes
+        if not i:
+            return live.first_seq
+        block = blocks[i - 1]
+        return _after_bytes_in(live, block, block.live_bytes - keep) if keep > 0 else block.last_seq + 1
+    for block in blocks:
+        if size >= block.live_bytes:
+            size -= block.live_bytes
+            if size <= 0:
+                return block.last_seq + 1
+            continue
+        return _after_bytes_in(live, block, size)
+    return live.last_seq + 1
+
+
+def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
+    """As ``after_bytes``, of one block, which has more of them. Raises: Cold."""
+    rows = live.rows(block)
+    start = rows.ordinal_of(max(block.first_seq, live.first_seq))
+    for at, one in enumerate(sizes(rows, start, block.count), start):
+        seq = rows.seq_of(at)
+        if block.dead is not None and seq in block.dead:
+            continue
+        size -= one
+        if size <= 0:
+            return seq + 1
+    return block.last_seq + 1
+
+
+def slice_below(live: Live, end_seq: int) -> int:
+    """``end_seq``, or where a slice of the blocks below it ends, if they are so many that they must leave in slices."""
+    blocks = live.blocks
+    if len(blocks) > _REMOVED_AT_ONCE and blocks[_REMOVED_AT_ONCE].first_seq < end_seq and not most_leave(live, end_seq):
+        return blocks[_REMOVED_AT_ONCE].first_seq
+    return end_seq
+
+
+def most_leave(live: Live, end_seq: int) -> bool:
+    """Whether so many blocks lie wholly below ``end_seq``, and so few beyond, that ``front_of_most`` is the way."""
+    whole = live.index_at(end_seq)
+    return whole > _REMOVED_AT_ONCE // 4 and len(live.blocks) - whole <= whole
+
+
+def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
+    """What leaves when everything below ``end_seq`` does, told by what stays; and the last block of it. Raises: Cold."""
+    blocks, whole = live.blocks, live.index_at(end_seq)
+    stay = blocks[whole:]
+    part = None
+    if stay and stay[0].first_seq < end_seq:
+        part = live.part(stay[0], stay[0].first_seq, end_seq - 1)
+    msgs = live.msgs - sum(map(_live_msgs, stay)) + (part.msgs if part is not None else 0)
+    size = live.bytes - sum(map(_live_bytes, stay)) + (part.size if part is not None else 0)
+    last = part
+    while last is None:
+        whole -= 1
+        block = blocks[whole]
+        if block.live_msgs or not whole:
+            last = Removal(block, max(block.first_seq, live.first_seq), block.last_seq, block.live_msgs, block.live_bytes)
+    return Front(min(end_seq, live.last_seq + 1), msgs, size, part), last

@@ -1,0 +1,469 @@
+"""The live state of one stream: what has been sequenced and not removed, persisted or not.
+
+Owns: the stream's numbers (first and last sequence, messages, bytes), its block table, and which messages are dead.
+Does not own: why a message is removed (sequencer, retention), where the front is cut (front), where blocks come from (log)
+or are read (reading).
+
+    blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
+               ^first_seq              ^persisted_seq + 1            last_seq^
+
+Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and its
+block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
+``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
+
+The blocks come at the first look at them: until then nobody but publishers was there, who need the numbers alone, and what
+the stream has is told by the applied state and by what is in flight. Many of them come a slice at a time: who needs them
+awaits ``look``, and a decision that cannot wait raises ``Cold``.
+
+There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
+lets go of the old one bit by bit.
+
+Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
+anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.stream.state.front import Front, Removal
+from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, ranges
+from broker.jetstream.stream.state.loading import Look, let_go
+from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows, size_between
+from broker.jetstream.usage import Usage
+from broker.storage.state.dead import DeadSet
+
+if TYPE_CHECKING:
+    from broker.storage.state.applied import StreamState
+    from broker.storage.log.writer import OpenBlock, SealedBlock
+
+__all__ = ["Live", "LiveBlock", "Removal"]
+
+_LOOKED_AT_ONCE = 2048
+"""Blocks taken from the applied state between two turns of the loop: about 3 ms."""
+
+_live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
+
+
+def _cold(block: LiveBlock) -> Rows:
+    raise Cold("a head", (block,))
+
+
+class Live:
+    """The numbers and the block table of one stream.
+
+    Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
+        stream's applied state when somebody first looks, for its persisted blocks; None: there are none, and never will be.
+        ``on_looked(blocks)`` is told of those, some at a time. ``usage`` counts the bytes of all streams of its kind.
+    Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
+        message, kept for as long as nobody has ``looked``.
+    """
+
+    def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
+                 stored: Callable[[], StreamState | None] | None = None,
+                 on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None) -> None:
+        self.usage = usage or Usage()
+        self.first_seq = 0
+        self.last_seq = 0
+        self.msgs = 0
+        self.bytes = 0
+        self.last_time_ns = 0
+        self.first_time_ns = 0
+        self.persisted_seq = 0
+        self.open: OpenBlock[Any] | None = None
+        self._tail: LiveBlock | None = None
+        self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
+        """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
+        self._stored = stored
+        self._on_looked = on_looked
+        self._looking: Look | None = None
+        self._blocks: list[LiveBlock] = []
+        self._begins: list[int] = []
+        self._stored_rows = stored_rows
+
+    @property
+    def looked(self) -> bool:
+        """Whether the blocks are here."""
+        return self._stored is None
+
+    @property
+    def blocks(self) -> list[LiveBlock]:
+        """All of them, in order. Raises: Cold when ``look`` must come first."""
+        if self._stored is not None:
+            self._look_now()
+        return self._blocks
+
+    @property
+    def _starts(self) -> list[int]:
+        """First sequence of each. Raises: Cold."""
+        if self._stored is not None:
+            self._look_now()
+        return self._begins
+
+    async def look(self) -> None:
+        """Have the blocks here, in as many turns of the loop as that takes. Nothing is removed meanwhile: who removes
+        messages looks first."""
+        while self._stored is not None:
+            if self._look(_LOOKED_AT_ONCE):
+                return
+            await asyncio.sleep(0)
+
+    def _look_now(self) -> None:
+        if not self._look(0):
+            raise Cold("the stream's blocks", work=self.look)
+
+    def _look(self, count: int) -> bool:
+        """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
+        assert self._stored is not None
+        look = self._looking
+        if look is None or look.first_seq != look.state.first_seq:
+            # The second: nothing of ours was live in what the applied state has let go of meanwhile.
+            state = self._stored()
+            if state is None:
+                return self._looked([], [])
+            look = self._looking = Look(state, self._on_looked)
+        if look.left > _LOOKED_AT_ONCE:
+            look.take(count)
+            return False
+        look.take(look.left)
+        blocks, self._looking = look.blocks, None
+        if blocks:
+            # What left at the front is told by the stream's totals alone.
+            blocks[0].live_msgs += look.state.msgs - look.msgs
+            blocks[0].live_bytes += look.state.bytes - look.bytes
+        return self._looked(blocks, look.begins)
+
+    def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
+        """``blocks`` are those of the applied state as it is now: add what is on its way, and have them."""
+        self._stored = None
+        # Of those in flight, which are newer than all others, some may be in the applied state by now, and we about to hear.
+        applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(self._in_flight)):]}
+        for at, mine in enumerate(self._in_flight):
+            if mine is not None:
+                assert not isinstance(mine, LiveBlock)
+                live = applied.get(mine.first_seq)
+                if live is None:
+                    live = LiveBlock.of_open(mine)
+                    blocks.append(live)
+                self._in_flight[at] = live
+        if self.open is not None:
+            self._tail = LiveBlock.of_open(self.open)
+            blocks.append(self._tail)
+        self._blocks = blocks
+        begins += [block.first_seq for block in blocks[len(begins):]]
+        self._begins = begins
+        return True
+
+    def counts(self, block: OpenBlock[Any]) -> bool:
+        """Whether the numbers count every message of ``block``, which takes messages."""
+        tail = self._tail if self.open is block else None
+        return block.last_seq <= self.last_seq and (tail is None or tail.count == block.count)
+
+    # --- growing ------------------------------------------------------------------------------------------------------
+
+    def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int) -> None:
+        """``count`` messages of ``size`` user bytes have joined ``block``, from ``first_seq`` on."""
+        if self.open is not block:
+            self._begin(block)
+        last_seq = first_seq + count - 1
+        tail = self._tail
+        if tail is not None:
+            if not tail.count:
+                tail.first_time_ns = time_ns
+            tail.last_seq = last_seq
+            tail.count += count
+            tail.live_msgs += count
+            tail.bytes += size
+            tail.live_bytes += size
+            tail.last_time_ns = time_ns
+        if not self.msgs:
+            self.first_seq = first_seq
+            self.first_time_ns = time_ns
+        self.last_seq = last_seq
+        self.last_time_ns = time_ns
+        self.msgs += count
+        self.bytes += size
+        self.usage.bytes += size
+
+    def _begin(self, block: OpenBlock[Any]) -> None:
+        self.open = block
+        if self._stored is None:
+            tail = self._tail = LiveBlock(block.first_seq, block.first_seq - 1, 0, 0, 0, 0)
+            tail.open = block
+            self._blocks.append(tail)
+            self._begins.append(block.first_seq)
+
+    def cut(self, block: OpenBlock[Any]) -> None:
+        """``block`` takes no more, and is on its way into the store unless it is empty."""
+        if not block.empty:
+            self._in_flight.append((self._tail or block) if self.open is block else None)
+        if self.open is block:
+            self.open = self._tail = None
+
+    def landed(self) -> LiveBlock | OpenBlock[Any] | None:
+        """What was cut first of all that is in flight; None where it had no messages. Once for each."""
+        return self._in_flight.popleft()
+
+    def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
+        """``block`` is in the store, or will never be (``keep``: a memory stream, its chunks stay here)."""
+        block.open = None
+        block.ref = sealed.ref
+        block.subjects = sealed.subjects
+        block.starts = _ONE_FRAME if sealed.small or len(sealed.chunks) == 1 else [c.start for c in sealed.chunks]
+        if keep:
+            block.chunks, block.head = sealed.chunks, sealed.head
+        if not block.live_msgs:
+            self._forget(block)
+        elif block.dead is not None:
+            fitted = DeadSet(block.first_seq, block.last_seq, block.count)
+            for first, last in block.dead.seqs():
+                fitted.add(first, last)
+            block.dead = fitted
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def rows(self, block: LiveBlock) -> Rows:
+        """The rows of a block. Raises: Cold when they are not in memory."""
+        if block.open is not None:
+            return OpenRows(block.open)
+        return block.head or self._stored_rows(block) or _cold(block)
+
+    def hot(self, block: LiveBlock) -> Rows | None:
+        """The rows of a block if they are in memory."""
+        if block.open is not None:
+            return OpenRows(block.open)
+        return block.head or self._stored_rows(block)
+
+    def index_at(self, seq: int) -> int:
+        """Place of the first block that ends at or after ``seq``; ``len(blocks)`` when there is none."""
+        i = bisect_right(self._starts, seq) - 1
+        if i < 0:
+            return 0
+        return i if self.blocks[i].last_seq >= seq else i + 1
+
+    def find(self, seq: int) -> LiveBlock | None:
+        """The block whose range holds ``seq``, unless that sequence is known to be dead."""
+        if seq < self.first_seq:
+            return None
+        i = bisect_right(self._starts, seq) - 1
+        if i < 0:
+            return None
+        block = self.blocks[i]
+        if block.last_seq < seq or (block.dead is not None and seq in block.dead):
+            return None
+        return block
+
+    def holds(self, block: LiveBlock) -> bool:
+        """Whether ``block`` is still part of the stream."""
+        i = bisect_right(self._starts, block.first_seq) - 1
+        return i >= 0 and self.blocks[i] is block
+
+    def next_live(self, block: LiveBlock, seq: int) -> int:
+        """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
+        return next_live(block, seq, self.hot)
+
+    def last_live(self) -> int:
+        """The last live sequence, or 0; in a block with gaps whose head is not in memory, one that is not below it."""
+        for block in reversed(self.blocks):
+            if not block.live_msgs:
+                continue
+            dead = block.dead
+            if dead is None:
+                return block.last_seq
+            for seq in range(block.last_seq, block.first_seq - 1, -1):
+                if seq not in dead:
+                    return seq
+        return 0
+
+    def is_live(self, block: LiveBlock, seq: int) -> bool:
+        """Whether ``seq``, a message of ``block``, still lives."""
+        return seq >= self.first_seq and (block.dead is None or seq not in block.dead)
+
+    def live_seqs(self, block: LiveBlock, rows: Rows, start: int, end: int) -> Sequence[int]:
+        """The live sequences of ``block`` within start..end (inclusive)."""
+        start, end = max(start, block.first_seq, self.first_seq), min(end, block.last_seq)
+        if start > end:
+            return ()
+        dead = block.dead
+        if block.gapless:
+            return range(start, end + 1) if dead is None else alive(dead, range(start, end + 1))
+        seqs = map(rows.seq_of, range(rows.ordinal_of(start), rows.ordinal_of(end + 1)))
+        return [seq for seq in seqs if dead is None or seq not in dead]
+
+    def live_before(self, seq: int) -> int:
+        """How many live messages lie below ``seq``. Raises: Cold for a block with gaps."""
+        return self.msgs - self.live_from(seq)
+
+    def live_from(self, seq: int) -> int:
+        """How many live messages lie at or above ``seq``. Raises: Cold for a block with gaps."""
+        if seq <= self.first_seq:
+            return self.msgs
+        blocks, i = self.blocks, self.index_at(seq)
+        if i == len(blocks):
+            return 0
+        block = blocks[i]
+        here = block.live_msgs if block.first_seq >= seq else self._live_in(block, seq, block.last_seq)
+        if 2 * i < len(blocks):
+            return here + self.msgs - sum(map(_live_msgs, blocks[:i + 1]))
+        return here + sum(map(_live_msgs, blocks[i + 1:]))
+
+    def _live_in(self, block: LiveBlock, first: int, last: int) -> int:
+        first = max(first, self.first_seq)
+        if first > last:
+            return 0
+        if block.gapless and block.dead is None:
+            return last - first + 1
+        rows = GAPLESS if block.gapless else self.rows(block)
+        return len(self.live_seqs(block, rows, first, last))
+
+    @property
+    def first_time(self) -> tuple[int, bool]:
+        """(time of the first live message, exact?); where its head is not in memory its block's first time stands in."""
+        if not self.msgs:
+            return 0, True
+        block = self.blocks[self.index_at(self.first_seq)]
+        if self.first_seq <= block.first_seq:
+            return block.first_time_ns, True
+        rows = self.hot(block)
+        if rows is None:
+            return block.first_time_ns, block.first_time_ns == block.last_time_ns
+        return rows.time_of(rows.ordinal_of(self.first_seq)), True
+
+    # --- removing -----------------------------------------------------------------------------------------------------
+
+    def front(self, end_seq: int) -> list[Removal]:
+        """What leaves when everything below ``end_seq`` does. Raises: Cold."""
+        gone = []
+        for block in self.blocks:
+            if block.first_seq >= end_seq:
+                break
+            if block.last_seq < end_seq:
+                if block.live_msgs:
+                    gone.append(Removal(block, max(block.first_seq, self.first_seq), block.last_seq, block.live_msgs,
+                                        block.live_bytes))
+                continue
+            part = self.part(block, block.first_seq, end_seq - 1)
+            if part is not None:
+                gone.append(part)
+            break
+        return gone
+
+    def part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
+        """The live messages of ``block`` within first..last, which end inside it. Raises: Cold."""
+        rows = self.rows(block)
+        seqs = self.live_seqs(block, rows, first, last)
+        if not seqs:
+            return None
+        start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
+        if end - start == len(seqs):
+            size = size_between(rows, start, end)
+        else:
+            size = sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)
+        return Removal(block, seqs[0], seqs[-1], len(seqs), size)
+
+    def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:
+        """Carry out ``front(end_seq)``."""
+        for block, _, _, msgs, size in gone:
+            block.live_msgs -= msgs
+            block.live_bytes -= size
+            self.msgs -= msgs
+            self.bytes -= size
+            self.usage.bytes -= size
+        blocks, whole = self.blocks, 0
+        while whole < len(blocks) and blocks[whole].last_seq < end_seq and blocks[whole].persisted:
+            whole += 1
+        if whole:
+            del blocks[:whole]
+            del self._begins[:whole]
+        self._seek_first(end_seq)
+
+    def remove_front_of_most(self, front: Front) -> None:
+        """Carry out ``front_of_most``: a new table, and the old one is let go of bit by bit."""
+        blocks, end_seq = self.blocks, front.end_seq
+        whole = self.index_at(end_seq)
+        stay = whole
+        while stay and not blocks[stay - 1].persisted:
+            stay -= 1
+            blocks[stay].live_msgs = blocks[stay].live_bytes = 0
+        self._blocks, self._begins = blocks[stay:], self._begins[stay:]
+        let_go(blocks)
+        self.msgs -= front.msgs
+        self.bytes -= front.size
+        self.usage.bytes -= front.size
+        if front.part is not None:
+            front.part.block.live_msgs -= front.part.msgs
+            front.part.block.live_bytes -= front.part.size
+        self._seek_first(end_seq)
+
+    def let_go(self) -> None:
+        """The stream is no more, and with it its blocks."""
+        if self._stored is None:
+            self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.bytes, None))
+
+    def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
+        """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.
+
+        The size of each range is exact when there is one; of several, the first carries it all, so that their sum is.
+        """
+        dead = dead_set(block)
+        removed = ranges(seqs)
+        for first, last in removed:
+            dead.add(first, last)
+        count = len(seqs)
+        block.live_msgs -= count
+        block.live_bytes -= size
+        self.msgs -= count
+        self.bytes -= size
+        self.usage.bytes -= size
+        if seqs[0] == self.first_seq or not self.msgs:
+            self._seek_first(self.first_seq)
+        if not block.live_msgs and block.persisted:
+            self._forget(block)
+        return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(removed)]
+
+    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
+        """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
+        i = bisect_right(self._starts, old[0].first_seq) - 1
+        if i < 0 or self.blocks[i:i + len(old)] != list(old) or new.count != sum(block.live_msgs for block in old):
+            raise ValueError("a block may take the place of its neighbours only with all that lives in them")
+        self.blocks[i:i + len(old)] = [new]
+        self._begins[i:i + len(old)] = [new.first_seq]
+
+    def leave(self) -> None:
+        """The stream is let go of: what it holds, and what still happens to that, counts for nobody."""
+        self.usage.bytes -= self.bytes
+        self.usage = Usage()
+
+    def skip_to(self, last_seq: int) -> None:
+        """Use up the sequences up to ``last_seq`` without storing anything."""
+        self.last_seq = last_seq
+        if not self.msgs:
+            self.first_seq = last_seq + 1
+
+    def _forget(self, block: LiveBlock) -> None:
+        i = bisect_right(self._starts, block.first_seq) - 1
+        if i >= 0 and self.blocks[i] is block:
+            del self.blocks[i]
+            del self._begins[i]
+
+    def _seek_first(self, seq: int) -> None:
+        """Set ``first_seq`` to the first live message at or after ``seq``."""
+        blocks = self.blocks
+        for i in range(self.index_at(seq), len(blocks)):
+            block = blocks[i]
+            if not block.live_msgs:
+                continue
+            first = next_live(block, max(seq, block.first_seq), self.hot)
+            if first <= block.last_seq:
+                self.first_seq = first
+                return
+        self.first_seq = self.last_seq + 1
+
+
+_ONE_FRAME: Sequence[int] = (0,)

@@ -1,0 +1,77 @@
+"""Keeps the blocks of a memory stream few, and free of dead messages: what compaction is for streams in the store.
+
+A memory stream gets a block each time the loop turns: one for each message of a publisher that waits for each PubAck. Eight
+neighbours of one size class are joined into one of the next, so a message is copied four times at most; a block of which
+less than half lives is written anew. Joined blocks hold live messages only, so their sequences may have gaps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.stream.state.live import LiveBlock
+from broker.storage.format.header import Position
+from broker.storage.log.writer import OpenBlock, seal_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from broker.jetstream.stream.state.live import Live
+
+__all__ = ["join_small", "rewrite"]
+
+_JOINED_AT_ONCE = 8
+_CLASSES = 4
+"""Blocks of 8, 64, 512 and 4096 messages or more; the last are left as they are."""
+
+
+def join_small(live: Live) -> None:
+    """Join the newest persisted blocks as long as eight of them are of one size."""
+    while True:
+        end = len(live.blocks)
+        while end and not live.blocks[end - 1].persisted:
+            end -= 1
+        start = end
+        while start and end - start < _JOINED_AT_ONCE and _size_class(live.blocks[start - 1]) == _size_class(
+                live.blocks[end - 1]):
+            start -= 1
+        if end - start < _JOINED_AT_ONCE or _size_class(live.blocks[end - 1]) == _CLASSES:
+            return
+        _replace(live, live.blocks[start:end])
+
+
+def rewrite(live: Live, blocks: Iterable[LiveBlock]) -> None:
+    """Write those of ``blocks`` anew of which less than half lives."""
+    for block in blocks:
+        if block.persisted and 0 < block.live_msgs < block.count // 2 and live.holds(block):
+            _replace(live, [block])
+
+
+def _size_class(block: LiveBlock) -> int:
+    return min((max(block.live_msgs, 1).bit_length() - 1) // 3, _CLASSES)
+
+
+def _replace(live: Live, blocks: Sequence[LiveBlock]) -> None:
+    joined: OpenBlock[Any] = OpenBlock(0, None)
+    for block in blocks:
+        _copy(live, block, joined)
+    if not joined.count:
+        return
+    sealed = seal_block(joined, Position(0, 0))
+    core = sealed.core
+    new = LiveBlock(core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns)
+    new.subjects, new.chunks, new.head = core.subjects, sealed.chunks, sealed.head
+    new.starts = [chunk.start for chunk in sealed.chunks]
+    live.replace_blocks(blocks, new)
+
+
+def _copy(live: Live, block: LiveBlock, joined: OpenBlock[Any]) -> None:
+    """Append the live messages of ``block``."""
+    assert block.chunks is not None
+    for chunk in block.chunks:
+        hlens = chunk.hlens
+        for i, body in enumerate(chunk.bodies):
+            seq = chunk.seq(i)
+            if live.is_live(block, seq):
+                joined.append_run(seq, (chunk.subjects[i],), None if hlens is None else (hlens[i],), (body,),
+                                  chunk.times[i])

@@ -1,0 +1,122 @@
+"""The messages of one block as rows, without their bodies: from the open block, or from a stored block's head.
+
+What limits, deletes and subject state need of a message is its sequence, subject, time and user size. ``Head`` has the
+same methods for stored blocks; this module gives them to a block that is still open, and sums that run in C for both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.storage.format.index import Head
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.block import LiveBlock
+    from broker.storage.log.writer import OpenBlock
+
+__all__ = ["Cold", "OpenRows", "Rows", "size_between", "sizes"]
+
+
+class Rows(Protocol):
+    """One block's messages by ordinal, 0 to count - 1."""
+
+    def ordinal_of(self, seq: int) -> int:
+        """Ordinal of the first message at or after ``seq``; ``count`` when there is none."""
+
+    def seq_of(self, ordinal: int) -> int: ...
+
+    def ordinal_at(self, time_ns: int) -> int:
+        """Ordinal of the first message at or after ``time_ns``; ``count`` when there is none."""
+
+    def time_of(self, ordinal: int) -> int: ...
+
+    def subject_of(self, ordinal: int) -> bytes: ...
+
+    def user_bytes(self, ordinal: int) -> int: ...
+
+
+class Cold(Exception):
+    """A decision needs what is not in memory. Nothing was changed; ``Decision.bring`` it in, then decide again.
+
+    ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``
+    instead: it streams through them, and leaves behind what the decision asks for (an index, a place, a plan). It is
+    done once for the same ``what`` and ``mark`` while the stream stands still.
+    """
+
+    def __init__(self, what: str, blocks: Sequence[LiveBlock] = (), *,
+                 work: Callable[[], Awaitable[object]] | None = None, mark: int = 0) -> None:
+        super().__init__(what)
+        self.what = what
+        self.mark = mark
+        self.blocks = blocks
+        self.work = work
+
+
+class OpenRows:
+    """The rows of an open block, or of one that is sealed and not persisted yet. Grows with it."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: OpenBlock[Any]) -> None:
+        self.block = block
+
+    @property
+    def count(self) -> int:
+        return self.block.count
+
+    def ordinal_of(self, seq: int) -> int:
+        block = self.block
+        if block.last_seq - block.first_seq + 1 == block.count:
+            return min(max(seq - block.first_seq, 0), block.count)
+        return bisect_left(range(block.count), seq, key=self.seq_of)
+
+    def seq_of(self, ordinal: int) -> int:
+        block = self.block
+        if block.last_seq - block.first_seq + 1 == block.count:
+            return block.first_seq + ordinal
+        start, first_seq, _ = block.run_of(ordinal)
+        return first_seq + ordinal - start
+
+    def ordinal_at(self, time_ns: int) -> int:
+        return bisect_left(range(self.block.count), time_ns, key=self.time_of)
+
+    def time_of(self, ordinal: int) -> int:
+        return self.block.run_of(ordinal)[2]
+
+    def subject_of(self, ordinal: int) -> bytes:
+        return self.block.subjects[ordinal]
+
+    def user_bytes(self, ordinal: int) -> int:
+        block = self.block
+        hlen = block.hlens[ordinal] if block.hlens is not None else 0
+        return 30 + len(block.subjects[ordinal]) + len(block.bodies[ordinal]) + (4 if hlen else 0)
+
+
+def sizes(rows: Rows, start: int, end: int) -> Sequence[int]:
+    """User sizes of the messages ``start`` to ``end`` (half open)."""
+    return list(map(rows.user_bytes, range(start, end)))
+
+
+def size_between(rows: Rows, start: int, end: int) -> int:
+    """User size of the messages ``start`` to ``end`` (half open), all together."""
+    total = 30 * (end - start)
+    hlens: Sequence[int] | None
+    if isinstance(rows, OpenRows):
+        block = rows.block
+        hlens = None if block.hlens is None else block.hlens[start:end]
+        total += sum(map(len, block.bodies[start:end])) + sum(map(len, block.subjects[start:end]))
+    elif isinstance(rows, Head):
+        total += rows.body_len * (end - start) if rows.body_lens is None else sum(rows.body_lens[start:end])
+        subjects = rows.subjects
+        if rows.subject_ids is None:
+            total += len(subjects[0]) * (end - start)
+        else:
+            total += sum(map(len, map(subjects.__getitem__, rows.subject_ids[start:end])))
+        hlens = None if rows.hlens is None else rows.hlens[start:end]
+        if rows.hlen and hlens is None:
+            total += 4 * (end - start)
+    else:
+        return sum(sizes(rows, start, end))
+    return total if hlens is None else total + 4 * (len(hlens) - hlens.count(0))

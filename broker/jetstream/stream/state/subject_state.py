@@ -1,0 +1,354 @@
+"""Keeps a stream's subject index in step with its live state, at the time it is needed and not before.
+
+Owns: when the index is built, how far it has merged the stream's messages, and removals it has yet to take in.
+Does not own: the index (subjects), the messages (live), the loading of heads (heads).
+
+A stream that never asks for its subjects has no index and pays nothing. Once asked, everything up to ``merged_seq`` is in
+it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
+or from its head. A tracked stream (max_msgs_per_subject) merges each message as it is sequenced.
+
+Removals below ``merged_seq`` are taken out at once where their rows are in memory. Else they are a *debt*, settled at the
+next question; should the debts grow too many, or a head be gone, the index is dropped and built again when asked.
+
+    _go_on ─┬─ in step ──────────> the index
+            ├─ had its time ─────> go on in the next turn of the loop
+            └─ needs these heads > load them, hold them, go on: each of them is taken in before it is let go
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
+
+from broker.jetstream.stream.state.decision import Stuck
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.heads import Heads, at_once, blocks_back
+from broker.jetstream.stream.state.live import Live, LiveBlock, Removal
+from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows
+from broker.jetstream.stream.state.subject_index import SubjectIndex
+from broker.storage.format.index import Head
+
+__all__ = ["SubjectState"]
+
+_DEBTS_MAX = 64
+_ROWS_AT_ONCE = 4096
+"""Merged in one go: about 2 ms of the loop."""
+_LOOKED_AT_ONCE = 64
+"""Blocks among which those are sought whose heads are loaded side by side."""
+
+
+class _Debt(NamedTuple):
+    """Messages first..last of a block left the stream, and the index does not know it yet."""
+
+    block: LiveBlock
+    first: int
+    last: int
+
+
+class SubjectState:
+    """The subjects of one stream.
+
+    ``ready`` is the way in: it gives an index that is in step, or raises ``Cold``; ``build`` takes as long as it takes.
+    """
+
+    def __init__(self, live: Live, heads: Heads, tracked: bool) -> None:
+        self._live = live
+        self._heads = heads
+        self.tracked = tracked
+        self._index: SubjectIndex | None = None
+        self._forgotten = 0
+        """How often the index was dropped."""
+        self._steps = 0
+        """Rises with all that is merged or settled."""
+        self._debts: list[_Debt] = []
+        self._building: asyncio.Lock = asyncio.Lock()
+
+    @property
+    def index(self) -> SubjectIndex | None:
+        """The index as far as it has got, if there is one."""
+        return self._index
+
+    def set_tracked(self, tracked: bool) -> None:
+        """Whether the stream limits messages by subject, from now on."""
+        if tracked != self.tracked:
+            self.tracked = tracked
+            self.forget()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def ready(self) -> SubjectIndex:
+        """The index, with every live message in it. Raises: Cold."""
+        index = self._go_on()
+        if not isinstance(index, SubjectIndex):
+            raise Cold("the index of subjects", work=self.build, mark=self._forgotten)
+        return index
+
+    async def build(self) -> SubjectIndex:
+        """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
+        await self._live.look()
+        async with self._building:
+            steps = -1
+            held: Sequence[Rows | None] = ()
+            while True:
+                found = self._go_on()
+                if isinstance(found, SubjectIndex):
+                    return found
+                if self._steps == steps:
+                    raise Stuck("the index of subjects does not come on")
+                steps = self._steps
+                if found:
+                    held = await self._heads.all_of(found)
+                    if None in held:
+                        # It left the stream, and its object the store, before it was taken out.
+                        self._steps += 1
+                        if self._debts:
+                            self.forget()
+                else:
+                    await asyncio.sleep(0)
+
+    def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
+        """Bring the index in step, for a few milliseconds; else the blocks whose heads are next (none: it takes longer)."""
+        live, index = self._live, self._index
+        if index is None:
+            index = self._index = SubjectIndex(self.tracked)
+        if not live.msgs:
+            self._emptied(index)
+        left = self._settle(index)
+        if left is None and index.merged_seq < live.last_seq:
+            left = self._merge(index)
+        return index if left is None else left
+
+    def forget(self) -> None:
+        """Drop the index; the next question builds it again."""
+        self._index = None
+        self._forgotten += 1
+        self._debts.clear()
+
+    def last(self, subject: bytes) -> int:
+        """Sequence of the last live message of ``subject``, or 0. Raises: Cold."""
+        index = self.ready()
+        last = index.last(subject, self._live.first_seq)
+        if last is None:
+            last = self._find_last(subject)
+            index.set_last(subject, last)
+        return last
+
+    def count(self, subject: bytes) -> int:
+        """Live messages of ``subject``. Raises: Cold."""
+        return self.ready().count(subject, self._live.first_seq)
+
+    async def matching(self, filters: Filters) -> list[bytes]:
+        """The subjects that have live messages and match, in no order; in as many turns of the loop as it takes."""
+        index = await self.build()
+        if filters.literal:
+            found = [subject for subject in filters.literals if subject in index]
+        elif filters.all:
+            found = list(index)
+        else:
+            found = []
+            names = list(index)
+            for at in range(0, len(names), _ROWS_AT_ONCE):
+                found += filter(filters.decide, names[at:at + _ROWS_AT_ONCE])
+                if at:
+                    await asyncio.sleep(0)
+        if not self.tracked:
+            return found
+        # Subjects whose messages all left at the front go when they are looked at.
+        first_seq, alive = self._live.first_seq, []
+        for at in range(0, len(found), _ROWS_AT_ONCE):
+            alive += [subject for subject in found[at:at + _ROWS_AT_ONCE] if index.count(subject, first_seq)]
+            if at:
+                await asyncio.sleep(0)
+        if filters.all:
+            index.swept_seq = first_seq
+        return alive
+
+    async def distinct(self) -> int:
+        """How many subjects have live messages."""
+        index = await self.build()
+        if self.tracked and index.swept_seq < self._live.first_seq:
+            return len(await self.matching(Filters()))
+        return len(index)
+
+    def _find_last(self, subject: bytes) -> int:
+        """Look through the blocks from the end. Raises: Cold."""
+        live = self._live
+        for block in reversed(live.blocks):
+            if not _may_hold(block, subject):
+                continue
+            rows = live.hot(block)
+            if rows is None:
+                raise Cold(f"the last message of {subject!r}", work=partial(self._seek_last, subject))
+            if seq := self._last_in(block, rows, subject):
+                return seq
+        return 0
+
+    async def _seek_last(self, subject: bytes) -> None:
+        """``_find_last`` through blocks that are not in memory, and remember it."""
+        live = self._live
+        blocks = (block for block in blocks_back(live, live.last_seq) if _may_hold(block, subject))
+        async with aclosing(self._heads.each(blocks, slow_start=True)) as found:
+            async for block, rows in found:
+                # What came meanwhile has told the index its place, and then this one is not asked for.
+                if (seq := self._last_in(block, rows, subject)) and self._index is not None:
+                    self._index.set_last(subject, seq)
+                    return
+
+    def _last_in(self, block: LiveBlock, rows: Rows, subject: bytes) -> int:
+        for at in reversed(_places(rows, block, subject)):
+            if self._live.is_live(block, seq := rows.seq_of(at)):
+                return seq
+        return 0
+
+    # --- being told ---------------------------------------------------------------------------------------------------
+
+    def removing_front(self, gone: Iterable[Removal]) -> None:
+        """Tell of messages that are about to leave at the front; the live state still has them."""
+        index = self._index
+        if index is None or self.tracked:
+            # Tracked subjects notice by themselves: what is below first_seq is no more.
+            return
+        for removal in gone:
+            last = min(removal.last, index.merged_seq)
+            if removal.first > last:
+                continue
+            first: int | None = removal.first
+            if last - removal.first < _ROWS_AT_ONCE or not _needs_rows(removal.block):
+                first = self._take_out(index, removal.block, removal.first, last)
+            if first is not None:
+                self._debts.append(_Debt(removal.block, first, last))
+        if len(self._debts) > _DEBTS_MAX:
+            self.forget()
+
+    def removed(self, subject: bytes, seq: int) -> None:
+        """One message is no more, though others before it may be."""
+        index = self._index
+        if index is not None and seq <= index.merged_seq:
+            index.remove(subject, seq)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _emptied(self, index: SubjectIndex) -> None:
+        if len(index):
+            index.clear()
+        self._debts.clear()
+        index.merged_seq = self._live.last_seq
+
+    def _settle(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
+        """Pay the debts. Returns: None when there are none left; else as ``_go_on``."""
+        live, budget = self._live, _ROWS_AT_ONCE
+        while self._debts:
+            if budget <= 0:
+                return ()
+            block, first, last = self._debts[-1]
+            if _needs_rows(block) and live.hot(block) is None:
+                return at_once(debt.block for debt in reversed(self._debts)
+                               if _needs_rows(debt.block) and live.hot(debt.block) is None)
+            self._debts.pop()
+            left = self._take_out(index, block, first, last)
+            if left is not None:
+                self._debts.append(_Debt(block, left, last))
+            if left != first:
+                self._steps += 1
+            budget -= last - first + 1
+        return None
+
+    def _take_out(self, index: SubjectIndex, block: LiveBlock, first: int, last: int) -> int | None:
+        """Subtract the live messages first..last of ``block``, a few thousand at most.
+
+        ``first`` is at or above the first_seq of the time they left, and nothing in between has died since.
+        Returns: the sequence that is next; None when all is done.
+        """
+        if block.subjects is not None and not _needs_rows(block):
+            index.subtract(block.subjects[0][0], last - first + 1, last)
+            return None
+        rows = self._live.hot(block)
+        if rows is None:
+            return first
+        start, end = rows.ordinal_of(first), rows.ordinal_of(last + 1)
+        left = rows.seq_of(start + _ROWS_AT_ONCE) if end - start > _ROWS_AT_ONCE else None
+        end = min(end, start + _ROWS_AT_ONCE)
+        lasts: dict[bytes, int] = {}
+        counts: Counter[bytes] = Counter()
+        dead = block.dead
+        for at in range(start, end):
+            seq = rows.seq_of(at)
+            if dead is None or seq not in dead:
+                subject = rows.subject_of(at)
+                counts[subject] += 1
+                lasts[subject] = seq
+        for subject, count in counts.items():
+            index.subtract(subject, count, lasts[subject])
+        return left
+
+    def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
+        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; else as ``_go_on``."""
+        live, budget = self._live, _ROWS_AT_ONCE
+        while (i := live.index_at(index.merged_seq + 1)) < len(live.blocks):
+            if budget <= 0:
+                return ()
+            block = live.blocks[i]
+            if self._summarized(block, index):
+                subjects = block.subjects or ()
+                for subject, count, _, last_seq in subjects:
+                    index.merge(subject, count, last_seq)
+                index.merged_seq = block.last_seq
+                budget -= 4 * len(subjects)
+            elif (rows := live.hot(block)) is None:
+                return at_once(block for block in live.blocks[i:i + _LOOKED_AT_ONCE]
+                               if not self._summarized(block, index) and live.hot(block) is None)
+            elif self._whole(block, index) and isinstance(rows, Head) and len(rows.subjects) <= _ROWS_AT_ONCE // 4:
+                for subject, count, last in zip(rows.subjects, rows.subject_counts, rows.subject_lasts, strict=True):
+                    index.merge(subject, count, rows.seq_of(last))
+                index.merged_seq = block.last_seq
+                budget -= len(rows.subjects)
+            else:
+                start = max(index.merged_seq + 1, block.first_seq, live.first_seq)
+                budget -= self._merge_rows(index, block, rows, start)
+            self._steps += 1
+        index.merged_seq = live.last_seq
+        return None
+
+    def _whole(self, block: LiveBlock, index: SubjectIndex) -> bool:
+        """Whether all the messages that a block ever had are to be merged, by their numbers alone."""
+        return (not index.tracked and block.live_msgs == block.count
+                and block.first_seq >= max(index.merged_seq + 1, self._live.first_seq))
+
+    def _summarized(self, block: LiveBlock, index: SubjectIndex) -> bool:
+        """Whether its short list of subjects is all that a merge needs of a block."""
+        return block.subjects is not None and self._whole(block, index)
+
+    def _merge_rows(self, index: SubjectIndex, block: LiveBlock, rows: Rows, start: int) -> int:
+        """Merge up to ``_ROWS_AT_ONCE`` messages of one block one by one."""
+        dead, at = block.dead, rows.ordinal_of(start)
+        end = min(at + _ROWS_AT_ONCE, block.count)
+        tracked, merged = index.tracked, 0
+        for ordinal in range(at, end):
+            seq = rows.seq_of(ordinal)
+            if dead is None or seq not in dead:
+                index.add(rows.subject_of(ordinal), seq, rows.user_bytes(ordinal) if tracked else 0)
+                merged += 1
+        index.merged_seq = rows.seq_of(end - 1) if end < block.count else block.last_seq
+        return max(merged, (end - at) // 4)
+
+
+def _needs_rows(block: LiveBlock) -> bool:
+    """Whether the subjects of some of its messages are told by its rows alone."""
+    return block.subjects is None or len(block.subjects) > 1 or not block.gapless or block.dead is not None
+
+
+def _may_hold(block: LiveBlock, subject: bytes) -> bool:
+    return block.subjects is None or any(subject == one[0] for one in block.subjects)
+
+
+def _places(rows: Rows, block: LiveBlock, subject: bytes) -> list[int]:
+    """Ordinals of the messages of ``subject`` in a block."""
+    if isinstance(rows, Head):
+        subject_id = rows.subject_id(subject)
+        return [] if subject_id is None else rows.postings(subject_id)
+    assert isinstance(rows, OpenRows)
+    return [at for at, one in enumerate(rows.block.subjects) if one == subject]

@@ -1,0 +1,615 @@
+"""A live stream: the owner object that everything about one stream goes through.
+
+Owns: how its parts stand together, its side of the log (sealing, persisted), restart, and what it shows of itself.
+Does not own: which streams exist, their records of creation and their subscriptions (account).
+
+    publish ──> inlet ──> sequencer ──> live ──> open block ──> log
+                             │            ^
+              dedupe, subject_state   retention (limits, age, deletes, purges)
+    consumers, gets <── reading <── live, storage.reader
+
+Two layers: ``live`` is what has been sequenced, and every decision is taken from it at once; ``log.state`` is what has been
+persisted. A reply that shows live state goes through ``log.wait``, so nobody hears of what a crash could take back.
+
+    ceiling     an async stream hands out only sequences below a ceiling that is persisted. After a crash it goes on at
+                the ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
+
+Nothing heavy happens at a restart: blocks are taken from the applied state at the first use, subjects and message ids when
+a publish or a request first asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.clock import Clock
+from broker.jetstream.stream.state import memory_blocks
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.stream.state.decision import decide
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.retention.enforcement import Enforcement
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.front import Removal, joined
+from broker.jetstream.stream.state.heads import Heads, blocks_from
+from broker.jetstream.stream.queue import Inlet
+from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.jetstream.stream.queries import Loading, Reading
+from broker.jetstream.stream.retention.retention import Retention
+from broker.jetstream.stream.retention.rollup import Rollups
+from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows
+from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
+from broker.jetstream.stream.state.stored import StoredMsg
+from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.jetstream.usage import Usage
+from broker.storage.format.block import Outcome
+from broker.storage.format.errors import FormatError
+from broker.storage.format.record import RecordKind
+from broker.storage.objectstore.base import NotFound, StoreError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.storage.state.applied import StreamState
+    from broker.storage.format.frame import Chunk
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+    from broker.storage.read.reader import BlockReader
+    from broker.storage.log.writer import OpenBlock, SealedBlock
+
+__all__ = ["Stream"]
+
+T = TypeVar("T")
+
+Subject = bytes
+"""Within the class ``bytes`` is the stream's size."""
+
+_log = logging.getLogger(__name__)
+
+_IDS_BLOCKS_AT_ONCE = 24
+"""Blocks whose ids are read side by side after a restart: a busy window has thousands, and publishes wait for them."""
+
+_IDS_AT_ONCE = 65_536
+"""Messages that those blocks have together, unless one has more: their ids are in memory twice."""
+
+_IDS_A_TURN = 2048
+"""Ids taken back, or forgotten, between two turns of the loop: about 2 ms."""
+
+_ONE_TIME_NS = 100_000_000
+"""Messages of a block that lie no further apart may share its last time, where only the window of ids asks."""
+
+_CEILING_STEP = 65_536
+
+_SORTED_MAX = 100_000
+"""Subjects put in order for an answer; more are paged, and put in order by who pages them."""
+
+_last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
+
+
+
+class Stream:
+    """One live stream.
+
+    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
+        of its storage; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
+        window of message ids.
+    Attributes: ``offline``: why it cannot be used, or None.
+    """
+
+    offline: str | None = None
+
+    def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
+                 created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
+                 domain: str = "", usage: Usage | None = None, bytes_max: int = 16 << 20,
+                 dedupe_bytes_max: int = 256 << 20) -> None:
+        self.name = config.name
+        self.account = account
+        self.config = config
+        self.stream_id = stream_id
+        self.created_ns = created_ns
+        self.log = log
+        self.reader = reader
+        self.bus = bus
+        self.clock = clock
+        self.rng = rng
+        self.domain = domain
+        self.consumers: dict[str, Consumer] = {}
+        self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
+        """Called when nothing of the stream can be stored any more; ``offline`` says why."""
+        self.ceiling = 0
+        self.stored = config.storage != "memory"
+        self._ceiling_asked = 0
+        self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
+        self.heads = Heads(self.live, self)
+        self._dirty: dict[str, Consumer] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._shrunk: dict[int, LiveBlock] = {}
+        self._with_ids: list[LiveBlock] = []
+        self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
+        self._dedupe_timer: asyncio.TimerHandle | None = None
+        self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
+        self.retention = Retention(self)
+        self.rollups = Rollups(self)
+        self.enforcement = Enforcement(self, config, empty=state is None)
+        self.standstill = Standstill(self)
+        self.sequencer = Sequencer(self)
+        self.inlet = Inlet(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
+        self.reading = Reading(self, self.live)
+        self._configure(config)
+        if state is None:
+            if config.first_seq:
+                self.live.first_seq, self.live.last_seq = config.first_seq, config.first_seq - 1
+                self.live.persisted_seq = config.first_seq - 1
+            if self._asynchronous:
+                self._ask_ceiling(self.live.last_seq)
+        else:
+            self._restore(state)
+        self.sequencer.renumbered()
+
+    def _configure(self, config: StreamConfig) -> None:
+        self.config = config
+        self.sequencer.configure(config)
+        self.retention.configure(config)
+
+    # --- restart ------------------------------------------------------------------------------------------------------
+
+    def _restore(self, state: StreamState) -> None:
+        """Take the numbers; the blocks wait for the first look at them."""
+        live = self.live
+        live.first_seq, live.last_seq = state.first_seq, state.last_seq
+        live.msgs, live.bytes = state.msgs, state.bytes
+        live.usage.bytes += state.bytes
+        live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
+        self.ceiling = self._ceiling_asked = state.ceiling
+        if state.ceiling > live.last_seq + 1:
+            # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
+            live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
+        live.persisted_seq = live.last_seq
+        # A crash may have come between an update and what it removes.
+        self.enforcement.resume(state.extra, state.msgs)
+        if self.config.max_age > 0 and state.msgs:
+            # Without looking at the blocks; the timer's own look is exact.
+            self.retention.arm_at(state.first_time_ns)
+
+    def _applied(self) -> StreamState | None:
+        return self.log.state.streams.get(self.stream_id)
+
+    def _looked(self, blocks: Sequence[LiveBlock]) -> None:
+        """These persisted blocks are here, the next in order."""
+        if self.dedupe.known or not blocks:
+            return
+        # Noted here, since a message may leave before somebody asks for its id.
+        since_ns, noted = self.clock.now_ns() - self.dedupe.window_ns, self._with_ids
+        if noted and noted[-1].last_time_ns <= since_ns:
+            noted.clear()  # it was the last, so far
+        noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+
+    async def look(self) -> None:
+        """Have the blocks in ``live``: to be awaited before anything but a publish. See ``Live.look``."""
+        if not self.live.looked:
+            await self.live.look()
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        return self.live.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.live.last_seq
+
+    @property
+    def msgs(self) -> int:
+        return self.live.msgs
+
+    @property
+    def bytes(self) -> int:
+        return self.live.bytes
+
+    @property
+    def first_time_ns(self) -> int:
+        """Time of the first live message, or its block's first time while its head is not in memory. Looks at nothing."""
+        live = self.live
+        return live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
+
+    @property
+    def last_time_ns(self) -> int:
+        return self.live.last_time_ns
+
+    @property
+    def persisted_seq(self) -> int:
+        """The highest sequence that consumers may see."""
+        return self.live.persisted_seq
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    def publish(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
+        if self.inlet.closed or not self.log.room():
+            self.inlet.take(ops, start, end, source, now_ns)
+        elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
+            self.sequencer.run(ops, start, end, source, now_ns)
+
+    # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        """The segment closes: say how the stream stands, and what else nobody has waited for."""
+        live = self.live
+        recorded = self.dedupe.take_recorded()
+        if recorded:
+            rows = OpenRows(block)
+            # An older reader may do without them.
+            block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
+            self._expire_ids_later()
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for consumer in dirty.values():
+                delta = consumer.take_delta()
+                if delta is not None and self.consumers.get(consumer.name) is consumer:
+                    block.add_record(RecordKind.CONSUMER_STATE, delta)
+        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
+        live.cut(block)
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        """A block of ours is in the store and in the applied state: consumers may see it."""
+        live = self.live
+        mine = live.landed()
+        if mine is not None:
+            dead = isinstance(mine, LiveBlock) and not mine.live_msgs
+            if self.stored and not dead and (self.consumers or not block.kept) and (ref := block.ref) is not None:
+                self.reader.admit(ref, block.head, block.chunks)
+            if isinstance(mine, LiveBlock):
+                live.persisted(mine, block, not self.stored)
+        if not self.stored and not self.inlet.busy and not self.heads.walks:
+            # Not while an operation under way holds on to blocks.
+            shrunk, self._shrunk = self._shrunk, {}
+            memory_blocks.rewrite(live, shrunk.values())
+            memory_blocks.join_small(live)
+        last_seq = block.outcome.last_seq
+        if last_seq > live.persisted_seq:
+            live.persisted_seq = last_seq
+            self._tell_consumers(lambda consumer: consumer.wake())
+
+    def failed(self, error: Exception) -> None:
+        """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
+        self.offline = f"it cannot be stored: {error!r}"
+        self.inlet.shut()
+        asyncio.get_running_loop().call_soon(self.on_failed, self)
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        """See ``BlockOwner``."""
+        return self.sequencer.replies.withdrawn(fn, items)
+
+    def dirty(self, consumer: Consumer) -> None:
+        """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
+        self._dirty[consumer.name] = consumer
+        self.log.lazy(self)
+
+    # --- ceilings -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _asynchronous(self) -> bool:
+        return self.config.persist_mode == "async" and self.stored
+
+    def _ask_ceiling(self, last_seq: int) -> None:
+        ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP
+        self.log.block(self).add_record(RecordKind.CEILING, {"seq": ceiling})
+        self.log.wait(self._ceiling_persisted, ceiling, of=self)
+
+    def raise_ceiling(self, last_seq: int) -> None:
+        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless that is under way."""
+        if last_seq >= self._ceiling_asked - _CEILING_STEP // 2:
+            self._ask_ceiling(last_seq)
+            self.log.urgent()
+
+    def _ceiling_persisted(self, ceiling: int) -> None:
+        self.ceiling = ceiling
+
+    def wait_for_ceiling(self) -> None:
+        """Queue publishes until the ceiling that was asked for is persisted."""
+        self.inlet.begin()
+        self.log.wait(self.inlet.end, of=self)
+
+    def rest(self) -> None:
+        """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
+        if self._asynchronous and self._ceiling_asked > self.live.last_seq + 1:
+            self._ceiling_asked = self.ceiling = self.live.last_seq + 1
+            self.log.block(self).add_record(RecordKind.CEILING, {"seq": self.ceiling})
+            self.log.urgent()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
+        """See ``Reading.next_chunk``."""
+        return self.reading.next_chunk(seq, filters)
+
+    def may_hold(self, seq: int) -> bool:
+        """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
+        return self.live.find(seq) is not None
+
+    async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
+        """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
+        await self.look()
+        return await self.reading.count_from(seq, filters)
+
+    async def get(self, seq: int) -> StoredMsg | None:
+        """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
+        await self._readable_blocks()
+        return await self.reading.get(seq)
+
+    async def get_last(self, wanted: Subject) -> StoredMsg | None:
+        """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
+        await self._readable_blocks()
+        return await self.reading.get_last(wanted)
+
+    async def get_next(self, wanted: Subject, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
+        """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
+        await self._readable_blocks()
+        return await self.reading.get_next(wanted, seq, start_time_ns)
+
+    async def last_seqs(self, filters: Filters | None) -> list[int]:
+        """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
+        await self._readable_blocks()
+        return await self.reading.last_seqs(filters)
+
+    async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
+        """The last sequence at or below ``up_to_seq`` of each matching subject, rising. Raises: as ``get``."""
+        await self._readable_blocks()
+        return await self.reading.last_seqs_by_subject(filters, up_to_seq)
+
+    async def seq_at(self, time_ns: int) -> int:
+        """The first sequence at or after a time; last_seq + 1 when there is none. Raises: as ``get``."""
+        await self._readable_blocks()
+        return await self.reading.seq_at(time_ns)
+
+    def _readable(self) -> None:
+        if self.log.muted:
+            raise ApiError(NOT_AVAILABLE)
+
+    async def _readable_blocks(self) -> None:
+        self._readable()
+        await self.look()
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    async def delete_msg(self, seq: int, erase: bool) -> bool:
+        """Remove one message; False when it is not there. ``erase`` asks for its bytes to go too, which compaction does.
+
+        Returns once that is sequenced: the caller answers through ``log.wait``.
+        """
+        await self.inlet.quiet()
+        await self.look()
+        return await self.retention.delete(seq)
+
+    async def purge(self, wanted: Subject | None, seq: int = 0, keep: int = 0) -> int:
+        """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
+
+        Returns once that is sequenced: the caller answers through ``log.wait``.
+        """
+        await self.look()
+        filters = Filters(() if wanted is None else (wanted,))
+        if seq == 1:
+            return 0
+        if filters.all:
+            async with self.inlet.turn():
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        return await self.retention.purge_front(seq, keep)
+                except TimeoutError:
+                    # Publishes wait meanwhile, and not for as long as a store may take.
+                    raise ApiError(NOT_AVAILABLE) from None
+        await self.inlet.quiet()
+        return await self.retention.purge_matching(filters, seq, keep)
+
+    def update(self, config: StreamConfig) -> asyncio.Future[None]:
+        """Take a new configuration at once; what no longer fits max_msgs and max_bytes leaves before anything else is
+        published.
+
+        Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
+        """
+        self._configure(config)
+        self.subjects.set_tracked(config.max_msgs_per_subject > 0)
+        self.dedupe.window_ns = config.duplicate_window
+        return self.enforcement.updated()
+
+    def removed(self, gone: Sequence[Removal], subject: Subject | None, purged: bool) -> None:
+        """Messages have left, all of ``subject`` when it is given: tell the consumers."""
+        if not self.stored:
+            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+        if self.consumers:
+            self.tell_removed(joined(gone), subject, purged)
+
+    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: Subject | None, purged: bool) -> None:
+        """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
+        def tell(consumer: Consumer) -> None:
+            for first, last, msgs in ranges:
+                consumer.removed(first, last, msgs, subject, purged=purged)
+
+        self._tell_consumers(tell)
+
+    def _tell_consumers(self, tell: Callable[[Consumer], None]) -> None:
+        """Have each of them hear of what has happened to the stream; one that fails at it counts again what it has to come,
+        and keeps neither the others nor the stream from going on."""
+        for consumer in list(self.consumers.values()):
+            try:
+                tell(consumer)
+            except Exception as error:
+                _log.error("consumer %s > %s failed to follow its stream", self.name, consumer.name, exc_info=error)
+                consumer.doubt()
+
+    def close(self) -> None:
+        """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
+        off line is refused."""
+        if self.offline is not None:
+            error = ApiError(STREAM_OFFLINE, err=self.offline)
+            self.inlet.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
+        self.inlet.close()
+        self.retention.close()
+        self.live.leave()
+        if self._dedupe_timer is not None:
+            self._dedupe_timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- what it shows ------------------------------------------------------------------------------------------------
+
+    async def info_state(self, deleted_details: bool = False, subjects_filter: Subject = b"") -> dict[str, Any]:
+        """JetStream's StreamState as JSON values. Raises: ApiError 10008 past the lease; StoreError; FormatError.
+
+        Source: nats-server, server/store.go, StreamState.
+        """
+        self._readable()
+        await self.inlet.quiet()
+        await self.look()
+        live = self.live
+        subjects = await self.subjects.distinct()
+        first_time_ns = await decide(live, self.heads, self._first_time)
+        shown: dict[str, Any] = {
+            "messages": live.msgs, "bytes": live.bytes,
+            "first_seq": live.first_seq, "first_ts": wire.format_time(first_time_ns) if live.msgs else wire.ZERO_TIME,
+            "last_seq": live.last_seq,
+            "last_ts": wire.format_time(live.last_time_ns) if live.last_time_ns else wire.ZERO_TIME}
+        if subjects:
+            shown["num_subjects"] = subjects
+        if subjects_filter:
+            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)))
+        deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
+        if deleted:
+            shown["num_deleted"] = deleted
+            if deleted_details:
+                shown["deleted"] = await self._deleted()
+        shown["consumer_count"] = sum(1 for consumer in self.consumers.values() if not consumer.config.direct)
+        return shown
+
+    def _first_time(self) -> int:
+        """Time of the first live message. Raises: Cold."""
+        first_time_ns, exact = self.live.first_time
+        if not exact:
+            raise Cold("the time of the first message", (self.live.blocks[self.live.index_at(self.live.first_seq)],))
+        return first_time_ns
+
+    async def _subject_counts(self, filters: Filters) -> dict[str, int]:
+        names = await self.subjects.matching(filters)
+        index = await self.subjects.build()
+        if len(names) <= _SORTED_MAX:
+            names.sort()
+        counts: dict[str, int] = {}
+        for n, name in enumerate(names, 1):
+            if count := index.count(name, self.live.first_seq):
+                counts[name.decode("utf-8", "replace")] = count
+            if not n % 4096:
+                await asyncio.sleep(0)
+        return counts
+
+    async def _deleted(self) -> list[int]:
+        """Sequences between first and last that hold no message."""
+        live = self.live
+        deleted: list[int] = []
+        at = live.first_seq
+        async with aclosing(self.heads.each(blocks_from(live, at, live.last_seq))) as walk:
+            async for block, rows in walk:
+                for seq in live.live_seqs(block, rows, at, block.last_seq):
+                    if seq > at:
+                        deleted.extend(range(at, seq))
+                    at = seq + 1
+        deleted.extend(range(at, live.last_seq + 1))
+        return deleted
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _cached_head(self, block: LiveBlock) -> Rows | None:
+        return self.reader.cached_head(block) if block.ref is not None else None
+
+    async def rows(self, block: LiveBlock) -> Rows:
+        """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
+        return self.live.hot(block) or await self.reader.head(block)
+
+    async def load_ids(self) -> None:
+        """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest
+        first, as many as may be held, a slice in each turn of the loop."""
+        live, dedupe = self.live, self.dedupe
+        await self.look()
+        blocks, more = self._with_ids, True
+        while blocks and more:
+            some, count = [blocks[-1]], blocks[-1].count
+            while len(some) < min(_IDS_BLOCKS_AT_ONCE, len(blocks)) and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
+                some.append(blocks[-1 - len(some)])
+                count += some[-1].count
+            for ids in await asyncio.gather(*map(self._ids_of, some)):
+                if dedupe.last_id is None:
+                    dedupe.last_id = ids[-1][1] if ids and ids[-1][0] == live.last_seq else b""
+                for end in range(len(ids), 0, -_IDS_A_TURN):
+                    more = more and dedupe.restore(ids[max(0, end - _IDS_A_TURN):end], self.clock.now_ns())
+                    await asyncio.sleep(0)
+            del blocks[-len(some):]
+        if dedupe.last_id is None:
+            dedupe.last_id = b""
+        dedupe.restored()
+        self._with_ids = []
+        self._expire_ids_later()
+
+    async def _ids_of(self, block: LiveBlock) -> list[tuple[int, Subject, int]]:
+        """The ids that a block records: (sequence, id, time_ns) in order; none of one that has gone meanwhile."""
+        try:
+            core = await self.reader.core(block)
+            pairs: list[Any] = []
+            for record in core.records:
+                if record.kind == RecordKind.MSG_IDS:
+                    body: Any = record.body
+                    pairs += body
+            if not pairs:
+                return []
+            if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
+                # So little longer in the window saves a get of the index for each block.
+                return [(block.first_seq + at, msg_id, block.last_time_ns) for at, msg_id in pairs]
+            rows = await self.rows(block)
+        except NotFound:
+            if self.live.holds(block):
+                raise
+            return []
+        return [(rows.seq_of(at), msg_id, rows.time_of(at)) for at, msg_id in pairs]
+
+    def _expire_ids_later(self) -> None:
+        due_ns = self.dedupe.next_expiry_ns
+        if self._dedupe_timer is None and due_ns is not None:
+            delay_ns = max(due_ns - self.clock.now_ns(), 5_000_000 if self.dedupe.behind else 50_000_000)
+            self._dedupe_timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire_ids)
+
+    def _expire_ids(self) -> None:
+        self._dedupe_timer = None
+        self.dedupe.expire(self.clock.now_ns(), _IDS_A_TURN)
+        self._expire_ids_later()
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def start(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
+        """Run ``work`` as a task of this stream: kept, named, and ended with it."""
+        task = asyncio.get_running_loop().create_task(work, name=f"{what} {self.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # A store in trouble and a damaged object are told by who waits for the task, with what it means to him.
+        if not isinstance(error, (StoreError, FormatError)):
+            _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
+
+    def warn(self, text: str, *args: object, unforeseen: bool = False) -> None:
+        """A log line about this stream; ``unforeseen``: with where the last argument, an error, came from."""
+        error = args[-1] if unforeseen and isinstance(args[-1], BaseException) else None
+        _log.log(logging.WARNING if error is None else logging.ERROR, "stream %s: " + text, self.name, *args,
+                 exc_info=error)

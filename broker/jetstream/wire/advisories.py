@@ -1,0 +1,138 @@
+"""What JetStream tells beside its answers: advisories and metrics, as JSON on ``$JS.EVENT.…``.
+
+    ADVISORY.API                                                            an answer of the API, and who asked for it
+    ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
+    ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
+    ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>    paused, or goes on
+    ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES   .<stream>.<consumer>    what became of a message
+    METRIC.CONSUMER.ACK                                             .<stream>.<consumer>    an ack drawn for the sample
+
+Nothing is built while nobody listens. What tells of a change of state leaves through the log's queue, as the answer to
+whoever made it does: so an advisory never names a stream that a crash would forget.
+
+Source: nats-server jetstream_events.go, jetstream_api.go sendJetStreamAPIAuditAdvisory; jsm.go schemas
+(jetstream/advisory/v1, metric/v1).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from broker.clock import Clock
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.bus import Bus, Source
+from broker.jetstream.wire.ids import unique_id
+
+__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents"]
+
+DELETED_REASON = "Unacknowledged message was deleted"
+
+Action = Literal["create", "modify", "delete"]
+
+_API = b"$JS.EVENT.ADVISORY.API"
+_STREAM = b"$JS.EVENT.ADVISORY.STREAM."
+_CONSUMER = b"$JS.EVENT.ADVISORY.CONSUMER."
+_VERBS: dict[Action, bytes] = {"create": b"CREATED.", "modify": b"UPDATED.", "delete": b"DELETED."}
+
+
+class _Log(Protocol):
+    def wait(self, fn: Callable[..., object], *args: Any) -> None: ...
+
+
+class _Events:
+    """The way of an event to those who listen."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._rng = rng
+        self._domain = domain
+
+    def _send(self, subject: bytes, kind: str, /, **fields: Any) -> None:
+        if not self._bus.interest(subject):
+            return
+        event = {"type": f"io.nats.jetstream.{kind}", "id": unique_id(self._rng),
+                 "timestamp": wire.format_time(self._clock.now_ns()), **fields}
+        if self._domain:
+            event["domain"] = self._domain
+        self._bus.publish(subject, b"", 0, wire.dump(event))
+
+
+class AccountEvents(_Events):
+    """The events of one account: what came and went, and what was asked."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, server_name: str) -> None:
+        super().__init__(bus, clock, rng, domain)
+        self._server_name = server_name
+
+    def stream(self, action: Action, name: str, log: _Log) -> None:
+        """A stream was made, changed or removed; told once ``log`` has stored it."""
+        subject = _STREAM + _VERBS[action] + name.encode()
+        if self._bus.interest(subject):
+            log.wait(self._stream, subject, action, name)
+
+    def consumer(self, action: Action, stream: str, name: str, log: _Log) -> None:
+        """A consumer was made or removed; told once ``log`` has stored it."""
+        subject = _CONSUMER + _VERBS[action] + f"{stream}.{name}".encode()
+        if self._bus.interest(subject):
+            log.wait(self._consumer, subject, action, stream, name)
+
+    def audited(self) -> bool:
+        """Whether anybody wants to know what is asked of the API."""
+        return self._bus.interest(_API)
+
+    def audit(self, source: Source | None, subject: str, request: bytes, answer: bytes) -> None:
+        """The API answered; the request is told without its headers, and not at all when it was empty."""
+        fields: dict[str, Any] = {"server": self._server_name, "client": None if source is None else source.identity(),
+                                  "subject": subject}
+        if request:
+            fields["request"] = request.decode("utf-8", "replace")
+        self._send(_API, "advisory.v1.api_audit", **fields, response=answer.decode())
+
+    def _stream(self, subject: bytes, action: Action, name: str) -> None:
+        self._send(subject, "advisory.v1.stream_action", stream=name, action=action)
+
+    def _consumer(self, subject: bytes, action: Action, stream: str, name: str) -> None:
+        self._send(subject, "advisory.v1.consumer_action", stream=stream, consumer=name, action=action)
+
+
+class ConsumerEvents(_Events):
+    """The events of one consumer and its messages."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, stream: str, consumer: str) -> None:
+        super().__init__(bus, clock, rng, domain)
+        self._names = {"stream": stream, "consumer": consumer}
+        tail = f"{stream}.{consumer}".encode()
+        self._nak = _CONSUMER + b"MSG_NAKED." + tail
+        self._terminated = _CONSUMER + b"MSG_TERMINATED." + tail
+        self._max_deliver = _CONSUMER + b"MAX_DELIVERIES." + tail
+        self._pause = _CONSUMER + b"PAUSE." + tail
+        self._ack = b"$JS.EVENT.METRIC.CONSUMER.ACK." + tail
+
+    def nak(self, stream_seq: int, consumer_seq: int, deliveries: int) -> None:
+        """A message was answered with -NAK."""
+        self._send(self._nak, "advisory.v1.nak", **self._names, consumer_seq=consumer_seq, stream_seq=stream_seq,
+                   deliveries=deliveries)
+
+    def terminated(self, stream_seq: int, consumer_seq: int, deliveries: int, reason: str) -> None:
+        """A message was answered with +TERM, or left the stream while it was pending."""
+        why = {"reason": reason} if reason else {}
+        self._send(self._terminated, "advisory.v1.terminated", **self._names, consumer_seq=consumer_seq,
+                   stream_seq=stream_seq, deliveries=deliveries, **why)
+
+    def max_deliver(self, stream_seq: int, deliveries: int) -> None:
+        """A message had its last delivery and was not acked."""
+        self._send(self._max_deliver, "advisory.v1.max_deliver", **self._names, stream_seq=stream_seq,
+                   deliveries=deliveries)
+
+    def pause(self, paused: bool, pause_until_ns: int | None) -> None:
+        """The consumer was paused or goes on."""
+        until = wire.ZERO_TIME if pause_until_ns is None else wire.format_time(pause_until_ns)
+        self._send(self._pause, "advisory.v1.consumer_pause", **self._names, paused=paused, pause_until=until)
+
+    def sampled_ack(self, stream_seq: int, consumer_seq: int, delay_ns: int, deliveries: int) -> None:
+        """A message was acked and drawn for the sample."""
+        self._send(self._ack, "metric.v1.consumer_ack", **self._names, consumer_seq=consumer_seq,
+                   stream_seq=stream_seq, ack_time=delay_ns, deliveries=deliveries)

@@ -1,0 +1,453 @@
+"""Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
+
+Owns: the JSON text itself (syntax errors in Go's words), field kinds with their bounds, unknown fields, RFC3339 times.
+Does not own: what the values mean; that is stream_config.py, consumer_config.py and the request handlers.
+
+A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
+
+    class Placement:
+        cluster: str = text()
+        tags: list[str] = texts()
+
+``read`` makes one from decoded JSON and ``write`` turns it back, leaving out what Go's ``omitempty`` leaves out.
+Go matches names without regard to case when no exact name fits, ignores ``null``, and reports the first thing wrong;
+so does ``read``. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and RFC3339 on the wire.
+
+Every failure is ``ApiError`` 10025.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from broker.jetstream.wire.errors import ApiError, invalid_json
+from broker.jetstream.wire.json import syntax_error
+from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
+
+__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_duration",
+           "format_time", "int32", "int64", "integer", "load", "load_one", "parse_time", "read", "record", "records",
+           "string_map", "text", "texts", "time", "uint64", "write"]
+
+T = TypeVar("T")
+
+ZERO_TIME = "0001-01-01T00:00:00Z"
+ZERO_TIME_NS = -62_135_596_800_000_000_000
+"""Go's zero time: what nats-server shows for an instant that never was."""
+_LAST_TIME_NS = 253_402_300_799_999_999_999
+"""The end of the year 9999, the last that RFC3339 can write."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class _Number(str):
+    """A JSON number that is not an integer of at most 20 digits, kept as it was written; also -0, which no unsigned
+    field takes."""
+
+    __slots__ = ()
+
+
+# --- text to values ---------------------------------------------------------------------------------------------------
+
+def _parse_int(literal: str) -> object:
+    return int(literal) if len(literal) <= 20 and literal != "-0" else _Number(literal)
+
+
+def _refuse_constant(literal: str) -> object:
+    raise ValueError(literal)  # NaN and Infinity are Python's, not JSON's
+
+
+_DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_parse_int, parse_constant=_refuse_constant)
+
+
+def load(data: bytes) -> object:
+    """Decode JSON as Go's Decoder does: empty or blank gives None, for its target stays untouched at end of input.
+
+    Raises: ApiError 10025 in the words of Go's decoder.
+    """
+    source = data.decode("utf-8", "replace")
+    value: Any = None
+    at = _blank(source, 0)
+    while at < len(source):
+        try:
+            following, at = _DECODER.raw_decode(source, at)
+        except (ValueError, RecursionError):
+            raise invalid_json(syntax_error(source)) from None
+        # It decodes value after value into the same target.
+        both = isinstance(value, dict) and isinstance(following, dict)
+        value = {**value, **following} if both else following
+        at = _blank(source, at)
+    return value
+
+
+def load_one(data: bytes) -> object:
+    """Decode JSON as Go's Unmarshal does: exactly one value.
+
+    Raises: ApiError 10025 in the words of Go's decoder, which names no offset here.
+    """
+    source = data.decode("utf-8", "replace")
+    try:
+        return _DECODER.decode(source)
+    except (ValueError, RecursionError):
+        reason = syntax_error(source, one=True).partition(" at offset ")[0]
+        raise invalid_json("unexpected end of JSON input" if reason == "unexpected EOF" else reason) from None
+
+
+def _blank(source: str, at: int) -> int:
+    """The end of the white space that begins at ``at``."""
+    while at < len(source) and source[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def dump(value: object) -> bytes:
+    """Compact JSON as UTF-8."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+# --- field kinds ------------------------------------------------------------------------------------------------------
+
+class _Where(NamedTuple):
+    """A place in the request, named as Go names it in its messages."""
+
+    path: str
+    kind: str = "Go struct field "
+
+    def field(self, name: str) -> _Where:
+        return _Where(f"{self.path}.{name}")
+
+    def element(self, index: int) -> _Where:
+        return _Where(f"{self.path}.{index}", "")
+
+
+Reader = Callable[[Any, _Where], Any]
+
+
+class _Field(NamedTuple):
+    read: Reader
+    write: Callable[[Any], Any] | None = None
+    always: bool = False
+    takes_null: bool = False
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, (int, _Number)):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _mismatch(value: object, where: _Where, go_type: str, *, literal: bool = False) -> ApiError:
+    kind = _kind(value)
+    if literal and kind == "number":
+        kind = f"number {value}"
+    return invalid_json(f"json: cannot unmarshal {kind} into {where.kind}{where.path} of type {go_type}")
+
+
+def _read_text(value: Any, where: _Where) -> str:
+    if type(value) is not str:
+        raise _mismatch(value, where, "string")
+    if _SURROGATES.search(value):
+        # Half a surrogate pair, which no UTF-8 can carry: Go reads it as the replacement character.
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def _read_bool(value: Any, where: _Where) -> bool:
+    if not isinstance(value, bool):
+        raise _mismatch(value, where, "bool")
+    return value
+
+
+def _integer_reader(low: int, high: int, go_type: str) -> Reader:
+    def read_integer(value: Any, where: _Where) -> int:
+        if value == "-0" and low < 0 and type(value) is _Number:
+            return 0
+        if type(value) is not int or not low <= value <= high:
+            raise _mismatch(value, where, go_type, literal=True)
+        return value
+
+    return read_integer
+
+
+_I64 = (INT64_MIN, INT64_MAX)
+_read_int = _integer_reader(*_I64, "int")
+_read_int64 = _integer_reader(*_I64, "int64")
+_read_int32 = _integer_reader(-(1 << 31), (1 << 31) - 1, "int32")
+_read_uint64 = _integer_reader(0, UINT64_MAX, "uint64")
+_read_duration = _integer_reader(*_I64, "time.Duration")
+
+
+def _read_time(value: Any, where: _Where) -> int:
+    if type(value) is not str:
+        raise _mismatch(value, where, "time.Time")
+    return parse_time(value)
+
+
+def _list_reader(item: Reader, go_type: str) -> Reader:
+    def read_list(value: Any, where: _Where) -> list[Any]:
+        if not isinstance(value, list):
+            raise _mismatch(value, where, go_type)
+        return [item(one, where.element(i)) for i, one in enumerate(value)]
+
+    return read_list
+
+
+def _read_text_or_null(value: Any, where: _Where) -> str:
+    return "" if value is None else _read_text(value, where)
+
+
+def _read_map(value: Any, where: _Where) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _mismatch(value, where, "map[string]string")
+    return {_read_text(key, where): _read_text_or_null(one, where.field(key)) for key, one in value.items()}
+
+
+def _declare(field: _Field, default: Any = None, factory: Callable[[], Any] | None = None) -> Any:
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata={"wire": field})
+    return dataclasses.field(default=default, metadata={"wire": field})
+
+
+def text(default: str = "", *, always: bool = False) -> Any:
+    """A string. ``always``: written even when empty."""
+    return _declare(_Field(_read_text, always=always), default)
+
+
+def texts() -> Any:
+    """A list of strings."""
+    return _declare(_Field(_list_reader(_read_text_or_null, "[]string")), factory=list)
+
+
+def string_map() -> Any:
+    """Metadata: strings by string, written in the order of its keys as Go does."""
+    return _declare(_Field(_read_map, lambda value: dict(sorted(value.items()))), factory=dict)
+
+
+def boolean(*, always: bool = False) -> Any:
+    return _declare(_Field(_read_bool, always=always), False)
+
+
+def integer(*, always: bool = False) -> Any:
+    return _declare(_Field(_read_int, always=always), 0)
+
+
+def int64(*, always: bool = False) -> Any:
+    return _declare(_Field(_read_int64, always=always), 0)
+
+
+def int32(*, always: bool = False) -> Any:
+    return _declare(_Field(_read_int32, always=always), 0)
+
+
+def uint64(*, always: bool = False) -> Any:
+    return _declare(_Field(_read_uint64, always=always), 0)
+
+
+def duration(*, always: bool = False) -> Any:
+    """Nanoseconds."""
+    return _declare(_Field(_read_duration, always=always), 0)
+
+
+def durations() -> Any:
+    return _declare(_Field(_list_reader(_read_duration, "[]time.Duration")), factory=list)
+
+
+def time() -> Any:
+    """An instant in Unix UTC nanoseconds, or None."""
+    return _declare(_Field(_read_time, lambda at_ns: format_time(at_ns)), None)
+
+
+def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
+           complaint: str = "can not unmarshal {quoted}", always: bool = True, any_case: bool = False) -> Any:
+    """One of a closed set of strings.
+
+    Args: ``also`` maps further accepted spellings to a value; ``complaint`` is the message for anything else, with
+        ``{quoted}`` the JSON text quoted again and ``{raw}`` the JSON text. Not ``always``: the default is left out.
+    """
+    known = {value: value for value in values} | dict(also or {})
+
+    def read_choice(value: Any, where: _Where) -> str:
+        if type(value) is str:
+            given = value.lower() if any_case else value
+            if given in known:
+                return known[given]
+        raw = value if isinstance(value, _Number) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        raise invalid_json(complaint.replace("{quoted}", json.dumps(raw, ensure_ascii=False)).replace("{raw}", raw))
+
+    writer = None if always else (lambda value: None if value == default else value)
+    return _declare(_Field(read_choice, writer, always=always, takes_null=True), default)
+
+
+def record(of: type[Any], go_type: str, *, always: bool = False) -> Any:
+    """A nested object: None when absent, or an empty one when ``always`` (Go's struct that is not a pointer)."""
+    field = _Field(_record_reader(of, go_type), write, always=always)
+    return _declare(field, factory=of) if always else _declare(field, None)
+
+
+def records(of: type[Any], go_type: str) -> Any:
+    """A list of nested objects; null in it stays None."""
+    one = _record_reader(of, go_type)
+    reader = _list_reader(lambda value, where: None if value is None else one(value, where), f"[]{go_type}")
+    return _declare(_Field(reader, lambda items: [item and write(item) for item in items]), factory=list)
+
+
+def _record_reader(of: type[Any], go_type: str) -> Reader:
+    return lambda value, where: _read_record(of, value, where, go_type)
+
+
+# --- dataclasses ------------------------------------------------------------------------------------------------------
+
+class _Shape:
+    """The wire fields of one dataclass, in order, and their names without case."""
+
+    __slots__ = ("fields", "folded")
+
+    def __init__(self, of: type[Any]) -> None:
+        self.fields: dict[str, _Field] = {field.name: field.metadata["wire"] for field in dataclasses.fields(of)}
+        self.folded = {name.casefold(): name for name in self.fields}
+
+
+_SHAPES: dict[type[Any], _Shape] = {}
+
+
+def _shape(of: type[Any]) -> _Shape:
+    shape = _SHAPES.get(of)
+    if shape is None:
+        shape = _SHAPES[of] = _Shape(of)
+    return shape
+
+
+def read(of: type[T], value: object, go_name: str | None = None, *, lenient: bool = False) -> T:
+    """Make an ``of`` from decoded JSON; None gives one with all defaults.
+
+    Args: ``go_name`` is nats-server's name of the request, for its messages; ``lenient`` passes over unknown fields.
+    Raises: ApiError 10025.
+    """
+    name = go_name or of.__name__
+    result: T = _read_record(of, value, _Where(name), f"server.{name}", root=True, lenient=lenient)
+    return result
+
+
+def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root: bool = False,
+                 lenient: bool = False) -> Any:
+    if value is None:
+        return of()
+    if not isinstance(value, dict):
+        raise _mismatch(value, _Where("Go value", "") if root else where, go_type)
+    shape = _shape(of)
+    fields, folded, values = shape.fields, shape.folded, {}
+    for key, given in value.items():
+        name = key if key in fields else folded.get(key.casefold(), "")
+        if not name:
+            if lenient:
+                continue
+            raise invalid_json(f"json: unknown field {json.dumps(key, ensure_ascii=False)}")
+        field = fields[name]
+        if given is not None or field.takes_null:
+            values[name] = field.read(given, where.field(name))
+    return of(**values)
+
+
+def write(value: Any) -> dict[str, Any]:
+    """The JSON object of one of our dataclasses: Go's field order, Go's omissions."""
+    result: dict[str, Any] = {}
+    for name, field in _shape(type(value)).fields.items():
+        given = getattr(value, name)
+        if not given and not field.always and (given is None or field.read is not _read_time):
+            continue
+        if field.write is not None:
+            given = field.write(given)
+            if given is None:
+                continue
+        result[name] = given
+    return result
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+def format_time(at_ns: int) -> str:
+    """RFC3339 in UTC with as many digits of the nanoseconds as are not trailing zeros."""
+    seconds, ns = divmod(at_ns, 1_000_000_000)
+    try:
+        whole = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return ZERO_TIME
+    fraction = f".{ns:09d}".rstrip("0") if ns else ""
+    return (f"{whole.year:04d}-{whole.month:02d}-{whole.day:02d}"
+            f"T{whole.hour:02d}:{whole.minute:02d}:{whole.second:02d}{fraction}Z")
+
+
+_LAYOUT = "2006-01-02T15:04:05Z07:00"
+_PIECES: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern, re.ASCII)) for name, pattern in (
+    ("2006", r"\d{4}"), ("-", "-"), ("01", r"\d\d"), ("-", "-"), ("02", r"\d\d"), ("T", "T"), ("15", r"\d\d?"),
+    (":", ":"), ("04", r"\d\d"), (":", ":"), ("05", r"\d\d(?:[.,]\d+)?"), ("Z07:00", r"Z|[+-]\d\d:\d\d"))]
+
+
+def parse_time(value: str) -> int:
+    """An RFC3339 instant as Unix UTC nanoseconds (digits after the ninth are dropped).
+
+    Raises: ApiError 10025 in the words of Go's time.Parse.
+    """
+    parts, at = [], 0
+    for name, pattern in _PIECES:
+        found = pattern.match(value, at)
+        if found is None:
+            raise invalid_json(f'parsing time {json.dumps(value)} as "{_LAYOUT}": '
+                               f'cannot parse {json.dumps(value[at:])} as "{name}"')
+        parts.append(found.group())
+        at = found.end()
+    if at != len(value):
+        raise invalid_json(f"parsing time {json.dumps(value)}: extra text: {json.dumps(value[at:])}")
+    second, _, fraction = parts[10].replace(",", ".").partition(".")
+    try:
+        whole = datetime(int(parts[0]), int(parts[2]), int(parts[4]), int(parts[6]), int(parts[8]), int(second),
+                         tzinfo=UTC)
+    except ValueError as error:
+        unit = str(error).split()[0]
+        raise invalid_json(f"parsing time {json.dumps(value)}: {unit} out of range") from None
+    delta = whole - datetime(1970, 1, 1, tzinfo=UTC)
+    seconds = delta.days * 86_400 + delta.seconds
+    zone = parts[11]
+    if zone != "Z":
+        hours, minutes = int(zone[1:3]), int(zone[4:6])
+        if hours > 24 or minutes > 60:
+            unit = "minute" if minutes > 60 else "hour"
+            raise invalid_json(f"parsing time {json.dumps(value)}: time zone offset {unit} out of range")
+        offset = hours * 3600 + minutes * 60
+        seconds += -offset if zone[0] == "+" else offset
+        if not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
+            # No other zone's clock shows it, so it could not be shown again.
+            raise invalid_json(f"parsing time {json.dumps(value)}: year out of range in UTC")
+    return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])
+
+
+_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"))
+
+
+def format_duration(ns: int) -> str:
+    """A duration as Go writes it: ``2m0s``, ``1.5s``, ``100ms``, ``0s``."""
+    if ns == 0:
+        return "0s"
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    if ns < 1_000_000_000:
+        unit, name = next((unit, name) for unit, name in reversed(_UNITS) if ns >= unit)
+        return f"{sign}{_decimal(ns, unit)}{name}"
+    minutes, rest = divmod(ns, 60_000_000_000)
+    hours, minutes = divmod(minutes, 60)
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{sign}{head}{_decimal(rest, 1_000_000_000)}s"
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else str(whole)

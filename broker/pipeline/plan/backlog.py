@@ -1,0 +1,108 @@
+"""What of one stream a streaming query has not read yet, taken piece by piece: how far so many messages or bytes reach.
+
+Works on the blocks' references alone, so a limit costs no read. Messages that are dead, and blocks whose subject
+summary says that nothing in them is wanted, cost nothing. Only where a limit ends inside a block whose sequences have
+gaps does its index have to say which sequences there are.
+
+Messages are counted exactly, or as too many: never more than the limit are read. Bytes are the stream's own (``bytes``
+of its state); within a block each message counts as the mean.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from broker.pipeline.plan.selection import Selection
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["StreamBacklog"]
+
+
+class StreamBacklog:
+    """The messages from ``next_seq`` up to, and without, ``end_seq``.
+
+    Args: entries are the stream's blocks from ``next_seq`` on, in order; seqs reads which sequences a block has.
+    """
+
+    def __init__(self, entries: Iterator[BlockEntry], next_seq: int, end_seq: int, selection: Selection,
+                 seqs: Callable[[BlockEntry], Sequence[int]]) -> None:
+        self.next_seq = next_seq
+        self.end_seq = end_seq
+        self._entries = entries
+        self._entry = next(entries, None)
+        self._selection = selection if selection.needs_subject() else None
+        self._seqs = seqs
+
+    @property
+    def done(self) -> bool:
+        return self.next_seq >= self.end_seq
+
+    def take(self, rows: int, size: int) -> tuple[int, int]:
+        """Move ``next_seq`` on past as many messages as cost at most ``rows`` and ``size`` bytes; returns what they cost."""
+        used_rows = used_size = 0
+        while not self.done:
+            entry = self._entry
+            if entry is None or entry.ref.first_seq >= self.end_seq:
+                self.next_seq = self.end_seq
+                break
+            ref = entry.ref
+            first, last = max(self.next_seq, ref.first_seq), min(ref.last_seq, self.end_seq - 1)
+            live, wanted = self._count(entry, first, last)
+            each = max(1, ref.bytes // ref.count)
+            if wanted <= rows - used_rows and wanted * each <= size - used_size:
+                used_rows, used_size = used_rows + wanted, used_size + wanted * each
+                self.next_seq = last + 1
+                if last == ref.last_seq:
+                    self._entry = next(self._entries, None)
+                continue
+            some = min(rows - used_rows, (size - used_size) // each, live)
+            if some > 0:
+                self.next_seq = self._after(entry, first, some)
+                used_rows, used_size = used_rows + some, used_size + some * each
+            break
+        return used_rows, used_size
+
+    def _count(self, entry: BlockEntry, first: int, last: int) -> tuple[int, int]:
+        """How many messages live in ``first`` to ``last`` of a block, and how many of them may be wanted."""
+        ref = entry.ref
+        whole = first == ref.first_seq and last == ref.last_seq
+        if whole:
+            live = max(0, ref.count - entry.dead_count)
+        elif entry.ref.gapless:
+            live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry) if b >= first and a <= last)
+        else:
+            live = sum(1 for _ in self._live(entry, first, last))
+        if self._selection is None or (summary := ref.subjects) is None:
+            return live, live
+        return live, min(live, sum(n for _, n, a, b in self._selection.rows_of(summary) if b >= first and a <= last))
+
+    def _after(self, entry: BlockEntry, first: int, count: int) -> int:
+        """The sequence after the first ``count`` live messages from ``first`` on."""
+        if not entry.ref.gapless:
+            for seq in self._live(entry, first, entry.ref.last_seq):
+                count -= 1
+                if not count:
+                    return seq + 1
+            return entry.ref.last_seq + 1
+        at = first
+        for a, b in _dead(entry):
+            if b < at:
+                continue
+            if a - at >= count:
+                break
+            count -= max(0, a - at)
+            at = b + 1
+        return at + count
+
+    def _live(self, entry: BlockEntry, first: int, last: int) -> Iterator[int]:
+        seqs = self._seqs(entry)
+        for i in range(bisect_left(seqs, first), len(seqs)):
+            if seqs[i] > last:
+                return
+            if not entry.is_dead(seqs[i]):
+                yield seqs[i]
+
+
+def _dead(entry: BlockEntry) -> Iterator[tuple[int, int]]:
+    return iter(()) if entry.dead is None else entry.dead.seqs()

@@ -1,0 +1,113 @@
+"""The streams of a store, kept up with while a broker writes: what a streaming query looks at before each batch.
+
+The first look replays each shard's log from its newest checkpoint; every later one goes on from there, which costs two
+listings and a few gets where little is new, however large the store. Where what follows has been swept meanwhile, it
+begins anew. The end of a log is believed only as ``storage.snapshot`` believes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from broker.pipeline.store.objects import Blobs, check_store
+from broker.pipeline.errors import Damaged, Gone, of_format
+from broker.pipeline.plan.snapshot import StreamMoment, key_of, moment_of, replayed, stepped, wanted_by
+from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import Position
+from broker.storage.format.index import decode_index
+from broker.storage.objectstore.base import NotFound
+from broker.storage.paths import ShardPaths
+from broker.storage.read.snapshot import CutOff, catch_up
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["Follower", "Seen"]
+
+_log = logging.getLogger(__name__)
+
+
+class Seen(NamedTuple):
+    """A stream as a look found it. The next look changes ``state``."""
+
+    shard: int
+    position: Position
+    state: StreamState
+
+    @property
+    def name(self) -> str:
+        """ACCOUNT/NAME"""
+        return f"{self.state.account}/{self.state.name}"
+
+    def moment(self, first_seq: int = 1, end_seq: int | None = None) -> StreamMoment:
+        """The stream, with no more of its blocks than those that hold ``first_seq`` up to, and without, ``end_seq``."""
+        blocks: list[BlockEntry] = []
+        for entry in self.entries(first_seq):
+            if end_seq is not None and entry.ref.first_seq >= end_seq:
+                break
+            blocks.append(entry)
+        return moment_of(self.state, self.shard, self.position, blocks)
+
+    def entries(self, first_seq: int) -> Iterator[BlockEntry]:
+        """Its blocks from the one that holds ``first_seq`` on."""
+        return self.state.blocks.since(first_seq)
+
+
+class Follower:
+    """Keeps the state of those streams of a store that the options ``account`` and ``stream`` name."""
+
+    def __init__(self, blobs: Blobs, account: str, stream: str) -> None:
+        self._blobs = blobs
+        self._wanted = wanted_by(account, stream)
+        self._states: dict[int, ShardState] = {}
+
+    def look(self) -> dict[str, Seen]:
+        """The streams as they are now, by ACCOUNT/NAME, in order of the names.
+
+        Raises: NoStore; Damaged, also for a stream that is off line; Newer; Unreachable. The next look begins anew then.
+        """
+        if not self._states:
+            check_store(self._blobs)
+        found: dict[str, Seen] = {}
+        for shard in self._shards():
+            state = self._states[shard] = self._replayed(shard, self._states.pop(shard, None))
+            for stream in state.streams.values():
+                # One whose create record is damaged has no name; it is no reason not to read others.
+                if self._wanted(stream.account, stream.name):
+                    seen = Seen(shard, state.position, stream)
+                    found[seen.name] = seen
+                    if stream.offline is not None:
+                        self._states.clear()
+                        raise Damaged(f"{self._blobs.url}: stream {seen.name} is off line: {stream.offline}; "
+                                      f"`jetblock inspect --verify` says more")
+        return dict(sorted(found.items()))
+
+    def seqs(self, seen: Seen, entry: BlockEntry) -> Sequence[int]:
+        """The sequences of a block's messages, rising, live or dead: reads its index. Raises: Damaged; Newer; Gone;
+        Unreachable."""
+        ref = entry.ref
+        key = key_of(seen.shard, seen.state.account, seen.state.name, ref)
+        try:
+            head = decode_index(self._blobs.get(key, ref.index_offset, ref.index_offset + ref.index_bytes), ref, key)
+        except NotFound:
+            raise Gone(f"{self._blobs.url}: {key} is not there, and stream {seen.name} has messages in it") from None
+        except FormatError as error:
+            raise of_format(error, f"{self._blobs.url}: stream {seen.name}", key) from None
+        return head.seqs if head.seqs is not None else range(ref.first_seq, ref.last_seq + 1)
+
+    def _shards(self) -> list[int]:
+        """They are dense from 0; those that are known need no asking again."""
+        known = len(self._states)
+        while self._blobs.list(ShardPaths(known).epochs):
+            known += 1
+        return list(range(known))
+
+    def _replayed(self, shard: int, state: ShardState | None) -> ShardState:
+        if state is not None:
+            try:
+                stepped(self._blobs, shard, catch_up(ShardPaths(shard), state))
+                return state
+            except CutOff as gone:
+                _log.info("%s: shard %d is read anew: %s", self._blobs.url, shard, gone)
+        return replayed(self._blobs, shard, self._wanted).state

@@ -1,0 +1,200 @@
+"""How far a streaming query has read, as the JSON that Spark keeps in its checkpoint; where it starts; how a batch's
+limit is spread over several streams.
+
+    {"v": 1, "streams": {"ACCOUNT/NAME": {"id": "<incarnation, 16 hex digits>", "next": <first sequence not read>}}}
+
+A query's first two offsets carry more. Spark asks for the initial offset anew when it restarts before the first batch
+was committed, and replays that batch up to the end it has on record; "latest" is somewhere else by then. So an initial
+offset says that it is one, and the end of the first batch says where the query really began:
+
+    initial   {"v": 1, "initial": true, "streams": …}
+    first end {"v": 1, "began": {as streams}, "streams": …}
+
+Spark compares offsets as text, so equal offsets must be equal text: streams are in order of their names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from broker.pipeline.errors import BadOption, Newer, PipelineError
+from broker.pipeline.plan.selection import SEQ_MAX, time_ns
+
+__all__ = ["Backlog", "Offsets", "Place", "Start", "share"]
+
+VERSION = 1
+_ID = re.compile(r"[0-9a-f]{16}")
+_SEQ = re.compile(r"[0-9]{1,20}")
+
+
+class Place(NamedTuple):
+    """A place in one stream: its incarnation, and the first sequence that was not read."""
+
+    stream_id: int
+    next_seq: int
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Places by "ACCOUNT/NAME", in order of the names. ``began``: where the query began, at the end of its first batch."""
+
+    streams: Mapping[str, Place]
+    initial: bool = False
+    began: Mapping[str, Place] | None = None
+
+    @classmethod
+    def of(cls, streams: Mapping[str, Place], *, initial: bool = False, began: Mapping[str, Place] | None = None
+           ) -> Offsets:
+        return cls(dict(sorted(streams.items())), initial, None if began is None else dict(sorted(began.items())))
+
+    @classmethod
+    def parse(cls, value: object) -> Offsets:
+        """Take back what ``to_json`` gave. Raises: Newer; PipelineError naming what is wrong where."""
+        if not isinstance(value, dict):
+            raise PipelineError(f"not an offset of jetblock: {_short(value)}; does the checkpoint belong to another source?")
+        version = value.get("v")
+        if type(version) is int and version > VERSION:
+            raise Newer(f"the offset is of version {version}, and this jetblock knows {VERSION}: a newer jetblock wrote the "
+                        f"checkpoint; use that version or a newer one")
+        if version != VERSION or type(version) is not int:
+            raise PipelineError(f'not an offset of jetblock, "v" is {_short(version)}: {_short(value)}; does the checkpoint '
+                                f"belong to another source?")
+        if unknown := set(value) - {"v", "streams", "initial", "began"}:
+            raise PipelineError(f"an offset with unknown parts {', '.join(sorted(map(repr, unknown)))}: {_short(value)}")
+        if type(value.get("initial", False)) is not bool:
+            raise PipelineError(f'"initial" of an offset is {_short(value["initial"])}, not true or false')
+        began = _places(value["began"], "began") if "began" in value else None
+        return cls.of(_places(value.get("streams"), "streams"), initial=value.get("initial", False), began=began)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of what JSON has; equal offsets give dicts of the same order."""
+        value: dict[str, Any] = {"v": VERSION}
+        if self.initial:
+            value["initial"] = True
+        if self.began is not None:
+            value["began"] = _packed(self.began)
+        value["streams"] = _packed(self.streams)
+        return value
+
+    def start_of(self, end: Offsets) -> Mapping[str, Place]:
+        """Where the batch that begins here and ends at ``end`` really begins."""
+        return end.began if self.initial and end.began is not None else self.streams
+
+
+def _packed(places: Mapping[str, Place]) -> dict[str, Any]:
+    return {name: {"id": f"{place.stream_id:016x}", "next": place.next_seq} for name, place in places.items()}
+
+
+def _places(value: object, part: str) -> dict[str, Place]:
+    if not isinstance(value, dict):
+        raise PipelineError(f'"{part}" of an offset must be {{"ACCOUNT/NAME": {{"id": …, "next": …}}}}, not {_short(value)}')
+    places = {}
+    for name, place in value.items():
+        account, slash, stream = name.rpartition("/")
+        if not (account and slash and stream):
+            raise PipelineError(f'"{part}" of an offset names {name!r}, which is not "ACCOUNT/NAME"')
+        if not isinstance(place, dict) or set(place) != {"id", "next"}:
+            raise PipelineError(f'{name} in an offset must be {{"id": …, "next": …}}, not {_short(place)}')
+        stream_id, next_seq = place["id"], place["next"]
+        if not isinstance(stream_id, str) or not _ID.fullmatch(stream_id):
+            raise PipelineError(f'"id" of {name} in an offset must be 16 hexadecimal digits, not {_short(stream_id)}')
+        if type(next_seq) is not int or not 0 < next_seq <= SEQ_MAX:
+            raise PipelineError(f'"next" of {name} in an offset must be a sequence from 1 on, not {_short(next_seq)}')
+        places[name] = Place(int(stream_id, 16), next_seq)
+    return places
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a new query starts, as the option ``startingOffsets`` has it. At most one of the last three is set."""
+
+    earliest: bool = False
+    seq: int | None = None
+    """The first sequence to read, in each stream."""
+    time_ns: int | None = None
+    """The first message of this time or later."""
+    offsets: Offsets | None = None
+
+    @property
+    def latest(self) -> bool:
+        return not self.earliest and self.seq is None and self.time_ns is None and self.offsets is None
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Raises: BadOption naming the value and what is allowed."""
+        word = text.strip()
+        kind, colon, rest = word.partition(":")
+        if word.lower() == "earliest":
+            return cls(earliest=True)
+        if word.lower() == "latest":
+            return cls()
+        try:
+            if word.startswith("{"):
+                return cls(offsets=Offsets.parse(json.loads(word)))
+            if colon and kind.lower() == "seq":
+                return cls(seq=_seq(rest))
+            if colon and kind.lower() == "time":
+                return cls(time_ns=time_ns(rest))
+            return cls(seq=_seq(word)) if word.isdigit() else cls(time_ns=time_ns(word))
+        except (ValueError, PipelineError) as error:
+            raise BadOption(f"option startingOffsets={text!r}: {error}; write earliest, latest, seq:N, a time "
+                            f"(2026-11-21T14:00:00Z), or an offset's JSON") from None
+
+
+def _seq(text: str) -> int:
+    if not _SEQ.fullmatch(text) or not 0 < int(text) <= SEQ_MAX:
+        raise ValueError(f"{text!r} is no sequence: they are whole numbers from 1 on")
+    return int(text)
+
+
+class Backlog(Protocol):
+    """What of one stream waits to be read."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing waits any more."""
+
+    def take(self, rows: int, size: int) -> tuple[int, int]:
+        """Move on past as many messages as cost at most ``rows`` and ``size`` bytes; returns what they cost."""
+
+
+def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
+    """Move ``backlogs`` on so that all of them together cost at most ``rows`` messages and ``size`` bytes.
+
+    Each gets an equal part; what one leaves, the others share: a quiet stream is read up to its end however much waits
+    in a busy one. What cannot be divided goes to the one whose ``turn`` it is (any number that rises from batch to
+    batch) and those after it. A message that alone is more than ``size`` is read all the same, by itself.
+    """
+    order = list(backlogs[turn % len(backlogs):]) + list(backlogs[:turn % len(backlogs)]) if backlogs else []
+    waiting = [backlog for backlog in order if not backlog.done]
+    anything = False
+    while waiting and rows > 0 and size > 0:
+        moved = False
+        part_rows, part_size = max(1, rows // len(waiting)), max(1, size // len(waiting))
+        for backlog in waiting:
+            used_rows, used_size = backlog.take(min(part_rows, rows), min(part_size, size))
+            rows, size = rows - used_rows, size - used_size
+            moved = moved or used_rows > 0
+            if not rows or size <= 0:
+                break
+        anything = anything or moved
+        waiting = [backlog for backlog in waiting if not backlog.done]
+        if not moved:
+            break
+    for backlog in waiting:  # a part was less than one message: one after the other
+        used_rows, used_size = backlog.take(rows, size)
+        rows, size = rows - used_rows, size - used_size
+        anything = anything or used_rows > 0
+    if not anything:
+        for backlog in waiting:
+            if backlog.take(1, SEQ_MAX)[0]:
+                return

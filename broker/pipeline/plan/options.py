@@ -1,0 +1,293 @@
+"""The options of the source, parsed and checked: on the driver, before anything is read.
+
+    OPTIONS     each option's name, what it is for, and how its value is read
+    Options     the values
+
+Spark hands names over in lower case, and values as text. What is wrong is told all at once where it can be: every unknown
+option with the nearest valid one; else the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from broker.pipeline.errors import BadOption
+from broker.pipeline.plan.snapshot import AsOf, names
+from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
+from broker.protocol.subject import is_valid
+from broker.storage.objectstore.url import parse_store_url
+
+__all__ = ["OPTIONS", "VIEWS", "Option", "Options"]
+
+VIEWS: Final = ("messages", "subjects", "blocks", "streams", "consumers")
+HEADERS: Final = ("raw", "parsed")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Each field is an option in lower case; where none was given it has its default here."""
+
+    store: str
+    """A URL that means the same in every process."""
+    account: str = "$G"
+    stream: str = ""
+    view: str = "messages"
+    subjects: tuple[str, ...] = ()
+    startseq: int | None = None
+    endseq: int | None = None
+    starttime: int | None = None
+    """Nanoseconds, inclusive."""
+    endtime: int | None = None
+    """Nanoseconds, exclusive."""
+    asof: str | None = None
+    headers: str = "raw"
+    targetpartitionbytes: int = 64 << 20
+    prefetch: int = 3
+    pushdown: bool = False
+    """``batch`` says why it is off unless asked for."""
+    startingoffsets: str = "earliest"
+    """As given: ``offsets.Start`` reads it."""
+    maxmessagespertrigger: int | None = None
+    maxbytespertrigger: int | None = None
+    failondataloss: bool = True
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Options:
+        """What ``given`` says, for a batch query or a streaming one.
+
+        Raises: BadOption, naming every unknown option with the nearest valid one; or an option that has no meaning for
+            the view or for this kind of query, a value and what is allowed, or two options that contradict each other.
+        """
+        low = _spelled(given)
+        values: dict[str, Any] = {}
+        wrong: list[str] = []
+        for name, text in low.items():
+            try:
+                values[name] = OPTIONS[name].read(text)
+            except ValueError as error:
+                wrong.append(f"option {OPTIONS[name].name}={_short(text)}: {error}")
+        if "store" not in low:
+            wrong.append("option store is needed: file:///DIR or s3://BUCKET/PREFIX")
+        view = values.get("view", "messages")
+        if "view" in values or "view" not in low:
+            wrong += _out_of_place(low, view, streaming)
+            if view not in ("streams", "consumers"):
+                if "stream" not in low:
+                    wrong.append("option stream is needed: a stream's name, several with commas between, * as a wildcard")
+            else:
+                values.setdefault("stream", "*")
+        wrong += _contradictions(values)
+        if wrong:
+            raise BadOption("; ".join(wrong))
+        return cls(**values)
+
+    def selection(self) -> Selection:
+        """What subjects, sequences and times ask for."""
+        return Selection(
+            subjects=tuple(subject.encode() for subject in self.subjects) or None, first_seq=self.startseq or 1,
+            last_seq=self.endseq, first_ns=self.starttime, last_ns=None if self.endtime is None else self.endtime - 1,
+            view=self.view)
+
+
+def _spelled(given: Mapping[str, str]) -> dict[str, str]:
+    """Options in lower case; ``path``, which ``load(…)`` sets, is the store. Raises: BadOption for unknown ones."""
+    low = {name.lower(): value for name, value in given.items()}
+    if (path := low.pop("path", None)) is not None:
+        if "store" in low and low["store"] != path:
+            raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one out")
+        low["store"] = path
+    unknown = [name for name in given if name.lower() not in OPTIONS and name.lower() != "path"]
+    if unknown:
+        raise BadOption("; ".join(_unknown(name) for name in unknown) + "; there are: "
+                        + ", ".join(option.name for option in OPTIONS.values()))
+    return low
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name.lower(), OPTIONS, 1, 0.5)
+    # What is one of ours with a word around it is far off by letters alone.
+    near = near or [one for one in OPTIONS if one in name.lower() or (len(name) > 3 and name.lower() in one)][:1]
+    return f"no option {_short(name)}" + (f": did you mean {OPTIONS[near[0]].name}?" if near else "")
+
+
+def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[str]:
+    """What has no meaning here; it would be ignored, and somebody rely on it."""
+    wrong = []
+    if streaming and view != "messages":
+        wrong.append(f"option view={view}: a streaming query reads messages; read this view by spark.read")
+    for name in low:
+        option = OPTIONS[name]
+        if view not in option.views:
+            wrong.append(f"option {option.name} has no meaning for view={view}, only for {' and '.join(option.views)}: "
+                         f"leave it out")
+        elif streaming and option.kind == "batch":
+            wrong.append(f"option {option.name} is for batch queries: {option.instead}")
+        elif not streaming and option.kind == "stream":
+            wrong.append(f"option {option.name} is for streaming queries: {option.instead}")
+    return wrong
+
+
+def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    wrong = []
+    first, last = values.get("startseq"), values.get("endseq")
+    if first is not None and last is not None and first > last:
+        wrong.append(f"options startSeq={first} and endSeq={last}: the first is after the last")
+    start, end = values.get("starttime"), values.get("endtime")
+    if start is not None and end is not None and start >= end:
+        wrong.append(f"options startTime and endTime: nothing is from {start} on and before {end} (ns); endTime is exclusive")
+    if (as_of := values.get("asof")) is not None:
+        bound = AsOf.parse(as_of)
+        if bound.seq is not None and first is not None and first > bound.seq:
+            wrong.append(f"options startSeq={first} and asOf={as_of}: the first is after what asOf lets in")
+        if bound.time_ns is not None and start is not None and start > bound.time_ns:
+            wrong.append(f"options startTime and asOf={as_of}: the time to start from is after what asOf lets in")
+    return wrong
+
+
+def _short(text: str) -> str:
+    """A value as errors repeat it: not all of a long one, and of a URL nothing of what stands before an ``@``."""
+    scheme, colon, rest = text.partition("://")
+    if colon and "@" in rest:
+        text = f"{scheme}://…@{rest.rpartition('@')[2]}"
+    return repr(text) if len(text) <= 80 else repr(text[:77] + "…")
+
+
+# ---- values: each reads a text, or raises ValueError saying what is allowed
+
+def _store(text: str) -> str:
+    word = text.strip()
+    if word.startswith("file:/") and not word.startswith("file://"):
+        word = f"file://{word[5:]}"  # as Hadoop writes it
+    if word.startswith(("s3a://", "s3n://")):
+        raise ValueError(f"write s3://{word[6:].rpartition('@')[2]}")
+    if "://" not in word and word.startswith("/"):
+        raise ValueError(f"write file://{word}")
+    scheme, where, _ = parse_store_url(word)
+    if scheme == "memory":
+        raise ValueError("a store in memory is within one process: write file:///DIR or s3://BUCKET/PREFIX")
+    # Executors have working directories of their own.
+    return f"file://{os.path.abspath(where)}" if scheme == "file" else word
+
+
+def _filled(what: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text.strip():
+            raise ValueError(f"write {what}")
+        return text.strip()
+    return read
+
+
+def _stream(text: str) -> str:
+    if not names(text):
+        raise ValueError("write a stream's name, several with commas between, * as a wildcard")
+    if ">" in text:
+        raise ValueError("names of streams have no > in them: * stands for any characters")
+    return text.strip()
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in allowed:
+            near = get_close_matches(word, allowed, 1, 0.5)
+            raise ValueError(f"allowed are {', '.join(allowed)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return word
+    return read
+
+
+def _subjects(text: str) -> tuple[str, ...]:
+    patterns = tuple(names(text))
+    if not patterns:
+        raise ValueError("write NATS subjects with commas between, as orders.*.created,alarm.>")
+    for pattern in patterns:
+        if not is_valid(pattern.encode()):
+            raise ValueError(f"{pattern!r} is no NATS subject: tokens with dots between, none of them empty, no white space, "
+                             f"> only at the end")
+    return patterns
+
+
+def _number(least: int, most: int, what: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        word = text.strip()
+        if not (word.isascii() and word.isdigit()) or not least <= int(word) <= most:
+            raise ValueError(f"write {what}, from {least} to {most}")
+        return int(word)
+    return read
+
+
+_SIZE: Final = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    size = int(match[1]) << _UNITS[(match[2] or "").lower()] if match is not None else 0
+    if not 1 <= size <= NS_MAX:
+        raise ValueError("write a size from 1 byte up, as 64m, 1g, 512k or 1000000")
+    return size
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ValueError("allowed are true and false")
+    return word == "true"
+
+
+def _as_of(text: str) -> str:
+    try:
+        AsOf.parse(text)
+    except BadOption as error:
+        raise ValueError(str(error).partition(": ")[2]) from None
+    return text.strip()
+
+
+class Option(NamedTuple):
+    """name: as documented; Spark does not mind its case. kind: ``batch`` or ``stream`` where only such a query has it;
+    instead: what the other kind has."""
+
+    name: str
+    about: str
+    read: Callable[[str], Any]
+    views: tuple[str, ...] = VIEWS
+    kind: str = "both"
+    instead: str = ""
+
+
+_READ: Final = ("messages", "subjects")
+_BLOCKS: Final = ("messages", "subjects", "blocks")
+_STARTS: Final = "a streaming query begins at startingOffsets and goes on for ever"
+_ONLY_STREAMS: Final = "leave it out, or use spark.readStream"
+
+OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option in (
+    Option("store", "URL of the store: file:///DIR or s3://BUCKET/PREFIX; load(URL) sets it too", _store),
+    Option("account", "account whose streams are read; * as a wildcard", _filled("an account's name, or * for all")),
+    Option("stream", "stream to read; several with commas between, * as a wildcard", _stream),
+    Option("view", f"what the rows are: {', '.join(VIEWS)}", _one_of(*VIEWS)),
+    Option("subjects", "NATS subjects with commas between, * and > as wildcards; of which one must match", _subjects, _READ),
+    Option("startSeq", "first sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
+    Option("endSeq", "last sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
+    Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
+    Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
+    Option("asOf", "the store as of a position of the log, a sequence (seq:N) or a time", _as_of, _BLOCKS, "batch", _STARTS),
+    Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
+           ("messages",)),
+    Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
+    Option("prefetch", "how many reads a task has under way", _number(1, 64, "a number of reads"), _BLOCKS),
+    Option("pushdown", "whether Spark's filters decide what is read (true, false); only where each load is for one scan",
+           _flag),
+    Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
+           _filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",
+           "a batch query has startSeq and startTime"),
+    Option("maxMessagesPerTrigger", "messages in one micro-batch, at most", _number(1, SEQ_MAX, "a number of messages"),
+           ("messages",), "stream", _ONLY_STREAMS),
+    Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream", _ONLY_STREAMS),
+    Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)", _flag,
+           ("messages",), "stream", _ONLY_STREAMS),
+)}
+"""By name in lower case, in the order of the docs."""

@@ -1,0 +1,197 @@
+"""From a moment and a selection to the parts of blocks that tasks read, packed into partitions; and what it will cost.
+
+A block is pruned by its sequences and times, and by its subject summary where it has one; of a block without, which has
+more subjects than fit, the index decides in the task. Nothing of a block is read here.
+
+What a piece weighs is about what its task will fetch:
+
+    index + the frames that hold a wanted message        where payload is asked for
+    index                                                 else
+    and not less than ``PIECE_BYTES_MIN``                 a get takes its time, however little it brings
+
+Frames are some 128 KiB, so few messages of a block cost few of them at most, and many spread over it cost all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from broker.pipeline.errors import Damaged
+from broker.pipeline.plan.snapshot import StreamMoment, uncollected
+from broker.pipeline.plan.selection import Selection
+from broker.storage.state.dead import DeadSet
+from broker.storage.format.block import BlockRef, SubjectSummary
+from broker.storage.format.errors import FormatError
+from broker.storage.paths import ShardPaths, StreamPaths, object_key
+
+__all__ = ["Estimate", "Piece", "estimate", "pack", "pieces", "weight"]
+
+PIECE_BYTES_MIN: Final = 64 << 10
+TASK_BYTES_MIN: Final = 8 << 20
+"""Below this a task of Spark's costs more than its reading."""
+_FRAME_BYTES: Final = 128 << 10
+_FRAME_MESSAGES: Final = 4096
+
+
+class Piece(NamedTuple):
+    """One block's part of a query."""
+
+    account: str
+    stream: str
+    stream_id: int
+    shard: int
+    key: str
+    """Of the object."""
+    ref: BlockRef
+    """Without its subjects, unless they were asked for."""
+    first_seq: int
+    last_seq: int
+    """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""
+    dead: DeadSet | None
+    messages: int = 0
+    """At most so many are wanted; 0: not known."""
+
+
+class Estimate(NamedTuple):
+    """How much a query will read of a store.
+
+    blocks of blocks_of (before pruning) blocks, and messages: at most. index_bytes are read for whatever is asked, but
+    where the blocks' own numbers suffice. frames_bytes, stored, for payload alone: about, where a part of a block's
+    frames is enough. unsure: blocks that say nothing of their subjects while subjects are asked for, so that they count
+    as a whole.
+    """
+
+    blocks: int
+    blocks_of: int
+    messages: int
+    index_bytes: int
+    frames_bytes: int
+    unsure: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.index_bytes + self.frames_bytes
+
+
+def pieces(moment: StreamMoment, selection: Selection, *, summaries: bool = False) -> list[Piece]:
+    """The blocks that may hold what is wanted, in order of sequence.
+
+    Args: summaries: each piece's ``ref`` keeps its subjects, for who may do with them instead of the index.
+    Raises: Damaged for a stream that is off line, whose blocks nobody can tell.
+    """
+    with uncollected():
+        return [piece for piece, _ in _pieces(moment, selection, summaries)]
+
+
+def _pieces(moment: StreamMoment, selection: Selection, summaries: bool = False) -> Iterator[tuple[Piece, bool]]:
+    """Each with whether its subjects are known, or not asked for."""
+    if selection.nothing or not selection.matches_stream(moment.account, moment.name):
+        return
+    if moment.offline is not None:
+        raise Damaged(f"stream {moment.full_name} is off line, and no rows are given of it: {moment.offline}; `jetblock "
+                      f"inspect --verify` says more; a newer broker's record needs a newer jetblock here, too")
+    first_seq = max(moment.first_seq, selection.first_seq)
+    last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
+    shard = ShardPaths(moment.shard)
+    own = StreamPaths(moment.account, moment.name, moment.stream_id)
+    by_subject, by_time = selection.needs_subject(), selection.needs_time()
+    for entry in moment.blocks:
+        ref = entry.ref
+        if ref.last_seq < first_seq:
+            continue
+        if ref.first_seq > last_seq:
+            return
+        if by_time and not selection.matches_times(ref.first_time_ns, ref.last_time_ns):
+            continue
+        first, last, messages, sure = ref.first_seq, ref.last_seq, ref.count, True
+        summary = None
+        if by_subject or summaries:
+            try:
+                summary = ref.subjects
+            except FormatError as error:
+                raise Damaged(f"stream {moment.full_name}: {error}") from None
+        if by_subject:
+            sure = summary is not None
+            if summary is not None:
+                rows = selection.rows_of(summary)
+                if not rows:
+                    continue
+                first, last = min(row[2] for row in rows), max(row[3] for row in rows)
+                messages = sum(row[1] for row in rows)
+        first, last = max(first, first_seq), min(last, last_seq)
+        if first > last:
+            continue
+        yield Piece(moment.account, moment.name, moment.stream_id, moment.shard,
+                    object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
+                    entry.dead, min(messages, last - first + 1)), sure
+
+
+def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
+    return BlockRef(ref.place, ref.position, ref.object_id, ref.stream_id, ref.core_offset, ref.core_bytes,
+                    ref.index_offset, ref.index_bytes, ref.frames_offset, ref.frames_bytes, ref.first_seq, ref.last_seq,
+                    ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns, summary)
+
+
+def weight(piece: Piece, *, payload: bool = True) -> int:
+    """About how many bytes a task fetches for it."""
+    return max(PIECE_BYTES_MIN, piece.ref.index_bytes + (_frames_bytes(piece) if payload else 0))
+
+
+def _frames_bytes(piece: Piece) -> int:
+    """Stored bytes of the frames that hold what is wanted, were all frames of a block alike."""
+    ref = piece.ref
+    total = ref.frames_bytes
+    frames = max(1, ref.bytes // _FRAME_BYTES, ref.count // _FRAME_MESSAGES)
+    # So much of the block lies between its first and its last sequence; the frames at both ends count whole.
+    between = -(-frames * (piece.last_seq - piece.first_seq + 1) // (ref.last_seq - ref.first_seq + 1)) + 1
+    return total * min(frames, between, piece.messages or frames) // frames
+
+
+def pack(found: Iterable[Piece], target_bytes: int, *, payload: bool = True, min_partitions: int = 1
+         ) -> list[list[Piece]]:
+    """Pieces, in their order, as partitions that read about ``target_bytes`` each.
+
+    Args: payload: whether frames will be read, or indexes alone. min_partitions: where there is enough for as many
+        tasks, there are as many. A block larger than a partition is parted by its sequences.
+    """
+    weighed = [(piece, weight(piece, payload=payload)) for piece in found]
+    total = sum(size for _, size in weighed)
+    # Never so small that starting the task is most of its work, save where that was asked for.
+    target = max(PIECE_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
+    packed: list[list[Piece]] = []
+    room = 0
+    for piece, size in weighed:
+        for part, part_size in _parted(piece, size, target):
+            if not packed or part_size > room:
+                packed.append([])
+                room = target
+            packed[-1].append(part)
+            room -= part_size
+    return packed
+
+
+def _parted(piece: Piece, size: int, target: int) -> Iterator[tuple[Piece, int]]:
+    """A piece as itself, or as some that are about as large as a partition."""
+    span = piece.last_seq - piece.first_seq + 1
+    count = min(-(-size // target), span)
+    if count < 2:
+        yield piece, size
+        return
+    for n in range(count):
+        first, last = piece.first_seq + span * n // count, piece.first_seq + span * (n + 1) // count - 1
+        yield piece._replace(first_seq=first, last_seq=last, messages=min(piece.messages, last - first + 1)), size // count
+
+
+def estimate(moments: Sequence[StreamMoment], selection: Selection) -> Estimate:
+    """How much a query will read, without reading it. Raises: Damaged for a stream that is off line."""
+    blocks = messages = index_bytes = frames_bytes = unsure = 0
+    for moment in moments:
+        for piece, sure in _pieces(moment, selection):
+            blocks += 1
+            messages += piece.messages
+            index_bytes += piece.ref.index_bytes
+            frames_bytes += _frames_bytes(piece)
+            unsure += not sure
+    return Estimate(blocks, sum(len(moment.blocks) for moment in moments), messages, index_bytes, frames_bytes, unsure)

@@ -1,0 +1,204 @@
+"""What a streaming query does between Spark and the store, without Spark: where it starts, how far the next batch goes,
+which blocks a batch is made of, and when messages were lost before it read them.
+
+    initial ── latest ── pieces ── latest ── pieces ── …        one ``look`` at the store for each ``latest``
+
+A batch is all that lives from one offset to another, so a batch that Spark plans again after a restart has the same
+rows, but for what was removed meanwhile.
+
+Lost is what was removed before it was read, as far as the store can tell: a stream that was deleted, or deleted and
+made anew; a stream that went back (a store restored from a backup); and sequences below the stream's first one, whatever
+removed them: a limit, its age, a purge, a single delete. Sequences missing further on are no loss, and none is it in
+streams whose rules remove messages one by one: max_msgs_per_subject (so all buckets of keys and values), the retentions
+``workqueue`` and ``interest``. ``failOnDataLoss`` says whether a loss ends the query or goes to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from broker.pipeline.plan.backlog import StreamBacklog
+from broker.pipeline.store.objects import Blobs
+from broker.pipeline.errors import BadOption, DataLoss, NoStream
+from broker.pipeline.plan.follow import Follower, Seen
+from broker.pipeline.plan.snapshot import matcher, names, seq_at_time
+from broker.pipeline.plan.offsets import Offsets, Place, Start, share
+from broker.pipeline.plan.options import Options
+from broker.pipeline.plan.plan import Piece, pieces
+from broker.pipeline.plan.selection import SEQ_MAX
+
+__all__ = ["Progress"]
+
+_log = logging.getLogger(__name__)
+
+
+class Progress:
+    """One streaming query's view of its streams."""
+
+    def __init__(self, blobs: Blobs, options: Options) -> None:
+        self._blobs = blobs
+        self._options = options
+        self._start = Start.parse(options.startingoffsets)
+        self._selection = options.selection()
+        self._follower = Follower(blobs, options.account, options.stream)
+        self._seen: dict[str, Seen] | None = None
+        self._target: dict[str, Place] | None = None
+        self._said: set[str] = set()
+
+    def initial(self) -> Offsets:
+        """Where a new query starts.
+
+        Raises: NoStream for a name without ``*`` that no stream has; BadOption where ``startingOffsets`` does not fit
+            the streams; else as ``Follower.look``.
+        """
+        seen = self._look()
+        for pattern in names(self._options.stream):
+            if "*" not in pattern and not any(matcher(pattern)(one.state.name) for one in seen.values()):
+                there = ", ".join(seen) or "none that the options name"
+                raise NoStream(f"{self._blobs.url}: no stream {pattern!r} in account {self._options.account!r}; "
+                               f"there is: {there}; streams that come later need a name with *")
+        given = self._start.offsets.streams if self._start.offsets is not None else {}
+        for name in given:
+            if name not in seen:
+                raise BadOption(f"option startingOffsets names the stream {name}, which is not there or not among those of "
+                                f"the options account and stream: {', '.join(seen) or 'none'}")
+        return Offsets.of({name: self._begin(one, given.get(name)) for name, one in seen.items()}, initial=True)
+
+    def aim(self) -> None:
+        """Take what is there now as all that there will be (``Trigger.AvailableNow``)."""
+        self._target = {name: _end(one) for name, one in self._look().items()}
+
+    def latest(self, start: Offsets, rows: int | None = None, size: int | None = None) -> Offsets:
+        """How far a batch from ``start`` reaches, at most ``rows`` messages and ``size`` bytes further; None: no limit.
+
+        Returns: ``start`` itself where nothing is new. Raises: DataLoss; else as ``Follower.look``.
+        """
+        seen = self._look()
+        places = self._resumed(start, seen)
+        ends: dict[str, Place] = {}
+        backlogs: dict[str, StreamBacklog] = {}
+        for name, place in places.items():
+            end = _end(seen[name])
+            if self._target is not None:
+                target = self._target.get(name)
+                if target is None or target.stream_id != place.stream_id:
+                    if name in start.streams:
+                        ends[name] = place
+                    continue  # it came later
+                end = min(end, target)
+            ends[name] = max(place, end)
+            if (rows is not None or size is not None) and end > place:
+                one = seen[name]
+                backlogs[name] = StreamBacklog(one.entries(place.next_seq), place.next_seq, end.next_seq, self._selection,
+                                               partial(self._follower.seqs, one))
+        if backlogs:
+            turn = sum(place.next_seq for place in places.values())
+            share(list(backlogs.values()), SEQ_MAX if rows is None else rows, SEQ_MAX if size is None else size, turn)
+            for name, backlog in backlogs.items():
+                ends[name] = Place(ends[name].stream_id, backlog.next_seq)
+        if start.initial:
+            return Offsets.of(ends, began=start.streams)
+        return start if ends == start.streams else Offsets.of(ends)
+
+    def newest(self) -> Offsets | None:
+        """The end of all streams at the last look, without another one; None before the first."""
+        return None if self._seen is None else Offsets.of({name: _end(one) for name, one in self._seen.items()})
+
+    def pieces(self, start: Offsets, end: Offsets) -> list[Piece]:
+        """The parts of blocks that a batch reads, by stream and sequence. Raises: DataLoss; else as ``Follower.look``."""
+        seen = self._look() if self._seen is None else self._seen
+        begun = start.start_of(end)
+        found: list[Piece] = []
+        for name, upto in end.streams.items():
+            one = seen.get(name)
+            if one is None or one.state.stream_id != upto.stream_id:
+                if begun.get(name) != upto:
+                    self._lost(f"stream {name} of incarnation {upto.stream_id:016x} was deleted, and its messages up to "
+                               f"{upto.next_seq - 1} were not read")
+                continue
+            place = begun.get(name)
+            first_seq = place.next_seq if place is not None and place.stream_id == upto.stream_id else _first(one)
+            if first_seq >= upto.next_seq:
+                continue
+            self._check(one, first_seq)
+            wanted = replace(self._selection, first_seq=max(self._selection.first_seq, first_seq),
+                             last_seq=min(self._selection.last_seq or SEQ_MAX, upto.next_seq - 1))
+            found += pieces(one.moment(first_seq, upto.next_seq), wanted)
+        return found
+
+    def _look(self) -> dict[str, Seen]:
+        self._seen = None
+        self._seen = self._follower.look()
+        return self._seen
+
+    def _begin(self, one: Seen, given: Place | None) -> Place:
+        """Where a new query starts in one stream."""
+        state, start = one.state, self._start
+        if start.latest:
+            return _end(one)
+        if start.time_ns is not None:
+            return Place(state.stream_id, max(1, seq_at_time(self._blobs, one.moment(), start.time_ns)))
+        if given is not None and given.stream_id != state.stream_id:
+            raise BadOption(f"option startingOffsets: stream {one.name} is now of incarnation {state.stream_id:016x}, not "
+                            f"{given.stream_id:016x}: it was deleted and made anew")
+        seq = given.next_seq if given is not None else start.seq
+        if seq is None:
+            return Place(state.stream_id, max(1, state.first_seq))
+        if seq > state.last_seq + 1:
+            raise BadOption(f"option startingOffsets: stream {one.name} ends at sequence {state.last_seq}, before {seq}")
+        return Place(state.stream_id, seq)
+
+    def _resumed(self, start: Offsets, seen: Mapping[str, Seen]) -> dict[str, Place]:
+        """Where to go on in each stream that is there."""
+        for name, place in start.streams.items():
+            one = seen.get(name)
+            if one is None:
+                self._lost(f"stream {name} of incarnation {place.stream_id:016x} was deleted; expected its sequence "
+                           f"{place.next_seq}, found no stream of that name")
+            elif one.state.stream_id != place.stream_id:
+                self._lost(f"stream {name} was deleted and made anew; expected sequence {place.next_seq} of incarnation "
+                           f"{place.stream_id:016x}, found incarnation {one.state.stream_id:016x}")
+        places = {}
+        for name, one in seen.items():
+            state = one.state
+            known = start.streams.get(name)
+            place = known if known is not None and known.stream_id == state.stream_id else Place(state.stream_id, _first(one))
+            if place.next_seq > state.last_seq + 1 and place.next_seq > _first(one):
+                self._lost(f"stream {name} went back: expected sequence {place.next_seq}, found that it ends at "
+                           f"{state.last_seq}; was the store restored from a backup?")
+                place = _end(one)
+            self._check(one, place.next_seq)
+            places[name] = place
+        return places
+
+    def _check(self, one: Seen, next_seq: int) -> None:
+        """Say a loss where the stream begins after ``next_seq``."""
+        state = one.state
+        if state.first_seq > next_seq and not _removes_singly(state.config):
+            self._lost(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
+                       f"that it begins at {state.first_seq}")
+
+    def _lost(self, what: str) -> None:
+        if self._options.failondataloss:
+            raise DataLoss(f"{self._blobs.url}: {what}; to go on from what is there, set failOnDataLoss=false")
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("%s: %s", self._blobs.url, what)
+
+
+def _end(one: Seen) -> Place:
+    """The place after a stream's last message."""
+    return Place(one.state.stream_id, max(one.state.last_seq + 1, _first(one)))
+
+
+def _first(one: Seen) -> int:
+    """The sequence of the first message that a stream ever had, or will have."""
+    return max(1, int(one.state.config.get("first_seq") or 1))
+
+
+def _removes_singly(config: Mapping[str, Any]) -> bool:
+    return int(config.get("max_msgs_per_subject") or 0) > 0 or config.get("retention", "limits") != "limits"

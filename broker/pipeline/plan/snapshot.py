@@ -1,0 +1,294 @@
+"""The store's streams at one moment: what a query reads, whatever a broker does meanwhile.
+
+All streams of a shard are as of one position of its log: the newest checkpoint and the log after it are replayed here,
+on the driver (``storage.snapshot``), and of checkpoints only the pages of the streams that are asked for are read.
+Brokers may publish, checkpoint and sweep all the while.
+
+``asOf`` bounds what is let in, by sequence. Each form comes down to a last sequence of each stream:
+
+    00000003-00000000002a   a position of the log, as ``jetblock inspect`` prints it: what was persisted up to there
+    seq:N                   messages up to N
+    a time                  messages of that time and before it (ISO 8601, or ns)
+
+What has been removed by the time of planning stays removed: deletes are final.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from broker.pipeline.store.objects import Blobs, check_store
+from broker.pipeline.errors import BadOption, Gone, NoStream, Unreachable, of_format
+from broker.pipeline.plan.selection import time_ns
+from broker.storage.state.applied import ConsumerState, StreamState
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import Position
+from broker.storage.format.index import decode_index
+from broker.storage.objectstore.base import NotFound
+from broker.storage.paths import ShardPaths, block_key
+from broker.storage.read.snapshot import CutOff, Snapshot, Steps, replay, run_answering
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "last_of", "matcher", "moment_of", "names", "newest", "read_moment",
+           "replayed", "seq_at_time", "shards_of", "stepped", "uncollected", "wanted_by"]
+
+_POSITION: Final = re.compile(r"([0-9a-fA-F]{8})-([0-9a-fA-F]{12})")
+_TRIES: Final = 3
+_NAMES_SHOWN: Final = 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """What a query's ``asOf`` says; one of the three is set."""
+
+    position: Position | None = None
+    seq: int | None = None
+    time_ns: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> AsOf:
+        """Raises: BadOption naming the value and what is allowed."""
+        word = text.strip()
+        if (match := _POSITION.fullmatch(word)) is not None:
+            return cls(position=Position(int(match[1], 16), int(match[2], 16)))
+        if word.lower().startswith("seq:"):
+            number = word[4:]
+            if number.isascii() and number.isdigit():
+                return cls(seq=int(number))
+        else:
+            try:
+                return cls(time_ns=time_ns(word))
+            except ValueError:
+                pass
+        raise BadOption(f"option asOf={text!r}: write a position as `jetblock inspect` prints it (00000003-00000000002a), "
+                        f"seq:N, or a time (2026-11-21T14:00:00Z)")
+
+
+class Blocks(Protocol):
+    """A stream's blocks, in order: a BlockTable, or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[BlockEntry]: ...
+
+
+@dataclass(slots=True)
+class StreamMoment:
+    """One stream as the store has it; what is counted is as of ``position``, whatever ``end_seq`` is."""
+
+    account: str
+    name: str
+    stream_id: int
+    shard: int
+    config: dict[str, Any]
+    created_ns: int
+    first_seq: int
+    last_seq: int
+    msgs: int
+    bytes: int
+    first_time_ns: int
+    last_time_ns: int
+    position: Position
+    """Of the shard's log."""
+    end_seq: int
+    """The last sequence that asOf lets in; last_seq where it bounds nothing."""
+    blocks: Blocks
+    """The live blocks, rising; also those beyond ``end_seq``. Of a large stream each unpacks its ref's ``subjects`` every
+    time they are asked for."""
+    consumers: dict[str, ConsumerState]
+    offline: str | None = None
+    """Why the stream cannot be read; None: it can."""
+
+    @property
+    def full_name(self) -> str:
+        """ACCOUNT/NAME"""
+        return f"{self.account}/{self.name}"
+
+
+def moment_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None
+              ) -> StreamMoment:
+    """A stream as of ``position`` of its shard's log, with all of its blocks, or these. Shares them with ``state``."""
+    return StreamMoment(
+        state.account, state.name, state.stream_id, shard, state.config, state.created_ns, state.first_seq,
+        state.last_seq, state.msgs, state.bytes, state.first_time_ns, state.last_time_ns, position, state.last_seq,
+        state.blocks if blocks is None else blocks, state.consumers, state.offline)
+
+
+def read_moment(blobs: Blobs, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
+                none_ok: bool = False) -> list[StreamMoment]:
+    """The streams of ``account`` (``*`` in it as a wildcard) that ``stream`` names, in order of account and name.
+
+    Args: stream is a name, or several with commas between (``\\,`` for one within a name), ``*`` in them as a wildcard.
+        none_ok: a name that no stream has is left out.
+    Raises: NoStore; NoStream, naming those that are there; Damaged; Newer; Unreachable; BadOption for an ``as_of`` that
+        is none, or that cannot be told any more.
+    """
+    bound = None if as_of is None else AsOf.parse(as_of)
+    check_store(blobs)
+    patterns = names(stream)
+    wanted = wanted_by(account, stream)
+    found: list[StreamMoment] = []
+    others: list[tuple[str, str]] = []
+    for shard in shards_of(blobs):
+        state = replayed(blobs, shard, wanted).state
+        others += state.unwanted.values()
+        for one in state.streams.values():
+            # A stream whose create record cannot be read has no name; it is no reason not to read others.
+            if wanted(one.account, one.name):
+                found.append(moment_of(one, shard, state.position))
+    found.sort(key=lambda moment: (moment.account, moment.name))
+    if not none_ok:
+        for pattern in patterns:
+            if not any(matcher(pattern)(moment.name) for moment in found):
+                raise _no_stream(blobs, account, pattern, [(m.account, m.name) for m in found] + others)
+    if bound is not None:
+        for moment in found:
+            moment.end_seq = last_of(blobs, moment, bound)
+    return found
+
+
+def shards_of(blobs: Blobs) -> list[int]:
+    """The numbers of the store's shards: they are dense from 0, and each has a claim that is never deleted."""
+    found = 0
+    while blobs.list(ShardPaths(found).epochs):
+        found += 1
+    return list(range(found))
+
+
+def replayed(blobs: Blobs, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
+    """Replay a shard's log, for the streams that are wanted(account, name).
+
+    Raises: Damaged; Newer; Unreachable, also when the log moved on faster than it could be read.
+    """
+    for _ in range(_TRIES):
+        try:
+            with uncollected():
+                return stepped(blobs, shard, replay(ShardPaths(shard), wanted))
+        except CutOff as error:
+            reason = str(error)
+    raise Unreachable(f"{blobs.url}: {reason}; run it again, nearer to the store")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would go again and again through hundreds of thousands of objects that all
+    stay: a third of the time of planning 100 000 blocks."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def stepped(blobs: Blobs, shard: int, steps: Steps[T]) -> T:
+    """Run steps of ``storage.snapshot`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
+    try:
+        return run_answering(steps, blobs.get_many, blobs.list)
+    except FormatError as error:
+        raise of_format(error, f"{blobs.url}: shard {shard}") from None
+
+
+def names(stream: str) -> list[str]:
+    """The patterns of a ``stream`` option, cut at its commas."""
+    parts = [part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", stream)]
+    return [part for part in parts if part]
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name is the pattern's, in which ``*`` stands for any characters."""
+    if "*" not in pattern:
+        return pattern.__eq__
+    expression = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    return lambda name: expression.fullmatch(name) is not None
+
+
+def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
+    """wanted(account, name), as the options ``account`` and ``stream`` say."""
+    of_account, tests = matcher(account), list(map(matcher, names(stream)))
+    return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
+
+
+def _no_stream(blobs: Blobs, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
+    of_account = matcher(account)
+    here = sorted(f"{name!r}" for owner, name in there if of_account(owner))
+    elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})
+    shown = ", ".join(here[:_NAMES_SHOWN]) + (f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else "")
+    hint = f"; of that name there is one of account {', '.join(elsewhere)}: set option account" if elsewhere else ""
+    return NoStream(f"{blobs.url}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
+
+
+def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
+    """The key of the object that a block of this stream lies in."""
+    return block_key(ShardPaths(shard), account, name, ref)
+
+
+def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:
+    """The first sequence whose message is of ``at_ns`` or later (it may be dead), ``last_seq + 1`` where there is none.
+
+    Reads one index at most. Raises: NoStream when the stream is deleted meanwhile; Damaged; Newer; Gone; Unreachable.
+    """
+    for _ in range(_TRIES):
+        blocks: list[BlockEntry] = list(moment.blocks)
+        at = bisect_left(blocks, at_ns, key=lambda entry: entry.ref.last_time_ns)
+        if at == len(blocks):
+            return moment.last_seq + 1
+        ref = blocks[at].ref
+        if ref.first_time_ns >= at_ns:
+            return max(ref.first_seq, moment.first_seq)
+        key = key_of(moment.shard, moment.account, moment.name, ref)
+        try:
+            data = blobs.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+        except NotFound:
+            newer = newest(blobs, moment.shard, moment.account, moment.name, moment.stream_id)
+            if newer is None:
+                raise NoStream(f"{blobs.url}: stream {moment.full_name} was deleted while it was read") from None
+            moment = newer
+            continue
+        try:
+            head = decode_index(data, ref, key)
+        except FormatError as error:
+            raise of_format(error, f"{blobs.url}: stream {moment.full_name}", key) from None
+        return max(head.seq_of(head.ordinal_at(at_ns)), moment.first_seq)
+    raise Gone(f"{blobs.url}: {key} is not there, and the newest state of stream {moment.full_name} names it: restore it "
+               f"from a backup; `jetblock inspect --verify` shows what else is missing")
+
+
+def newest(blobs: Blobs, shard: int, account: str, name: str, stream_id: int) -> StreamMoment | None:
+    """That stream, by name and incarnation, as it is now; None: it was deleted. Raises: as ``replayed``."""
+    state = replayed(blobs, shard, lambda of, one: (of, one) == (account, name)).state
+    stream = state.streams.get(stream_id)
+    return None if stream is None else moment_of(stream, shard, state.position)
+
+
+def last_of(blobs: Blobs, moment: StreamMoment, bound: AsOf) -> int:
+    """The last sequence of the stream that ``bound`` lets in. Raises: BadOption where that is not known any more; as
+    ``seq_at_time``."""
+    if bound.seq is not None:
+        return min(bound.seq, moment.last_seq)
+    if bound.time_ns is not None:
+        return min(seq_at_time(blobs, moment, bound.time_ns + 1) - 1, moment.last_seq)
+    assert bound.position is not None
+    if bound.position >= moment.position:
+        return moment.last_seq
+    end = moment.first_seq - 1
+    for entry in moment.blocks:
+        ref = entry.ref
+        if ref.position > bound.position:
+            if ref.place is not BlockPlace.LOG and ref.first_seq > end:
+                # Where a message lay before blocks were rewritten is not kept.
+                raise BadOption(f"option asOf={bound.position}: blocks of stream {moment.full_name} were rewritten at "
+                                f"{ref.position}, which is later; give a sequence (seq:N) or a time")
+            break
+        end = ref.last_seq
+    return end

@@ -1,0 +1,121 @@
+"""A batch query without Spark: its options become partitions, partitions become rows, and a forecast says how much.
+
+What is planned is of one moment. Tasks get all they need with their partition and look at no newer state, save for
+objects that have gone away since.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.pipeline.store.objects import open_blobs
+from broker.pipeline.errors import BadOption
+from broker.pipeline.plan.snapshot import StreamMoment, read_moment
+from broker.pipeline.plan.options import Options
+from broker.pipeline.plan.plan import Piece, estimate, pack, pieces
+from broker.pipeline.read.scan import read_pieces
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.views import catalogue_rows, read_subjects
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
+
+_OF_PIECES: Final = {"messages": read_pieces, "subjects": read_subjects}
+"""The views that tasks read from blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task reads, or what it hands on: of the store's catalogue the driver has made rows already."""
+
+    pieces: tuple[Piece, ...] = ()
+    rows: pa.RecordBatch | None = None
+
+
+def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
+    """The parts of a query, in order of stream and sequence; none where nothing can match.
+
+    Raises: PipelineError.
+    """
+    moments = _moments(options)
+    if options.view in _OF_PIECES:
+        return packed([piece for moment in moments
+                       for piece in pieces(moment, selection, summaries=options.view == "subjects")], options, schema)
+    if options.view == "blocks":
+        moments = [replace(moment, blocks=list(_chosen(moment, selection))) for moment in moments]
+    return [Part(rows=batch) for batch in catalogue_rows(options.view, moments, schema)]
+
+
+def _chosen(moment: StreamMoment, selection: Selection) -> Iterator[BlockEntry]:
+    """The blocks that may hold a message that options choose; subjects are none of them."""
+    first_seq = max(moment.first_seq, selection.first_seq)
+    last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
+    for entry in moment.blocks:
+        ref = entry.ref
+        if (ref.first_seq <= last_seq and ref.last_seq >= first_seq
+                and selection.matches_times(ref.first_time_ns, ref.last_time_ns)):
+            yield entry
+
+
+def packed(found: Sequence[Piece], options: Options, schema: pa.Schema) -> list[Part]:
+    """Pieces as the parts that tasks read."""
+    return _packed(found, options, _payload(schema))
+
+
+def _packed(found: Sequence[Piece], options: Options, payload: bool) -> list[Part]:
+    # A plan is made on the driver, which has the cores of a session on one machine, and fewer than a cluster.
+    packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
+    return [Part(tuple(some)) for some in packs]
+
+
+def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, in order. Raises: PipelineError."""
+    if part.rows is not None:
+        return iter((part.rows,))
+    rows_of = _OF_PIECES[options.view]
+    return rows_of(open_blobs(options.store), part.pieces, selection, schema, prefetch=options.prefetch)
+
+
+def forecast(given: Mapping[str, str]) -> dict[str, Any]:
+    """What a query with these options will read, as values that JSON has; sizes in bytes.
+
+    ``index_bytes`` are read for any column; ``frames_bytes`` for ``headers`` and ``data`` alone, and at most so many:
+    where subjects or times are chosen, frames without a message that is wanted are left out. ``messages`` is a bound, too.
+    ``unsure_blocks`` are counted whole, having too many subjects for their catalogue to say which.
+    Raises: PipelineError.
+    """
+    options = Options.parse(given)
+    selection = options.selection()
+    moments = _moments(options)
+    total = estimate(moments, selection)
+    parts = _packed([piece for moment in moments for piece in pieces(moment, selection)], options, True)
+    return {
+        "streams": [{"account": moment.account, "stream": moment.name, "shard": moment.shard,
+                     "position": str(moment.position), "first_seq": moment.first_seq, "last_seq": moment.end_seq}
+                    for moment in moments],
+        "blocks": total.blocks, "blocks_of": total.blocks_of, "messages": total.messages,
+        "index_bytes": total.index_bytes, "frames_bytes": total.frames_bytes, "unsure_blocks": total.unsure,
+        "partitions": len(parts)}
+
+
+def position(given: Mapping[str, str]) -> str:
+    """The position of the log now, as ``asOf`` takes it. Raises: PipelineError."""
+    moments = _moments(Options.parse(given))
+    found = {(moment.shard, str(moment.position)) for moment in moments}
+    if len(found) > 1:
+        raise BadOption("stream: the streams are of several shards, whose logs have positions of their own: read them one "
+                        "by one, or set asOf to a time")
+    return found.pop()[1]
+
+
+def _moments(options: Options) -> Sequence[StreamMoment]:
+    return read_moment(open_blobs(options.store), account=options.account, stream=options.stream, as_of=options.asof)
+
+
+def _payload(schema: pa.Schema) -> bool:
+    return not {"headers", "data"}.isdisjoint(map(str.lower, schema.names))

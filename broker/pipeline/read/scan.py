@@ -1,0 +1,477 @@
+"""Pieces of blocks to rows: fetched ahead in threads, handed on in order.
+
+    pieces ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
+                 │  1  indexes; with them the frames, where all are wanted
+                 │  2  the frames that hold a wanted row, neighbours by one get
+                 └─ 3  of a large block one group of frames after another
+
+Frames are decoded by whoever takes the batches, one batch at a time: in threads that took half as much CPU time again,
+since memory that one thread frees for another is not used again soon, and a Spark task has one core anyway.
+
+Memory is bounded: loads under way or waiting cost at most ``_AHEAD_BYTES`` (one load is always let through), a load at
+most two groups of ``_GROUP_BYTES``, or one message that is larger. Whoever stops early closes the generator; no thread is
+left then.
+
+Bytes are checked by the format's decoder, so rows are right or there is an error. An object that is not there was let
+go of since the query was planned: what still lives of its messages is looked for in the newest state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from broker.pipeline.store.objects import Blobs, Range
+from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
+from broker.pipeline.errors import Gone, PipelineError, of_format
+from broker.pipeline.plan.snapshot import StreamMoment, newest
+from broker.pipeline.plan.plan import Piece
+from broker.pipeline.plan.plan import pieces as pieces_of
+from broker.pipeline.plan.schema import PAIRS
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.subjects import SubjectTest
+from broker.storage.format.errors import FormatError
+
+__all__ = ["Maker", "read_blocks", "read_pieces"]
+
+_AHEAD_BYTES: Final = 64 << 20
+_GROUP_BYTES: Final = 32 << 20
+"""Bodies that are decoded together, and so the size of a batch."""
+_GROUP_ROWS: Final = 64 << 10
+_GET_BYTES_MAX: Final = 16 << 20
+_GAP_BYTES: Final = 64 << 10
+"""What lies between two ranges is read with them where it is less: on S3 a request costs as much as 1 MB, in money and
+time, and a range that is read and not needed costs memory."""
+_TOGETHER_BYTES: Final = 256 << 10
+"""Index and frames that are no more are fetched together, whichever frames will be wanted."""
+_LOAD_BYTES: Final = 2 << 20
+_LOAD_PIECES: Final = 64
+"""Small blocks are loaded so many at once: each get waits for the store once."""
+_BATCH_ROWS: Final = 16 << 10
+_BATCH_BYTES: Final = 2 << 20
+"""Smaller batches are joined: to Spark each costs as much as some thousand rows."""
+_ROW_BYTES: Final = 64
+"""What a row takes in columns of fixed width, offsets and a subject, about."""
+_MOVES_MAX: Final = 16
+_SEQ_MAX: Final = (1 << 63) - 1
+
+
+class Maker(Protocol):
+    """What is made of a piece. bodies: whether it needs the messages' bodies. by_row: whether each message makes a row, so
+    that a block's rows can be made in parts."""
+
+    bodies: bool
+    by_row: bool
+
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        """What makes the rows of ``piece``, where its reference says it all; None: the block must be read."""
+
+    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+        """Rows from ``rows`` of ``block``, at least one; ``bodies`` has theirs, where they are needed."""
+
+
+def read_pieces(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, schema: pa.Schema, *,
+                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+    """The messages of ``pieces`` that are wanted, in their order, as the columns of ``schema``.
+
+    Args: schema is what ``schema.requested`` gave for the view messages, any of its columns in any order. prefetch: how
+        many loads are under way beside the one that is handed on; 0: none, and no thread.
+    Raises: Damaged; Newer; Gone; Unreachable.
+    """
+    return read_blocks(blobs, pieces, selection, _Messages(schema, selection), prefetch=prefetch)
+
+
+def read_blocks(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, maker: Maker, *,
+                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+    """As ``read_pieces``, with rows as ``maker`` makes them."""
+    return _joined(_Reading(blobs, selection, maker).read(pieces, prefetch))
+
+
+class _Messages:
+    """Messages as columns of the view ``messages``."""
+
+    by_row = True
+
+    def __init__(self, schema: pa.Schema, selection: Selection) -> None:
+        self._schema = schema
+        self._fields = [(field.name.lower(), field.type) for field in schema]
+        names = {name for name, _ in self._fields}
+        self.bodies = not names.isdisjoint({"headers", "data"})
+        self._index = (self.bodies or not names.isdisjoint({"subject", "ts", "ts_ns"}) or selection.needs_subject()
+                       or selection.needs_time())
+        self._selection = selection
+
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        ref = piece.ref
+        if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
+            return None
+        block = Block(ref, None, piece.key)
+        rows = block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, None)
+        return [partial(self.from_block, piece, block, part, None) for part in _parts(rows)]
+
+    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [self._column(name, kind, piece, block, rows, bodies) for name, kind in self._fields], schema=self._schema)
+
+    def _column(self, name: str, kind: pa.DataType, piece: Piece, block: Block, rows: Rows,
+                bodies: Bodies | None) -> pa.Array:
+        if name == "seq":
+            if block.ref.last_seq > _SEQ_MAX:
+                raise PipelineError(f"stream {piece.account}/{piece.stream}: sequences up to {block.ref.last_seq} do not fit "
+                                    f"into Spark's LONG; leave out the column seq")
+            return block.seq(rows)
+        if name == "data":
+            assert bodies is not None
+            return bodies.payloads(rows)
+        if name == "headers":
+            assert bodies is not None
+            headers = bodies.headers(rows)
+            return parse_headers(headers, kind) if kind == PAIRS else headers
+        if name == "subject":
+            return block.subject(rows, kind)
+        if name == "ts":
+            return block.ts(rows)
+        if name == "ts_ns":
+            return block.time_ns(rows)
+        if name == "pos":
+            return block.pos(rows)
+        text = {"stream": piece.stream, "account": piece.account, "block": piece.key}[name]
+        return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), kind), len(rows))
+
+
+class _Made(NamedTuple):
+    """What makes a batch, and about how many bytes it will have: asking each batch would cost as much as a small block
+    takes altogether."""
+
+    batch: Callable[[], pa.RecordBatch]
+    size: int
+
+
+_Part = _Made | Piece
+"""A piece: its object was not there."""
+_Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
+"""Parts in order; and what loads the rest, where there is some."""
+
+
+class _Reading:
+    """One call of ``read_blocks``."""
+
+    def __init__(self, blobs: Blobs, selection: Selection, maker: Maker) -> None:
+        self._blobs = blobs
+        self._selection = selection
+        self._maker = maker
+        self._subjects = SubjectTest(selection) if selection.needs_subject() else None
+        self._newer: dict[int, StreamMoment | None] = {}
+
+    def read(self, pieces: Sequence[Piece], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Batches, and about how many bytes each has."""
+        loads = self._loads(pieces)
+        if prefetch <= 0:
+            for some, _ in loads:
+                yield from self._run(partial(self._load, some))
+            return
+        running: deque[tuple[Future[_Loaded], int]] = deque()
+        pool = ThreadPoolExecutor(prefetch, thread_name_prefix="jetblock-read")
+        held = 0
+        width = 1  # more only when more is wanted: LIMIT takes a few rows
+        waiting = next(loads, None)
+        try:
+            while running or waiting is not None:
+                while waiting is not None and len(running) < width and (
+                        not running or held + waiting[1] <= _AHEAD_BYTES):
+                    some, cost = waiting
+                    running.append((pool.submit(self._load, some), cost))
+                    held += cost
+                    waiting = next(loads, None)
+                future, cost = running.popleft()
+                found, rest = future.result()
+                width = min(2 * width, prefetch)
+                if rest is not None:
+                    running.appendleft((pool.submit(rest), cost))
+                else:
+                    held -= cost
+                for one in found:
+                    if isinstance(one, Piece):
+                        yield from self._again(one)
+                    else:
+                        yield one.batch(), one.size
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Load here and now."""
+        rest: Callable[[], _Loaded] | None = load
+        while rest is not None:
+            found, rest = rest()
+            for one in found:
+                if isinstance(one, Piece):
+                    yield from self._again(one, moves)
+                else:
+                    yield one.batch(), one.size
+
+    def _loads(self, pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], int]]:
+        """Pieces that are loaded together, and what that costs in memory."""
+        some: list[Piece] = []
+        cost = count = 0
+        pieces_max = 1  # as above
+        for piece in pieces:
+            own = self._cost(piece)
+            if some and (cost + own > _LOAD_BYTES or count + piece.ref.count > _GROUP_ROWS or len(some) >= pieces_max):
+                yield some, cost
+                some, cost, count = [], 0, 0
+                pieces_max = min(4 * pieces_max, _LOAD_PIECES)
+            some.append(piece)
+            cost += own
+            count += piece.ref.count
+        if some:
+            yield some, cost
+
+    def _cost(self, piece: Piece) -> int:
+        ref = piece.ref
+        index = 2 * ref.index_bytes + 16 * ref.count
+        if not self._maker.bodies:
+            return index
+        return index + min(ref.bytes, _GROUP_BYTES) + min(ref.frames_bytes, _GROUP_BYTES)
+
+    # ---- in a thread
+
+    def _load(self, pieces: Sequence[Piece]) -> _Loaded:
+        """The rows of some pieces; of a single large one the first of them. Raises: PipelineError."""
+        made: list[list[_Part]] = [[] for _ in pieces]
+        read: list[int] = []
+        for i, piece in enumerate(pieces):
+            if (from_ref := self._maker.from_ref(piece)) is None:
+                read.append(i)
+            else:
+                made[i] += [_Made(one, _ROW_BYTES * piece.ref.count) for one in from_ref]
+        wholes = [self._whole(pieces[i]) for i in read]
+        ranges = [(pieces[i].key, pieces[i].ref.index_offset, pieces[i].ref.index_offset + pieces[i].ref.index_bytes)
+                  for i in read]
+        ranges += [(pieces[i].key, pieces[i].ref.frames_offset, pieces[i].ref.frames_offset + pieces[i].ref.frames_bytes)
+                   for i, whole in zip(read, wholes, strict=True) if whole]
+        fetched = iter(_fetch(self._blobs, ranges))
+        indexes = [next(fetched) for _ in read]
+        later: list[tuple[int, Block, list[tuple[list[int], Rows]]]] = []
+        for i, whole, index in zip(read, wholes, indexes, strict=True):
+            piece, frames = pieces[i], next(fetched) if whole else None
+            if index is None or (whole and frames is None):
+                made[i].append(piece)
+                continue
+            block, rows = self._block(piece, index)
+            if not len(rows):
+                continue
+            if not self._maker.bodies:
+                made[i] += [_Made(partial(self._maker.from_block, piece, block, part, None), _ROW_BYTES * len(part))
+                            for part in (_parts(rows) if self._maker.by_row else [rows])]
+                continue
+            groups = _groups(block, rows)
+            if frames is None:
+                later.append((i, block, groups))
+                continue
+            for numbers, of_group in groups:
+                made[i].append(self._made(piece, block, of_group, numbers, _cut(block, numbers, frames)))
+        if len(pieces) == 1 and later and len(later[0][2]) > 1:
+            _, block, groups = later[0]
+            return self._load_group(pieces[0], block, groups, 0)
+        wanted = [(i, block, *group) for i, block, groups in later for group in groups]
+        stored = iter(_fetch(self._blobs, [range_ for i, block, numbers, _ in wanted
+                                           for range_ in _ranges(pieces[i].key, block, numbers)]))
+        for i, block, numbers, rows in wanted:
+            some = [next(stored) for _ in numbers]
+            if made[i] and isinstance(made[i][-1], Piece):
+                continue
+            made[i].append(self._of_frames(pieces[i], block, rows, numbers, some))
+        return [one for of_piece in made for one in of_piece], None
+
+    def _load_group(self, piece: Piece, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
+        """One group of a large block's frames, and what loads the next."""
+        numbers, rows = groups[at]
+        part = self._of_frames(piece, block, rows, numbers, _fetch(self._blobs, _ranges(piece.key, block, numbers)))
+        if isinstance(part, Piece) or at + 1 == len(groups):
+            return [part], None
+        return [part], partial(self._load_group, piece, block, groups, at + 1)
+
+    def _of_frames(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
+                   stored: Sequence[memoryview | None]) -> _Part:
+        """What makes the batch of some frames; the rest of the piece, where its object was not there."""
+        there = [one for one in stored if one is not None]
+        if len(there) < len(stored):
+            return piece._replace(first_seq=block.seq_of(int(rows[0])))
+        return self._made(piece, block, rows, numbers, there)
+
+    def _made(self, piece: Piece, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
+        """What makes a batch of some frames' bytes."""
+        assert block.head is not None
+        table = block.head.frames
+        messages = raw = 0
+        for number in numbers:
+            messages += table[number].messages
+            raw += table[number].raw_bytes
+        # Of frames in which few rows are wanted the batch has as small a part, about.
+        return _Made(partial(self._batch, piece, block, rows, numbers, stored),
+                     _ROW_BYTES * len(rows) + raw * len(rows) // messages)
+
+    def _batch(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
+               stored: Sequence[memoryview]) -> pa.RecordBatch:
+        try:
+            return self._maker.from_block(piece, block, rows, block.bodies(numbers, stored))
+        except FormatError as error:
+            raise of_format(error, self._where(piece), piece.key) from None
+
+    def _block(self, piece: Piece, index: memoryview) -> tuple[Block, Rows]:
+        try:
+            block = Block.decode(bytes(index), piece.ref, piece.key)
+        except FormatError as error:
+            raise of_format(error, self._where(piece), piece.key) from None
+        return block, block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, self._subjects)
+
+    def _whole(self, piece: Piece) -> bool:
+        """Whether the frames are fetched with the index, before it is known which are needed."""
+        ref = piece.ref
+        if not self._maker.bodies or not ref.frames_bytes:
+            return False
+        if ref.index_bytes + ref.frames_bytes <= _TOGETHER_BYTES:
+            return True
+        return (ref.frames_bytes <= _GROUP_BYTES and ref.bytes <= _GROUP_BYTES and self._subjects is None
+                and not self._selection.needs_time()
+                and piece.first_seq <= ref.first_seq and piece.last_seq >= ref.last_seq)
+
+    def _where(self, piece: Piece) -> str:
+        return f"{self._blobs.url}: stream {piece.account}/{piece.stream}"
+
+    # ---- what went away
+
+    def _again(self, lost: Piece, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The rows of a piece whose object was not there, from where they lie now. Raises: Gone; as ``read_pieces``."""
+        for piece in self._moved(lost):
+            if piece.key == lost.key or moves >= _MOVES_MAX:
+                raise Gone(f"{self._where(lost)}: {lost.key} is not there, and live messages lie in it, from {piece.first_seq} "
+                           f"to {piece.last_seq}: restore the object from a backup, or read around it by startSeq, endSeq; "
+                           f"`jetblock inspect --verify` shows what else is missing")
+            yield from self._run(partial(self._load, [piece]), moves + 1)
+
+    def _moved(self, lost: Piece) -> list[Piece]:
+        """Where the messages of ``lost`` lie now; those that were removed since lie nowhere."""
+        selection = replace(self._selection, first_seq=lost.first_seq, last_seq=lost.last_seq)
+        known = lost.stream_id in self._newer
+        while True:
+            if not known:
+                self._newer[lost.stream_id] = newest(self._blobs, lost.shard, lost.account, lost.stream, lost.stream_id)
+            moment = self._newer[lost.stream_id]
+            found = list(pieces_of(moment, selection)) if moment is not None else []
+            # What was seen before the object went may name it; what is read after that may not.
+            if not known or all(piece.key != lost.key for piece in found):
+                return found
+            known = False
+
+
+def _fetch(blobs: Blobs, ranges: Sequence[Range]) -> list[memoryview | None]:
+    """The bytes of each range, fewer where the object ends before; None where there is none. Neighbours share a get."""
+    if not ranges:
+        return []
+    gets: list[tuple[str, int, int]] = []
+    get_of = [0] * len(ranges)
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        key, start, end = ranges[i]
+        assert end is not None
+        if gets and gets[-1][0] == key and start <= gets[-1][2] + _GAP_BYTES and end <= gets[-1][1] + _GET_BYTES_MAX:
+            gets[-1] = (key, gets[-1][1], max(end, gets[-1][2]))
+        else:
+            gets.append((key, start, end))
+        get_of[i] = len(gets) - 1
+    data = blobs.get_many(gets)
+    views = [None if one is None else memoryview(one) for one in data]
+    found = []
+    for (_, start, end), number in zip(ranges, get_of, strict=True):
+        view, base = views[number], gets[number][1]
+        found.append(None if view is None or end is None else view[start - base:end - base])
+    return found
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """``rows`` as batches have them at most."""
+    return [rows[at:at + _GROUP_ROWS] for at in range(0, len(rows), _GROUP_ROWS)]
+
+
+def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
+    """``rows``, at least one, by the frames that are decoded together: numbers of frames, and which rows are theirs."""
+    assert block.head is not None
+    table = block.head.frames
+    groups: list[list[int]] = []
+    size = count = 0
+    for number in block.frames_of(rows):
+        frame = table[number]
+        if not groups or size + frame.raw_bytes > _GROUP_BYTES or count + frame.messages > _GROUP_ROWS:
+            groups.append([])
+            size = count = 0
+        groups[-1].append(number)
+        size += frame.raw_bytes
+        count += frame.messages
+    if len(groups) == 1:
+        return [(groups[0], rows)]
+    found: list[tuple[list[int], Rows]] = []
+    for numbers in groups:
+        start, last = table[numbers[0]].start, table[numbers[-1]]
+        end = last.start + last.messages
+        if isinstance(rows, range):
+            found.append((numbers, range(max(rows.start, start), min(rows.stop, end))))
+        else:
+            first, stop = np.searchsorted(rows, [start, end])
+            found.append((numbers, rows[first:stop]))
+    return found
+
+
+def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
+    """Where in the object some frames lie."""
+    assert block.head is not None
+    base = block.ref.frames_offset
+    return [(key, base + frame.offset, base + frame.offset + frame.stored_bytes)
+            for frame in (block.head.frames[number] for number in numbers)]
+
+
+def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memoryview]:
+    """Some frames out of the bytes of all of them."""
+    assert block.head is not None
+    return [frames[frame.offset:frame.offset + frame.stored_bytes]
+            for frame in (block.head.frames[number] for number in numbers)]
+
+
+def _joined(batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
+    """``batches``, small neighbours joined and large ones cut; the first ones come as soon as they are there."""
+    small: list[pa.RecordBatch] = []
+    rows = size = 0
+    rows_min = 1
+    try:
+        for batch, own in batches:
+            if not batch.num_rows:
+                continue
+            if batch.num_rows >= _BATCH_ROWS or own >= _BATCH_BYTES:
+                yield from _as_batches(small)  # copying the large one too would be dear
+                yield from _as_batches([batch])
+                small, rows, size = [], 0, 0
+                continue
+            small.append(batch)
+            rows += batch.num_rows
+            size += own
+            if rows >= rows_min or size >= _BATCH_BYTES:
+                yield from _as_batches(small)
+                small, rows, size = [], 0, 0
+                rows_min = min(4 * rows_min, _BATCH_ROWS)
+        yield from _as_batches(small)
+    finally:
+        batches.close()  # type: ignore[attr-defined]  # a generator
+
+
+def _as_batches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    one = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    for at in range(0, one.num_rows, _GROUP_ROWS):
+        yield one.slice(at, _GROUP_ROWS)

@@ -1,0 +1,179 @@
+"""The views beside the messages: subjects by block, blocks, streams, consumers.
+
+``subjects`` is read in tasks, like messages but from indexes alone; where a block's summary is at hand and nothing of the
+block is left out, from nothing at all. The others are the catalogue itself, which the driver has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from broker.pipeline.store.objects import Blobs
+from broker.pipeline.read.decode import Block, Bodies, Rows, readable
+from broker.pipeline.plan.snapshot import StreamMoment, key_of
+from broker.pipeline.plan.plan import Piece
+from broker.pipeline.read.scan import read_blocks
+from broker.pipeline.plan.selection import Selection
+from broker.storage.state.applied import ConsumerState
+from broker.storage.state.table import BlockEntry
+
+__all__ = ["catalogue_rows", "live_messages", "read_subjects"]
+
+_CHUNK_ROWS: Final = 10_000
+
+
+def read_subjects(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, schema: pa.Schema, *,
+                  prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+    """The subjects of ``pieces``, each block's in order of their bytes: how many live messages that the selection lets in
+    each has, and the sequences of the first and the last of them.
+
+    Args: as of ``read_pieces``; a piece whose ``ref`` has its subjects may spare a get. Raises: as ``read_pieces``.
+    """
+    return read_blocks(blobs, pieces, selection, _Subjects(schema, selection), prefetch=prefetch)
+
+
+class _Subjects:
+    """The rows of the view ``subjects``."""
+
+    bodies = by_row = False
+
+    def __init__(self, schema: pa.Schema, selection: Selection) -> None:
+        self._schema = schema
+        self._selection = selection
+
+    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        summary = piece.ref.subjects
+        if summary is None or piece.dead is not None or self._selection.needs_time():
+            return None
+        rows = self._selection.rows_of(summary)
+        if not all(piece.first_seq <= first and last <= piece.last_seq for _, _, first, last in rows):
+            return None
+        names = pa.array([row[0] for row in rows], pa.binary())
+        return [partial(self._batch, piece, names, *([row[i] for row in rows] for i in (1, 2, 3)))]
+
+    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+        assert block.head is not None
+        if len(rows) == block.count:  # the index has counted them
+            head = block.head
+            firsts, lasts = (np.asarray(column).astype(np.int64) for column in (head.subject_firsts, head.subject_lasts))
+            return self._batch(piece, block.names(pa.binary()), np.asarray(head.subject_counts).astype(np.int64),
+                               block.seq(firsts), block.seq(lasts))
+        ids, counts, firsts, lasts = block.occurrences(rows)
+        return self._batch(piece, block.names(pa.binary()).take(pa.array(ids)), counts, block.seq(firsts), block.seq(lasts))
+
+    def _batch(self, piece: Piece, names: pa.BinaryArray, counts: Any, firsts: Any, lasts: Any) -> pa.RecordBatch:
+        texts = {"stream": piece.stream, "account": piece.account, "block": piece.key}
+        numbers = {"count": counts, "first_seq": firsts, "last_seq": lasts}
+        arrays = []
+        for field in self._schema:
+            name = field.name.lower()
+            if name == "subject":
+                arrays.append(names if field.type == pa.binary() else readable(names))
+            elif name in numbers:
+                arrays.append(pa.array(numbers[name], field.type))
+            else:
+                arrays.append(pa.repeat(pa.scalar(_text(texts[name])), len(names)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def catalogue_rows(view: str, moments: Iterable[StreamMoment], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of the views ``blocks``, ``streams`` and ``consumers``, as the columns of ``schema``; nothing is read.
+
+    In order of ``moments``; a stream's blocks in order of sequence, its consumers by name.
+    """
+    names = [field.name.lower() for field in schema]
+    rows = (_blocks(moments, summaries="subjects" in names) if view == "blocks"
+            else _streams(moments) if view == "streams" else _consumers(moments))
+    some: list[dict[str, Any]] = []
+    for row in rows:
+        some.append(row)
+        if len(some) == _CHUNK_ROWS:
+            yield _batch_of(some, names, schema)
+            some = []
+    if some:
+        yield _batch_of(some, names, schema)
+
+
+def _batch_of(rows: list[dict[str, Any]], names: list[str], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row[name] for row in rows], field.type) for name, field in zip(names, schema, strict=True)],
+        schema=schema)
+
+
+def live_messages(entry: BlockEntry, first_seq: int) -> int:
+    """How many messages of a block live, ``first_seq`` being the stream's; of a block whose sequences have gaps at most so
+    many."""
+    ref = entry.ref
+    first = max(first_seq, ref.first_seq)
+    if first == ref.first_seq and not ref.gapless:
+        return max(0, ref.count - entry.dead_count)
+    live = min(ref.count, ref.last_seq - first + 1)
+    if ref.gapless and entry.dead is not None:
+        live -= sum(last - max(start, first) + 1 for start, last in entry.dead.seqs() if last >= first)
+    return max(0, live)
+
+
+def _blocks(moments: Iterable[StreamMoment], *, summaries: bool) -> Iterator[dict[str, Any]]:
+    for moment in moments:
+        account, stream = _text(moment.account), _text(moment.name)
+        for entry in moment.blocks:
+            ref = entry.ref
+            live = live_messages(entry, moment.first_seq)
+            summary = ref.subjects if summaries else None  # unpacked at each look
+            subjects = None if summary is None else [
+                {"subject": subject.decode("utf-8", "replace"), "count": count, "first_seq": first, "last_seq": last}
+                for subject, count, first, last in summary]
+            yield {
+                "account": account, "stream": stream,
+                "block": key_of(moment.shard, moment.account, moment.name, ref),
+                "first_seq": ref.first_seq, "last_seq": ref.last_seq, "messages": ref.count, "live": live,
+                "dead": ref.count - live, "bytes": ref.bytes, "first_time": _time(ref.first_time_ns),
+                "last_time": _time(ref.last_time_ns), "epoch": ref.position.epoch, "number": ref.position.number,
+                "core_offset": ref.core_offset, "core_bytes": ref.core_bytes, "index_offset": ref.index_offset,
+                "index_bytes": ref.index_bytes, "frames_offset": ref.frames_offset, "frames_bytes": ref.frames_bytes,
+                "subjects": subjects}
+
+
+def _streams(moments: Iterable[StreamMoment]) -> Iterator[dict[str, Any]]:
+    for moment in moments:
+        blocks = stored = 0
+        for entry in moment.blocks:
+            blocks += 1
+            stored += entry.ref.core_bytes + entry.ref.index_bytes + entry.ref.frames_bytes
+        yield {
+            "account": _text(moment.account), "name": _text(moment.name), "stream_id": f"{moment.stream_id:016x}",
+            "shard": moment.shard, "config": json.dumps(moment.config, sort_keys=True),
+            "created": _time(moment.created_ns), "first_seq": moment.first_seq, "last_seq": moment.last_seq,
+            "messages": moment.msgs, "bytes": moment.bytes, "first_time": _time(moment.first_time_ns),
+            "last_time": _time(moment.last_time_ns), "blocks": blocks, "stored_bytes": stored,
+            "consumers": len(moment.consumers), "position": str(moment.position),
+            "offline": None if moment.offline is None else _text(moment.offline)}
+
+
+def _consumers(moments: Iterable[StreamMoment]) -> Iterator[dict[str, Any]]:
+    for moment in moments:
+        for name in sorted(moment.consumers):
+            consumer: ConsumerState = moment.consumers[name]
+            yield {
+                "account": _text(moment.account), "stream": _text(moment.name), "name": _text(name),
+                "config": json.dumps(consumer.config, sort_keys=True), "created": _time(consumer.created_ns),
+                "delivered_consumer_seq": consumer.delivered_cseq, "delivered_stream_seq": consumer.delivered_sseq,
+                "ack_floor_consumer_seq": consumer.floor_cseq, "ack_floor_stream_seq": consumer.floor_sseq,
+                "num_ack_pending": len(consumer.pending), "num_redelivered": len(consumer.redelivered),
+                "last_delivered": _time(consumer.last_active_ns), "last_ack": _time(consumer.last_ack_ns)}
+
+
+def _time(ns: int) -> int | None:
+    """In µs, as Spark has it; None where there is none."""
+    return ns // 1000 if ns else None
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates, which API JSON may hold and UTF-8 may not."""
+    return text.encode("utf-8", "replace").decode()

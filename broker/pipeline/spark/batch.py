@@ -1,0 +1,80 @@
+"""The batch readers: planned once, in Spark's planner, then read by tasks.
+
+There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is off, as
+it is unless somebody turns it on. The one that takes filters is used where ``pushdown=true`` asks for it, and not wherever
+the setting is on: Spark up to 4.3 keeps what was planned under filters with the *relation*, not with the scan. Every other
+scan of that DataFrame or view, in the same query or a later one, is then given the rows of those filters:
+
+    orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
+    orders.where("seq = 4").collect(); orders.count()           1
+
+No reader can tell. So filters are safe to push where a DataFrame is loaded for one scan alone; what options say belongs to
+the relation, and holds for all scans of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from broker.pipeline.read import query
+from broker.pipeline.spark.errors import plainly, plainly_each, settle
+from broker.pipeline.plan.options import Options
+from broker.pipeline.plan.schema import requested
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+__all__ = ["BatchReader", "PushdownReader", "reader"]
+
+
+def reader(options: Options, schema: StructType) -> DataSourceReader:
+    """The reader for these options. Raises: PipelineError for columns that the view does not have."""
+    wanted = requested(options.view, schema)
+    return (PushdownReader if options.pushdown else BatchReader)(options, wanted)
+
+
+class _Part(InputPartition):
+    """Picklable, and small: tasks are sent their part of the plan."""
+
+    def __init__(self, part: query.Part) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class BatchReader(DataSourceReader):
+    """Reads what the options say."""
+
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._selection = options.selection()
+
+    @plainly
+    def partitions(self) -> list[InputPartition]:
+        """Reads the store's catalogue once: all partitions are of one moment."""
+        return [_Part(part) for part in query.partitions(self._options, self._selection, self._schema)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Part):  # Spark's stand-in for an empty list
+            return iter(())
+        settle()
+        return plainly_each(query.read(self._options, self._selection, self._schema, partition.part))
+
+
+class PushdownReader(BatchReader):
+    """Reads what the options and Spark's filters say."""
+
+    @plainly
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow what is read by filters that must all hold; returns those that Spark has to apply itself."""
+        left = []
+        for one in filters:
+            self._selection, whole = self._selection.narrowed(one)
+            if not whole:
+                left.append(one)
+        return left

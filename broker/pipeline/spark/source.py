@@ -1,0 +1,57 @@
+"""The data source ``jetblock`` as Spark knows it. Spark makes it in the planner, a process of its own beside the driver.
+
+This module is imported in every Spark session where jetblock is installed, so all else is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pyspark
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+from broker.pipeline.spark.errors import plainly
+from broker.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+__all__ = ["JetblockSource"]
+
+
+class JetblockSource(DataSource):
+    """``spark.read.format("jetblock")`` and ``spark.readStream.format("jetblock")``; docs/SPARK.md lists the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetblock"
+
+    @plainly
+    def schema(self) -> str:
+        """The columns of the view, unless ``.schema(…)`` names others."""
+        from broker.pipeline.plan.options import OPTIONS, Options
+        from broker.pipeline.plan.schema import ddl
+
+        # Spark does not say what kind of query it is for; an option of the other kind is found when the reader is made.
+        known = (OPTIONS.get(name.lower()) for name in self.options)
+        options = Options.parse(self.options, streaming=any(one and one.kind == "stream" for one in known))
+        return ddl(options.view, headers=options.headers)
+
+    @plainly
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from broker.pipeline.spark.batch import reader
+        from broker.pipeline.plan.options import Options
+
+        return reader(Options.parse(self.options), schema)
+
+    @plainly
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if find_spec("pyspark.sql.streaming.datasource") is None:
+            raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
+                                f"spark.read works here")
+        from broker.pipeline.plan.options import Options
+        from broker.pipeline.spark.stream import StreamReader
+
+        return StreamReader(Options.parse(self.options, streaming=True), schema)

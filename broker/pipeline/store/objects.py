@@ -1,0 +1,293 @@
+"""The store as Spark's driver and tasks read it: blocking, from plain files or through obstore.
+
+    file://DIR              the broker's own directory store, on every machine at the same place
+    s3://BUCKET[/PREFIX]    obstore; endpoint, region and credentials come from the AWS_* environment (``aws``)
+
+Only reads. What fails for a while is tried again with growing pauses, up to about ``_RETRY``; then it is Unreachable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final, Protocol, TypeVar
+
+from broker.pipeline.store.aws import KEYS, S3Environment
+from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, Unreachable, of_format
+from broker.storage.format.errors import FormatError
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, StoreRefused, Transient, can_begin_key
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.url import parse_store_url
+from broker.storage.paths import FORMAT, ROOT
+
+__all__ = ["AT_ONCE", "Blobs", "FileBlobs", "Range", "S3Blobs", "check_store", "open_blobs"]
+
+Range = tuple[str, int, int | None]
+"""key, start, end."""
+AT_ONCE: Final = 32
+"""Ranges that ``get_many`` asks an S3 store for at a time."""
+
+_RETRY: Final = timedelta(seconds=30)
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_T = TypeVar("_T")
+
+
+class Blobs(Protocol):
+    """A store of immutable objects. Safe for calls from several threads; never shared with another process."""
+
+    url: str
+    """The store as the query names it, without secrets."""
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes ``start`` to ``end`` (half open; None: to the object's end), fewer where the object is shorter.
+
+        Raises: NotFound (storage.objectstore.base); NoStore; Unreachable.
+        """
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """Several ranges (key, start, end), read side by side; None where there is no object.
+
+        Raises: NoStore; Unreachable.
+        """
+
+    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+        """The objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
+
+        ``after`` is for prefixes whose keys all lie in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
+        """
+
+
+_opened: dict[tuple[int, str], Blobs] = {}
+_opening = threading.Lock()
+
+
+def open_blobs(url: str) -> Blobs:
+    """The store behind ``url``; one client for each process and URL, made when it is first asked for.
+
+    Nothing is asked of an S3 store yet; ``check_store`` does. Raises: BadOption for a URL of no known form; NoStore for
+    a directory that is not there; Unreachable for an environment that cannot work.
+    """
+    # By process: Spark's workers are forked, and a client's threads and connections are not there in the child.
+    which = (os.getpid(), url)
+    with _opening:
+        if which not in _opened:
+            _opened[which] = _open(url)
+        return _opened[which]
+
+
+def _open(url: str) -> Blobs:
+    try:
+        scheme, where, prefix = parse_store_url(url)
+    except ValueError as e:
+        raise BadOption(f"option store: {e}") from None
+    if scheme == "memory":
+        raise BadOption("option store: memory:// is within one process; write file://DIR or s3://BUCKET/PREFIX")
+    return FileBlobs(where) if scheme == "file" else S3Blobs(where, prefix)
+
+
+def check_store(blobs: Blobs) -> StoreFormat:
+    """Ask for the store's own object: whether a store is there, and one that this reader knows.
+
+    Raises: NoStore; Newer; Damaged; Unreachable.
+    """
+    try:
+        return StoreFormat.decode(blobs.get(FORMAT))
+    except NotFound:
+        pass
+    except FormatError as error:
+        raise of_format(error, blobs.url, FORMAT) from None
+    if blobs.list(ROOT):
+        raise Damaged(f"{blobs.url}: {FORMAT} is not there, though other objects of a store are: restore it from a backup")
+    raise NoStore(f"{blobs.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or directory; a "
+                  f"broker makes the store when it first starts on it")
+
+
+class FileBlobs:
+    """A directory. What is read from it is in the page cache or on its way there, so nothing is read side by side."""
+
+    def __init__(self, directory: str) -> None:
+        try:
+            self._store = FileStore(directory, read_only=True)
+        except StoreRefused as e:
+            raise NoStore(f"file://{os.path.abspath(directory)}: {e}, on every executor too") from None
+        self.url = self._store.url
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return self._tried(lambda: self._store.get_sync(key, start, end))
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        return [_or_none(self, range_) for range_ in ranges]
+
+    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+        return self._tried(lambda: self._store.list_sync(prefix, after))
+
+    def _tried(self, call: Callable[[], _T]) -> _T:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return call()
+            except NotFound:
+                raise
+            except Transient as e:
+                if pause_s is None:
+                    raise Unreachable(str(e)) from None
+                time.sleep(pause_s)
+            except StoreError as e:
+                raise Unreachable(str(e)) from None
+        raise AssertionError
+
+
+class S3Blobs:
+    """A bucket, or what lies below a prefix of it."""
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        """Reads the environment. Raises: Unreachable when that cannot work, or obstore is not installed."""
+        try:
+            import obstore
+            from obstore.exceptions import BaseError
+            from obstore.store import S3Store
+        except ImportError as e:
+            raise Unreachable(f"s3:// needs obstore, here and on every executor: pip install obstore ({e})") from e
+        self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        self._base = f"{prefix}/" if prefix else ""
+        environment = S3Environment.read(self.url)
+        self._where = f"{self.url} at {environment.shown}" if environment.shown else self.url
+        self._obstore: Any = obstore
+        self._failures = (BaseError, OSError, ValueError)
+        client: Any = {
+            "allow_http": environment.endpoint.startswith("http:"), "connect_timeout": timedelta(seconds=3),
+            "read_timeout": timedelta(seconds=20), "timeout": timedelta(seconds=120), "user_agent": "jetblock"}
+        if environment.ca is not None:
+            client["root_certificate"] = environment.ca
+        settings: dict[str, Any] = {"endpoint": environment.endpoint} if environment.endpoint else {}
+        if environment.credentials is not None:
+            settings["credential_provider"] = environment.credentials
+        try:
+            self._store = S3Store(
+                bucket, region=environment.region, virtual_hosted_style_request=False, client_options=client,
+                retry_config={"max_retries": 10, "retry_timeout": _RETRY, "backoff": {
+                    "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}}, **settings)
+        except self._failures as e:
+            raise Unreachable(f"{self._where}: {_said(e)}: check AWS_ENDPOINT_URL and AWS_REGION") from None
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="jetblock-s3")
+        self._whole = False
+        """Whether the endpoint ignores ranges, so that objects are fetched whole."""
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if end is not None and end <= start:
+            return b""
+        try:
+            return self._get(self._base + key, start, end)
+        except FileNotFoundError as e:
+            raise self._error(e, key) from None
+        except self._failures as e:
+            said = str(e)
+            if " 416 " in said:
+                return b""  # the range begins at or past the object's end
+            if not self._whole and "NotPartial" in said:
+                self._whole = True
+                return self.get(key, start, end)
+            raise self._error(e, key) from None
+
+    def _get(self, path: str, start: int, end: int | None) -> bytes:
+        if self._whole or (not start and end is None):
+            data = self._obstore.get(self._store, path).bytes().to_bytes()
+            return data[start:end] if start or end is not None else data  # type: ignore[no-any-return]
+        if end is None:
+            return self._obstore.get(self._store, path, options={"range": {"offset": start}}).bytes().to_bytes()  # type: ignore[no-any-return]
+        return self._obstore.get_range(self._store, path, start=start, end=end).to_bytes()  # type: ignore[no-any-return]
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        if len(ranges) == 1:
+            return [_or_none(self, ranges[0])]
+        return list(self._threads.map(lambda range_: _or_none(self, range_), ranges))
+
+    def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+        if not can_begin_key(prefix):
+            return []
+        # obstore lists folders, so what begins a name is left to us.
+        folder = (self._base + prefix).rpartition("/")[0]
+        cut = len(self._base)
+        found: list[ObjectInfo] = []
+        try:
+            for rows in self._obstore.list(self._store, prefix=f"{folder}/" if folder else None,
+                                           offset=self._base + after if after else None):
+                for row in rows:
+                    key = row["path"][cut:]
+                    if key.startswith(prefix) and key > after:
+                        found.append(ObjectInfo(key, row["size"]))
+        except self._failures as e:
+            raise self._error(e, prefix) from None
+        found.sort()
+        return found
+
+    def _error(self, e: Exception, key: str) -> Exception:
+        """What obstore's error means; it has the answer's status and S3's code in its text alone."""
+        text = str(e)
+        code = match[1] if (match := _CODE.search(text)) is not None else ""
+        if code == "NoSuchBucket":
+            return NoStore(f"{self._where}: NoSuchBucket: create the bucket, or correct its name or AWS_ENDPOINT_URL")
+        where = f"{self._where}: {key}: {_said(e)}"
+        if isinstance(e, FileNotFoundError):
+            return NotFound(where)
+        if isinstance(e, PipelineError):
+            return e
+        for sign, remedy in _REMEDIES.items():
+            if sign == code or (not code and sign in text):
+                return Unreachable(f"{where}: {remedy}")
+        if type(e).__name__ in ("PermissionDeniedError", "UnauthenticatedError") or " 403 " in text or " 401 " in text:
+            return Unreachable(f"{where}: {KEYS}, and {_ACCESS}")
+        return Unreachable(f"{where}: check that it is up, its address (AWS_ENDPOINT_URL), AWS_REGION and the network")
+
+
+def _or_none(blobs: Blobs, range_: Range) -> bytes | None:
+    try:
+        return blobs.get(*range_)
+    except NotFound:
+        return None
+
+
+_CODE: Final = re.compile(r"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
+_STATUS: Final = re.compile(r"status code: (\d\d\d)")
+_CAUSE: Final = re.compile(r" - ((?:HTTP error|Received|Server returned)[^\n:]*(?:: [a-z][^\n]*)?)")
+_ACCESS: Final = "allow s3:GetObject on the keys and s3:ListBucket on the bucket"
+_REMEDIES: Final = {
+    "AccessDenied": _ACCESS,
+    "AllAccessDisabled": _ACCESS,
+    "InvalidAccessKeyId": KEYS,
+    "SignatureDoesNotMatch": KEYS,
+    "InvalidToken": KEYS,
+    "ExpiredToken": "renew the session's credentials, here and on the executors",
+    "AuthorizationHeaderMalformed": "set AWS_REGION to the bucket's region",
+    "IllegalLocationConstraintException": "set AWS_REGION to the bucket's region",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "InvalidBucketName": "correct the bucket's name in the URL",
+    # obstore's own, and what was asked of others on the way to credentials
+    "Received redirect": "the bucket is in another region: set AWS_REGION to it",
+    "/latest/api/token": f"no credentials were found, and no instance role answers: {KEYS}, here and on the executors",
+    "/latest/meta-data": f"the instance's role could not be had: {KEYS}",
+    "AssumeRoleWithWebIdentity": "check AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE and the role's trust",
+    "Content-Length Header missing": "the answer is not S3's; is AWS_ENDPOINT_URL right?",
+    "Error parsing": "the answer is not S3's; is AWS_ENDPOINT_URL right?",
+}
+"""S3's error codes, or parts of obstore's texts."""
+
+
+def _said(e: Exception) -> str:
+    """The gist of obstore's error: S3's code and status, or what went wrong below HTTP. Bodies of answers are left out,
+    which repeat what was signed."""
+    text = str(e)
+    code, status, cause = _CODE.search(text), _STATUS.search(text), _CAUSE.search(text)
+    if code is not None:
+        return f"{code[1]} ({status[1]})" if status is not None else code[1]
+    if status is not None:
+        return f"HTTP status {status[1]}"
+    if cause is not None:
+        return cause[1].strip()[:200]
+    return text.partition("Debug source")[0].strip().partition("\n")[0][:200]

@@ -1,0 +1,435 @@
+"""Where the parts meet: settings become components, which are started in one order and stopped in the other.
+
+    start   the ports, bound: where one is taken, nothing of the store is touched
+            the store, JetStream on it (a standby waits here without the clients' port, its monitoring pages up)
+            the listener for clients: so late that who can connect finds everything there
+            the monitoring pages
+    lost    another broker took the shard: the clients are let go, and it begins anew as a standby
+    stop    the listener and the clients, JetStream (what was sequenced is committed), the store, the pages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker import __version__
+from broker.clock import Clock, GuardedClock
+from broker.config.settings import Settings
+from broker.errors import StartError
+from broker.runtime.loop_lag import LoopLag
+from broker.machine import memory_bytes
+from broker.runtime.process_files import urls
+from broker.server.server import Server
+from broker.server.options import COMPATIBLE_VERSION, ServerOptions
+
+if TYPE_CHECKING:
+    from broker.jetstream.account import JetStreamSettings
+    from broker.jetstream.engine import JetStream
+    from broker.monitor.http import MonitorServer
+    from broker.monitor.views import Health, JetStreamView
+    from broker.storage.log.log import Log
+    from broker.runtime.shard_host import Tenure
+
+__all__ = ["App", "StartError"]
+
+log = logging.getLogger(__name__)
+
+_QUIET_START_SECONDS = 2.0
+"""A start that takes longer has its monitoring pages up meanwhile."""
+
+
+class App:
+    """One broker. ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or GuardedClock()
+        self.rng = rng or random.Random()
+        self.server = Server(server_options(settings), self.clock, rng=self.rng)
+        self.lag = LoopLag()
+        self.jetstream: JetStream | None = None
+        self.tenure: Tenure | None = None
+        self._monitor: MonitorServer | None = None
+        self._monitoring = False
+        self._serving = False
+        self._settling = False
+        """Whether it is on its way to serving: who loses the shard there begins anew by himself."""
+        self._waiting: asyncio.Task[None] | None = None
+        self._stepping_down: asyncio.Task[None] | None = None
+        self._failed = asyncio.Event()
+        self._why = ""
+
+    async def start(self) -> None:
+        """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
+        settings, server = self.settings, self.server
+        log.info("Starting nats-server")
+        log.info("  Version:  %s", COMPATIBLE_VERSION)
+        log.info("  Name:     %s", server.server_name)
+        log.info("  ID:       %s", server.server_id)
+        for notice in (*settings.notices, *server.warnings):
+            log.warning("%s", notice)
+        await self._bind()
+        # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
+        pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
+        try:
+            if settings.jetstream:
+                await self._start_jetstream()
+            await self._serve()
+        finally:
+            pages.cancel()
+        # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
+        # from the moment it begins to wait.
+        if self._waiting is not None:
+            await self._waiting
+        await self._start_monitor()
+        # What a start imports and reads keeps nobody waiting.
+        self.lag.start()
+
+    async def stop(self) -> None:
+        """The clean end: no new connections, what was sequenced is committed and answered, then clients are let go."""
+        self._serving = False
+        self.lag.stop()
+        if self._stepping_down is not None:
+            self._stepping_down.cancel()
+            await asyncio.gather(self._stepping_down, return_exceptions=True)
+        self.server.stop_listening()
+        if self.jetstream is not None:
+            await self.jetstream.close(tell=True)
+        if self.tenure is not None:
+            await self.tenure.give_back()
+        if self.jetstream is not None:
+            await self.jetstream.stop()
+        await self.server.close()
+        if self.tenure is not None:
+            await self.tenure.close()
+        if self._monitor is not None:
+            await self._monitor.close()
+
+    async def failed(self) -> str:
+        """Wait for a reason to end the process that no signal gave (another broker of our name took the store…)."""
+        await self._failed.wait()
+        return self._why
+
+    def _fail(self, why: str) -> None:
+        if not self._failed.is_set():
+            self._why = why
+            self._failed.set()
+
+    async def lame_duck(self) -> None:
+        """Send the clients elsewhere; returns when the time for that is over."""
+        await self.server.lame_duck()
+
+    def ports(self) -> dict[str, list[str]]:
+        """What the ports file says: URLs by kind, the one to use first."""
+        found = {"nats": urls("nats", self.settings.host, self.server.port)}
+        if self._monitor is not None:
+            found["monitoring"] = urls("http", self._monitor.host, self._monitor.port)
+        return found
+
+    # ---- JetStream ---------------------------------------------------------------------------------------------------
+
+    async def _start_jetstream(self) -> None:
+        # Only who has JetStream pays for importing it.
+        from broker.jetstream.engine import JetStream
+        from broker.runtime.shard_host import Tenure
+
+        assert isinstance(self.clock, GuardedClock)
+        if (self.settings.store or "").startswith("file://"):
+            prepare_directory((self.settings.store or "").removeprefix("file://"))
+        self.tenure = Tenure(self.settings, self.clock, self._lost)
+        url = self.tenure.store.url
+        self.tenure.on_standby = self._begin_to_wait
+        self.tenure.on_turn = self._bind_for_clients
+        told = jetstream_settings(self.settings, self.server.server_name)
+        log.info("Starting JetStream")
+        log.info("  Max Memory:      %s", _friendly_bytes(told.server.max_memory))
+        log.info("  Max Storage:     %s", _friendly_bytes(told.server.max_storage))
+        log.info('  Store Directory: "%s"', url.removeprefix("file://"))
+        await self.tenure.check()
+        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, told)
+        self.jetstream.listen()
+
+    async def _serve(self) -> None:
+        """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
+        self._settling = True
+        while True:
+            shard_log = await self._take_over() if self.tenure is not None else None
+            if shard_log is None or shard_log.failure is None:
+                await self._listen()
+            if shard_log is None or shard_log.failure is None:
+                break
+            await self._leave()
+        self._settling = False
+
+    async def _take_over(self) -> Log:
+        """Own the shard and bring its streams to life. Raises: StartError."""
+        assert self.tenure is not None
+        assert self.jetstream is not None
+        shard = await self.tenure.acquire()
+        recovered = shard.recovered
+        log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
+                 recovered.segments)
+        log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
+        await self.jetstream.open(shard.log, self.tenure.reader)
+        return shard.log
+
+    async def _bind(self) -> None:
+        """Have the ports, or end before anything else is touched. Raises: StartError."""
+        await self._bind_for_clients()
+        self._monitor = self._make_monitor()
+        if self._monitor is not None:
+            host, port = self._monitor.host, self._monitor.port
+            try:
+                await self._monitor.bind()
+            except (OSError, UnicodeError) as error:
+                raise StartError(f"Can't start monitoring: {_cannot_listen(host, port, error)}") from None
+
+    async def _bind_for_clients(self) -> None:
+        with self._clients_port():
+            await self.server.bind()
+
+    async def _listen(self) -> None:
+        with self._clients_port():
+            await self.server.start()
+        self._serving = True
+
+    @contextmanager
+    def _clients_port(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, UnicodeError) as error:
+            why = _cannot_listen(self.settings.host, self.settings.port, error)
+            raise StartError(f"Error listening on port: {why}") from None
+
+    def _lost(self, error: BaseException) -> None:
+        """The log stopped against our will: everything in memory that is not persisted is worth nothing now."""
+        from broker.storage.put import Fenced
+
+        assert self.tenure is not None
+        if not isinstance(error, Fenced):
+            self._fail(str(error))
+        elif self.tenure.is_our_double(error):
+            self._fail(str(self.tenure.double(error)))
+        else:
+            log.warning("%s; closing all clients, and waiting as a standby", error)
+            if not self._settling:
+                self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
+
+    async def _step_down(self) -> None:
+        try:
+            await self._leave()
+            await self._serve()
+        except StartError as error:
+            self._fail(str(error))
+        except Exception as error:
+            # It would be a process without clients, and nobody would hear of it.
+            log.exception("becoming a standby failed")
+            self._fail(f"becoming a standby failed: {error!r}")
+        else:
+            log.info("Server is ready")
+
+    async def _leave(self) -> None:
+        """Let go of the clients and of what was ours; returns after T, in which nobody is to be outrun."""
+        assert self.tenure is not None
+        assert self.jetstream is not None
+        self._serving = False
+        await self.jetstream.close()
+        await self.server.close()
+        await self.tenure.abandon()
+        await asyncio.sleep(self.settings.lease_ns / 1e9)
+
+    # ---- what monitoring shows ---------------------------------------------------------------------------------------
+
+    def _begin_to_wait(self) -> None:
+        """Another broker owns the store: clients go on to it, and who asks for our health is told so."""
+        self.server.unbind()
+        self._show_pages()
+
+    def _show_pages(self) -> None:
+        """Have the monitoring pages up before clients may connect."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
+
+    async def _monitor_standby(self) -> None:
+        try:
+            await self._start_monitor()
+        except StartError as error:
+            self._fail(str(error))
+
+    async def _start_monitor(self) -> None:
+        monitor = self._monitor
+        if monitor is None or self._monitoring:
+            return
+        self._monitoring = True
+        try:
+            await monitor.start()
+        except OSError as error:
+            raise StartError(f"Can't start monitoring: {_cannot_listen(monitor.host, monitor.port, error)}") from None
+        log.info("Starting http monitor on %s", _host_port(monitor.host, monitor.port))
+
+    def _make_monitor(self) -> MonitorServer | None:
+        settings = self.settings
+        if settings.http_port is None:
+            return None
+        # Only who has the pages pays for importing them.
+        from broker.monitor.http import MonitorServer
+        from broker.monitor.pages import Pages
+        from broker.monitor.views import Views
+
+        views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
+                      subscription_count=lambda: self.server.router.subscription_count, jetstream=self._jetstream_view)
+        return MonitorServer(Pages(views, self.clock, settings.http_base_path), self.clock,
+                             settings.http_host or settings.host, settings.http_port)
+
+    def _varz(self) -> dict[str, Any]:
+        page = self.server.varz()
+        if self._monitor is not None:
+            page |= {"http_host": self._monitor.host, "http_port": self._monitor.port}
+        if self.settings.server_tags:
+            page["tags"] = list(self.settings.server_tags)
+        page["jetblock"] = self._own_figures()
+        return page
+
+    def _own_figures(self) -> dict[str, Any]:
+        """What nats-server has no word for: the log, the store, the cache, the loop."""
+        figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self.lag.snapshot()}
+        tenure = self.tenure
+        if tenure is not None:
+            figures["store"] = tenure.store.snapshot()
+            figures["cache"] = {"bytes": tenure.cache.bytes, "hits": tenure.cache.hits, "misses": tenure.cache.misses}
+            figures["standby"] = tenure.standby
+            if tenure.shard is not None:
+                shard_log = tenure.shard.log
+                figures["log"] = {
+                    "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
+                    "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
+                    "store_error": str(shard_log.store_error or "")}
+        return figures
+
+    def _health(self) -> Health:
+        from broker.monitor.views import Health
+
+        tenure = self.tenure
+        if tenure is not None and tenure.standby:
+            return Health("standby", "another broker owns the store", serving=False)
+        if not self._serving:
+            return Health("unavailable", "starting, or stopping", serving=False)
+        if tenure is not None and tenure.shard is not None and tenure.shard.log.muted:
+            return Health("unavailable", f"the store does not answer: {tenure.shard.log.store_error}")
+        return Health()
+
+    def _jetstream_view(self) -> JetStreamView | None:
+        from broker.monitor.views import JetStreamView
+
+        js, tenure = self.jetstream, self.tenure
+        if js is None or tenure is None:
+            return None
+        from broker.jetstream import overview
+        from broker.jetstream.settings import API_LEVEL
+
+        told = js.settings
+        view = JetStreamView({"max_memory": told.server.max_memory, "max_storage": told.server.max_storage,
+                              "store_dir": tenure.store.url.removeprefix("file://"), "strict": told.strict},
+                             api_level=API_LEVEL, list_streams=lambda: overview.streams(js))
+        for account in js.accounts.values():
+            used = account.info()
+            view.memory += used["memory"]
+            view.storage += used["storage"]
+            view.reserved_memory += used["reserved_memory"]
+            view.reserved_storage += used["reserved_storage"]
+            view.streams += used["streams"]
+            view.consumers += used["consumers"]
+            view.api_total += account.api_total
+            view.api_errors += account.api_errors
+            view.messages += sum(stream.msgs for stream in account.streams.values())
+        view.bytes = view.memory + view.storage
+        return view
+
+
+def commit_cost(interval_ns: int, puts_cost: bool) -> str:
+    """What the commit interval means for latency and the bill; the table is in docs/STORES.md, "What commits cost"."""
+    if not interval_ns:
+        return "Commits: at once, as often as the store takes them" + (
+            "; each put is paid for, see commit_interval" if puts_cost else "")
+    puts = 1e9 / interval_ns
+    dollars = puts * 86_400 * 30 * 0.005 / 1000
+    return (f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second; at $0.005 for a thousand puts "
+            f"that is at most ${dollars:,.0f} a month under constant load")
+
+
+def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSettings:
+    """What JetStream is told."""
+    from broker.jetstream.account import JetStreamSettings
+    from broker.jetstream.settings import ServerLimits
+
+    max_memory = settings.max_memory_store
+    if max_memory < 0:
+        # -1, no bound, where the system does not say what it has.
+        max_memory = memory_bytes() // 4 * 3 or -1
+    return JetStreamSettings(
+        server_name=server_name, version=COMPATIBLE_VERSION, domain=settings.jetstream_domain or "",
+        strict=settings.jetstream_strict, max_payload=settings.max_payload, direct_bytes_max=settings.max_pending,
+        server=ServerLimits(max_memory=max_memory, max_storage=settings.max_file_store,
+                            max_ack_pending=max(settings.jetstream_max_ack_pending, 0),
+                            max_request_batch=max(settings.jetstream_max_request_batch, 0),
+                            duplicate_window_ns=settings.jetstream_duplicate_window_ns))
+
+
+def prepare_directory(path: str) -> None:
+    """Make the store's directory, or say in nats-server's words why not: launchers look for them. Raises: StartError."""
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise StartError(f"Can't start JetStream: storage directory is not a directory: {path}") from None
+    except OSError as error:
+        raise StartError(f"Can't start JetStream: could not create storage directory - mkdir {path}: "
+                         f"{(error.strerror or str(error)).lower()}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise StartError(f"Can't start JetStream: storage directory is not writable: {path}")
+
+
+def server_options(settings: Settings) -> ServerOptions:
+    """What the client side is told."""
+    return ServerOptions(
+        host=settings.host, port=settings.port, server_name=settings.server_name or "",
+        jetstream=settings.jetstream, domain=settings.jetstream_domain or "", headers=not settings.no_header_support,
+        trace=settings.trace, max_traced_msg_len=settings.max_traced_msg_len,
+        max_payload=settings.max_payload, max_control_line=settings.max_control_line, max_pending=settings.max_pending,
+        max_connections=max(settings.max_connections, 0), max_subscriptions=max(settings.max_subscriptions, 0),
+        ping_interval_ns=settings.ping_interval_ns, ping_max=settings.ping_max,
+        write_deadline_ns=settings.write_deadline_ns, lame_duck_duration_ns=settings.lame_duck_duration_ns,
+        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, closed_connections_max=settings.max_closed_clients,
+        user=settings.user or "", password=settings.password or "", token=settings.token or "",
+        users=[(user.user, user.password) for user in settings.users], auth_timeout_ns=settings.auth_timeout_ns)
+
+
+def _friendly_bytes(size: int) -> str:
+    """As nats-server's log shows a size; -1: none."""
+    if size < 0:
+        return "unlimited"
+    power = min(max(size.bit_length() - 1, 0) // 10, 6)
+    return f"{size / (1 << 10 * power):.2f} {'KMGTPE'[power - 1]}B" if power else f"{size} B"
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> str:
+    """As nats-server says it; launchers look for the word ``port`` and for ``address already in use``."""
+    where = _host_port(host, max(port, 0))
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return f'{where}, "listen tcp: lookup {host}: no such host"'
+    number = error.errno if isinstance(error, OSError) else None
+    why = os.strerror(number).lower() if number in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES) else str(error)
+    return f'{where}, "listen tcp {where}: bind: {why}"'

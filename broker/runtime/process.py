@@ -1,0 +1,158 @@
+"""The broker as a process: its loop, its signals, its log, the files that name it, and the status it ends with.
+
+    SIGTERM SIGINT   clean end, status 0; a second one ends at once, status 1
+    SIGUSR2          lame duck: clients are told to go elsewhere, then a clean end
+    SIGUSR1          the log file is opened anew
+    SIGHUP           reload: not yet, and said so
+
+What is served is ``broker.runtime.app``'s matter; this module starts and stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+
+from broker.runtime.app import App
+from broker.config.settings import Settings
+from broker.errors import StartError
+from broker.runtime.logging import LogLines
+from broker.runtime.process_files import PortsFile, write_pid_file
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+_NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUSR1: "user defined signal 1",
+          signal.SIGUSR2: "user defined signal 2", signal.SIGHUP: "hangup"}
+
+
+def serve(settings: Settings) -> int:
+    """Run a broker until it is told to end; returns the exit status."""
+    try:
+        lines = LogLines(file=settings.log_file, debug=settings.debug, trace=settings.trace, times=settings.logtime,
+                         utc=settings.logtime_utc)
+    except OSError as error:
+        print(f"nats-server: cannot write the log file {settings.log_file}: {error.strerror}", file=sys.stderr)
+        return 1
+    # Threads that encode and put segments hold the interpreter for up to this long before the loop gets it back; the
+    # default of 5 ms would be the loop's lag under load.
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Process(settings, lines).run())
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no build for this platform: slower, the same otherwise
+        return None
+    return uvloop.Loop
+
+
+class _Process:
+    """One run: start, wait for a reason to end, stop."""
+
+    def __init__(self, settings: Settings, lines: LogLines) -> None:
+        self._settings = settings
+        self._lines = lines
+        self._app = App(settings)
+        self._ended = asyncio.Event()
+        self._lame_duck: asyncio.Task[None] | None = None
+        self._ports_file = PortsFile(settings.ports_file_dir) if settings.ports_file_dir else None
+
+    async def run(self) -> int:
+        """Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        # No collections during a start (see broker.cli); one that takes long, as a standby's, goes on with them.
+        loop.call_later(1.0, gc.enable)
+        for number in _NAMES:
+            loop.add_signal_handler(number, self._signalled, number)
+        starting = asyncio.create_task(self._start(), name="start")
+        failed = asyncio.create_task(self._app.failed(), name="failed")
+        ended = asyncio.create_task(self._ended.wait(), name="ended")
+        try:
+            await asyncio.wait((starting, ended, failed), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.result():
+                return 1
+            await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
+            status = 0
+            if failed.done():
+                log.critical("%s", failed.result())
+                status = 1
+            return status
+        finally:
+            tasks = [task for task in (starting, failed, ended, self._lame_duck) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._stop()
+
+    async def _start(self) -> bool:
+        settings = self._settings
+        try:
+            if settings.pid_file:
+                self._write_pid_file(settings.pid_file)
+            await self._app.start()
+        except StartError as error:
+            log.critical("%s", error)
+            return False
+        except OSError as error:
+            log.critical("%s", error)
+            return False
+        self._write_ports_file()
+        # What start-up made stays: no collection need ever look at it again.
+        gc.enable()
+        gc.freeze()
+        log.info("Server is ready")
+        return True
+
+    def _write_pid_file(self, path: str) -> None:
+        try:
+            write_pid_file(path)
+        except OSError as error:
+            raise StartError(f"Could not write pidfile: open {path}: {(error.strerror or str(error)).lower()}") from None
+
+    def _write_ports_file(self) -> None:
+        """Clients can connect without it, so that it cannot be written is no reason to end, as in nats-server."""
+        if self._ports_file is None:
+            return
+        try:
+            self._ports_file.write(self._app.ports())
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            log.error("Error writing ports file (%s): open %s: %s", self._ports_file.path, self._ports_file.path, why)
+
+    async def _stop(self) -> None:
+        log.info("Initiating Shutdown...")
+        await self._app.stop()
+        if self._ports_file is not None:
+            self._ports_file.remove()
+        log.info("Server Exiting..")
+
+    def _signalled(self, number: signal.Signals) -> None:
+        log.info('Trapped "%s" signal', _NAMES[number])
+        if number == signal.SIGUSR1:
+            if self._lines.reopen():
+                log.info("File log re-opened")
+            else:
+                log.info("File log re-open ignored, not a file logger")
+        elif number == signal.SIGHUP:
+            log.error("Failed to reload server configuration: this version of jetblock reads it at its start only; "
+                      "restart the broker. Nothing has changed")
+        elif number == signal.SIGUSR2:
+            if self._lame_duck is None:
+                self._lame_duck = asyncio.create_task(self._go_lame(), name="lame duck")
+        elif self._ended.is_set():
+            log.warning("Second signal: ending at once")
+            os._exit(1)
+        else:
+            self._ended.set()
+
+    async def _go_lame(self) -> None:
+        await self._app.lame_duck()
+        self._ended.set()

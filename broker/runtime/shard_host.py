@@ -1,0 +1,266 @@
+"""One broker's tenure of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
+
+    opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
+                          ^   ^                   │                    └── lost: fenced, or the log cannot go on
+                          │   └── in vain: another is faster,                │
+                          │       or the store is in trouble                 │
+                          └────────────── wait T ── abandon <────────────────┘ (fenced by another's name)
+
+Owns the store with its wrappers, the lock, the shard and what reads its blocks. Does not own who is told (``app``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from broker.clock import GuardedClock
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import newest_claimant, seal_at, take
+from broker.cluster.standby import wait_for_lease, wait_for_lock
+from broker.config.settings import Settings, default_store_url
+from broker.errors import StartError
+from broker.storage.read.cache import Cache
+from broker.storage.read.damage import explain
+from broker.storage.format.codec import Codec
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
+from broker.storage.objectstore.instrumented import InstrumentedStore
+from broker.storage.objectstore.probe import probe
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import FORMAT, ShardPaths, object_key
+from broker.storage.read.reader import BlockReader
+from broker.storage.put import Backoff, Fenced, Patience
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.read.snapshot import CutOff
+
+__all__ = ["Tenure"]
+
+log = logging.getLogger(__name__)
+
+_TRIES = 6
+"""Times one request's longest time (5 s) that a read, or the start, waits for a store in trouble: half a minute."""
+_SILENCE_SECONDS = 2.0
+"""A start that waits for its store longer than this says so, also while no request has failed."""
+_SILENCE_DOUBLED_MAX = 3
+"""A standby waits for T of silence, and twice as long after each take-over that it lost, up to so many times: takers that
+are slow for one another's T must not take turns for ever."""
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
+"""Between two take-overs that a store in trouble ended, doubled each time: each leaves a claim behind."""
+_STOP_PATIENCE_SECONDS = 1.0
+"""A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
+
+
+class Tenure:
+    """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
+
+    def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
+        """Args: ``lost`` is called once in each tenure that ends against our will; ``abandon`` then."""
+        self.on_standby: Callable[[], object] = lambda: None
+        """Called each time that it begins to wait for another broker, or for the store."""
+        self.on_turn: Callable[[], Awaitable[object]] = _nothing
+        """Awaited when our turn has come, before anything of the shard is touched; its StartError is ``acquire``'s."""
+        self._settings = settings
+        self._clock = clock
+        self._lost = lost
+        # Nonces and epochs must differ between process runs, whatever seed the rest of the broker runs on.
+        self._rng = random.Random(os.urandom(32))
+        url = settings.store or default_store_url()
+        if settings.s3_access_key_id:
+            os.environ["AWS_ACCESS_KEY_ID"] = settings.s3_access_key_id
+        if settings.s3_secret_access_key:
+            os.environ["AWS_SECRET_ACCESS_KEY"] = settings.s3_secret_access_key
+        try:
+            bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region,
+                              put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns)
+        except (ValueError, StoreError) as error:
+            raise StartError(str(error)) from None
+        self.store = InstrumentedStore(bare, clock=clock)
+        self.cache = Cache(settings.cache_bytes)
+        self.shard: Shard | None = None
+        self.standby = False
+        """Whether it waits for another broker to stop, or tries to take its place."""
+        self._served = False
+        self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
+                                      give_up_ns=_TRIES * settings.put_timeout_ns)
+        self._identity = Identity.make(settings.server_name, self._rng)
+        self._paths = ShardPaths()
+        self._waiting_told = False
+        self._lock: StoreLock | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def reader(self) -> BlockReader:
+        """Reads the shard's blocks."""
+        return BlockReader(self._patient, self.cache, lambda ref: object_key(self._paths, ref))
+
+    async def check(self) -> None:
+        """Probe the store. Raises: StartError."""
+        fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
+        waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell_waiting)
+        # A request that fails sooner than that is told at once: the last try may be over before the time is.
+        self._patient.on_trouble = self._tell_waiting
+        try:
+            StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
+            self._clock.compare(await self.store.now_ns())
+        except (StoreError, FormatError) as error:
+            raise StartError(self._told(error)) from None
+        finally:
+            waiting.cancel()
+            self._patient.on_trouble = None
+
+    def _tell_waiting(self) -> None:
+        if self._waiting_told:
+            return
+        self._waiting_told = True
+        log.warning("%s has not answered yet, trying for %g s in all (%d failed requests so far)", self.store.url,
+                    _TRIES * self._settings.put_timeout_ns / 1e9, self.store.errors)
+
+    async def acquire(self) -> Shard:
+        """Wait for our turn, then own the shard, however often others are faster or the store is in trouble meanwhile.
+
+        Raises: StartError, for what waiting does not mend: two copies of one configuration, a damaged store, one that
+            refuses us though nobody waited for it yet.
+        """
+        lost = 0
+        backoff = Backoff(self._rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        while True:
+            try:
+                await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                await self.on_turn()
+                return await self._own()
+            except Fenced as fenced:
+                await self.abandon()
+                if self.is_our_double(fenced):
+                    raise self.double(fenced) from None
+                log.warning("%s; waiting as a standby", fenced)
+                lost += 1
+            except StoreError as error:
+                await self.abandon()
+                if not (isinstance(error, Transient) or self.standby or self._served):
+                    raise StartError(str(error)) from None
+                log.warning("the store does not let us take over: %s; waiting as a standby", error)
+                self._wait()
+                await asyncio.sleep(backoff.next())
+            except (FormatError, CutOff) as error:
+                await self.abandon()
+                raise StartError(self._told(error)) from None
+            except BaseException:
+                if self.shard is None:
+                    self._release()
+                raise
+
+    async def _turn(self, silence_ns: int) -> None:
+        """Return when we may try. Raises: StoreError; FormatError."""
+        store, settings = self.store, self._settings
+        if store.try_lock is not None:
+            self._lock = await wait_for_lock(store, self._paths, self._wait)
+        else:
+            await wait_for_lease(store, self._paths, self._identity, self._clock, self._rng, settings.lease_ns,
+                                 self._wait, silence_ns=silence_ns)
+
+    async def _own(self) -> Shard:
+        """Take the shard and recover it. Raises: Fenced, by whom; StoreError; FormatError; CutOff."""
+        store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
+        settings = ShardSettings.for_store(
+            store, lease_ns=self._settings.lease_ns, commit_interval_ns=self._settings.commit_interval_ns,
+            put_timeout_ns=self._settings.put_timeout_ns, segment_bytes=self._settings.segment_bytes,
+            puts_in_flight=self._settings.puts_in_flight, tail_bytes_max=self._settings.tail_bytes_max,
+            codec=Codec[self._settings.compression.upper()])
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
+        try:
+            taken = await take(store, paths, self._identity, clock, rng)
+            shard = self.shard = await Shard.open(
+                store, paths, taken.epoch, self._identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
+                executor=self._executor, clock_trusted=lambda: clock.trusted)
+            if shard.log.muted:
+                # What comes to life now would find that it may not read.
+                await shard.log.persisted()
+        except Fenced as fenced:
+            if fenced.by:
+                raise
+            raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
+        for problem in shard.recovered.problems:
+            log.warning("a checkpoint cannot be used, an older one was: %s", problem)
+        shard.log.on_failure = self._lost
+        self.standby, self._served = False, True
+        return shard
+
+    def _wait(self) -> None:
+        self.standby = True
+        self.on_standby()
+
+    def is_our_double(self, error: BaseException) -> bool:
+        """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""
+        return isinstance(error, Fenced) and error.by == self._identity.name
+
+    def double(self, fenced: Fenced) -> StartError:
+        """What to end with then."""
+        return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
+                          f"different server_names, or stop one")
+
+    async def give_back(self) -> None:
+        """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released.
+
+        A store that takes nothing any more does not keep the process for ever: what is sequenced and not stored, of
+        which no publisher was told (``async`` streams excepted), is dropped then as a kill would.
+        """
+        shard = self.shard
+        if shard is not None:
+            closing = asyncio.create_task(self._close(shard), name="close the log")
+            while not closing.done():
+                done = self._requests_done
+                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
+                if not closing.done() and self._requests_done == done:
+                    closing.cancel()
+                    log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
+                              "dropped", self.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
+                    break
+            await asyncio.gather(closing, return_exceptions=True)
+        await self.abandon()
+
+    async def _close(self, shard: Shard) -> None:
+        try:
+            end = await shard.close()
+            await seal_at(self.store, self._paths, end, end.epoch, self._identity, self._clock, self._rng)
+        except (StoreError, FormatError, Fenced) as error:
+            log.error("the log was not closed cleanly: %s", error)
+
+    @property
+    def _requests_done(self) -> int:
+        """How many requests the store has served well."""
+        return sum(stats.count for stats in self.store.operations.values()) - self.store.errors
+
+    async def abandon(self) -> None:
+        """Stop at once; what is not persisted is dropped."""
+        if self.shard is not None:
+            self.shard.log.on_failure = None
+            await self.shard.abandon()
+            self.shard = None
+        self.cache.clear()
+        self._release()
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+        await self.store.close()
+
+    def _told(self, error: Exception) -> str:
+        return explain(error, self._paths, self.store.url) if isinstance(error, FormatError) else str(error)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,91 @@
+"""Message tracing: a publish with ``Nats-Trace-Dest`` tells that subject which way it went.
+
+    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; b"trace disabled" is nobody's subject
+    Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
+
+The event has the way in (``in``), each client's subscription (``eg``) and each stream (``js``) that it goes to, as routing
+sees them. What happens further on is not in it: whether a stream then refuses the message, or a client was cut off.
+
+Source: nats-server 2.15, server/msgtrace.go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from broker.protocol import headers
+from broker.protocol.parser import Msg
+from broker.protocol.subject import is_literal, is_valid
+
+from broker.server.connection.times import rfc3339
+
+if TYPE_CHECKING:
+    from broker.server.connection.connection import Client
+
+__all__ = ["Traced", "traced"]
+
+_log = logging.getLogger(__name__)
+
+_DEST = b"Nats-Trace-Dest"
+_ONLY = b"Nats-Trace-Only"
+_DISABLED = b"trace disabled"
+_YES = (b"true", b"1", b"on")
+
+
+class Traced:
+    """One message that is to be traced. ``only``: it goes no further than that."""
+
+    __slots__ = ("_dest", "_msg", "only")
+
+    def __init__(self, msg: Msg, dest: bytes, only: bool) -> None:
+        self._msg = msg
+        self._dest = dest
+        self.only = only
+
+    def tell(self, client: Client, now_ns: int) -> None:
+        """Publish the event of a message that ``client`` published; call it before the message is routed."""
+        subject, reply, hlen, body = self._msg
+        router = client.router
+        identity = client.identity()
+        at = rfc3339(now_ns)
+        events: list[dict[str, Any]] = [
+            {"type": "in", "ts": at, "kind": 0, "cid": client.cid, "name": identity.get("name", ""), "acc": router.name,
+             "subj": _text(subject)}]
+        for sub in router.receivers(subject, client):
+            if sub.stream:
+                events.append({"type": "js", "ts": at, "stream": sub.stream, "subject": _text(subject)})
+            elif sub.peer is not None:
+                who = sub.peer.identity()
+                events.append({"type": "eg", "ts": at, "kind": 0, "cid": who.get("id", 0), "name": who.get("name", ""),
+                               "sub": _text(sub.subject), **({"queue": _text(sub.queue)} if sub.queue else {})})
+        if self.only and len(events) == 1 and reply and client.wants_no_responders:
+            client.no_responders(subject, reply)
+        if not (is_valid(self._dest) and is_literal(self._dest)):
+            _log.error('cid:%d - Destination "%s" is not valid, won\'t be able to trace events', client.cid,
+                       _text(self._dest))
+            return
+        shown: dict[str, list[str]] = {}
+        for name, value in headers.items(body[:hlen]):
+            shown.setdefault(_text(name), []).append(_text(value))
+        event = {"server": client.server_identity(at), "request": {"header": shown, "msgsize": len(body)},
+                 "events": events}
+        router.publish(self._dest, b"", 0, json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def traced(msg: Msg) -> Traced | None:
+    """The message as one to be traced; None: it asks for no trace."""
+    hlen = msg[2]
+    if not hlen or msg[3].find(_DEST, 0, hlen) < 0:
+        return None
+    block = msg[3][:hlen]
+    dest = headers.get(block, _DEST)
+    if not dest or dest == _DISABLED:
+        return None
+    only = (headers.get(block, _ONLY) or b"").lower() in _YES
+    return Traced(msg, dest, only)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

@@ -1,0 +1,234 @@
+"""Who takes the messages of one set of subscriptions, and how they get them.
+
+Owns: sending a run of messages to clients, queue groups and handlers. Does not own: which subscriptions a subject has, and
+for how long that is remembered (router).
+
+Source: nats-server, server/client.go (processMsgResults, deliverMsg).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from broker.protocol import encoder
+from broker.protocol.parser import Msg
+
+from broker.server.routing.inward import Inward
+from broker.server.routing.sublist import Match
+
+__all__ = ["BatchHandler", "Peer", "Refusal", "Route", "Subscription"]
+
+
+class Peer(Protocol):
+    """A client connection, as the router sees it; also the ``Source`` of what it publishes."""
+
+    headers: bool
+    no_echo: bool
+    wants_no_responders: bool
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unsent bytes."""
+
+    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
+        """Queue ``count`` messages, ``size`` bytes in all, ``body_bytes`` of them theirs."""
+
+    def expire(self, sub: Subscription) -> None:
+        """Forget a subscription that got its last message."""
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None: ...
+
+    def refuse_publish(self, subject: bytes) -> None: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
+
+
+class Subscription:
+    """A client's (``peer`` and ``sid``) or an in-process one (``handler``). ``max`` 0: no limit on ``delivered``.
+
+    ``ended``: it was taken out of the router.
+    """
+
+    __slots__ = ("delivered", "ended", "handler", "max", "peer", "queue", "sid", "stream", "subject")
+
+    def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
+                 handler: BatchHandler | None = None, stream: str = "") -> None:
+        self.subject = subject
+        self.queue = queue
+        self.peer = peer
+        self.sid = sid
+        self.handler = handler
+        self.stream = stream
+        """The stream that hears by it, for message traces."""
+        self.max = 0
+        self.delivered = 0
+        self.ended = False
+
+
+class Route:
+    """Who takes the messages of some subjects. Only ``limited`` ever changes, so it may be walked while others do.
+
+    Messages have a ``source``, or come from the broker itself: those reach handlers through ``inward``, never from here.
+    """
+
+    __slots__ = ("__weakref__", "clients", "groups", "handlers", "inside", "inward", "limited", "receivers", "rng", "serial",
+                 "sole")
+
+    def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
+                 inward: Inward) -> None:
+        self.receivers = receivers
+        self.clients = [sub for sub in match.plain if sub.peer is not None]
+        self.inside = [sub for sub in match.plain if sub.handler is not None]
+        self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
+        self.groups = list(match.groups.values())
+        self.limited = any(sub.max for sub in receivers)
+        self.rng = rng
+        self.inward = inward
+        # A connection that hears the same message under two sids hears them message by message. Members of one queue
+        # group never hear the same one.
+        peers = [id(sub.peer) for sub in self.clients]
+        for group in self.groups:
+            peers += {id(sub.peer) for sub in group if sub.peer is not None}
+        self.serial = len(set(peers)) != len(peers)
+        self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
+        """The only receiver where that is a stream, say: it takes every run as it is."""
+
+    def only_client(self) -> Subscription | None:
+        """The subscription, when it is a client's and the only receiver, without a limit."""
+        if len(self.clients) == 1 and not self.groups and not self.handlers and not self.limited:
+            return self.clients[0]
+        return None
+
+    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+        """Send ops[start:end] to everybody; returns how often one of them was taken."""
+        if self.groups or self.limited or self.serial:
+            taken = self.spread(ops[start:end], source, now_ns)
+            if source is not None and source.wants_no_responders and not all(taken):
+                for i, count in enumerate(taken):
+                    if not count and ops[start + i][1]:
+                        source.no_responders(ops[start + i][0], ops[start + i][1])
+            return sum(taken)
+        clients = self.clients
+        if clients:
+            if source is not None and source.no_echo:
+                clients = [sub for sub in clients if sub.peer is not source]
+            if clients:
+                _send(clients, encoder.Run(ops[start:end]))
+        handlers = self.handlers
+        if source is None:
+            for sub in self.inside:
+                self.inward.put(sub, ops, start, end, now_ns)
+        else:
+            for handler in handlers:
+                handler(ops, start, end, source, now_ns)
+        count = len(clients) + len(handlers)
+        if not count and source is not None and source.wants_no_responders:
+            for i in range(start, end):
+                if ops[i][1]:
+                    source.no_responders(ops[i][0], ops[i][1])
+        return count * (end - start)
+
+    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
+        """``batch`` for any mixture of limits and queue groups; returns how many took each message."""
+        if self.serial and len(msgs) > 1:
+            return [self.spread([msg], source, now_ns)[0] for msg in msgs]
+        count = len(msgs)
+        taken = [0] * count
+        silent = source if source is not None and source.no_echo else None
+        run = encoder.Run(msgs)
+        for sub in self.clients:
+            if sub.peer is silent and silent is not None:
+                continue
+            room = _room(sub, count)
+            if room:
+                _send_limited(sub, run if room == count else encoder.Run(msgs[:room]))
+                for i in range(room):
+                    taken[i] += 1
+        for group in self.groups:
+            for sub, indexes in self._assign(group, count, silent):
+                for i in indexes:
+                    taken[i] += 1
+                own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
+                if sub.handler is not None:
+                    if source is None:
+                        self.inward.put(sub, own, 0, len(own), now_ns)
+                    else:
+                        sub.handler(own, 0, len(own), source, now_ns)
+                else:
+                    _send_limited(sub, run if own is msgs else encoder.Run(own))
+        for sub in self.inside:
+            if source is None:
+                self.inward.put(sub, msgs, 0, count, now_ns)
+            elif sub.handler is not None:
+                sub.handler(msgs, 0, count, source, now_ns)
+            for i in range(count):
+                taken[i] += 1
+        return taken
+
+    def _assign(self, group: list[Subscription], count: int,
+                silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
+        """Give each message a random member of ``group``, or the next one that may still take it."""
+        if silent is not None:
+            group = [sub for sub in group if sub.peer is not silent]
+        size = len(group)
+        if not size:
+            return []
+        if size == 1:
+            room = _room(group[0], count)
+            return [(group[0], list(range(room)))] if room else []
+        chosen: dict[int, list[int]] = {}
+        rooms = [_room(sub, count) for sub in group]
+        randrange = self.rng.randrange
+        for i in range(count):
+            first = randrange(size)
+            for step in range(size):
+                at = (first + step) % size
+                if rooms[at]:
+                    rooms[at] -= 1
+                    chosen.setdefault(at, []).append(i)
+                    break
+        return [(group[at], indexes) for at, indexes in chosen.items()]
+
+
+class Refusal(Route):
+    """Subjects that only servers may publish to."""
+
+    __slots__ = ()
+
+    def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
+        if source is not None:
+            for i in range(start, end):
+                source.refuse_publish(ops[i][0])
+        return 0
+
+
+def _room(sub: Subscription, count: int) -> int:
+    """How many of ``count`` messages ``sub`` may still have."""
+    return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
+
+
+def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:
+    count = run.count
+    for sub in subs:
+        peer = sub.peer
+        assert peer is not None
+        sub.delivered += count
+        own = run if peer.headers else run.without_headers()
+        buffers = own.encode(sub.sid)
+        peer.send(buffers, sum(map(len, buffers)), count, own.bytes)
+
+
+def _send_limited(sub: Subscription, run: encoder.Run) -> None:
+    _send((sub,), run)
+    if sub.max and sub.delivered >= sub.max:
+        assert sub.peer is not None
+        sub.peer.expire(sub)

@@ -1,0 +1,461 @@
+"""One account's subject space: where a message goes, and the bytes in which it goes there.
+
+A *route* is the answer for a set of subscriptions: who takes a message, in which form. Subjects with the same receivers
+share one route object, so that messages of many subjects still travel as one run:
+
+    ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
+    runs  ───── R1 ── ───── R2 ──        one call for each: R.batch(ops, start, end, …)
+
+Routes are kept by subject until a subscription that may matter comes or goes; two families of subjects that never
+repeat are kept by what their members share:
+
+    _INBOX.<id>.<token>                       by _INBOX.<id>, when what listens there does not look at the token
+    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when nobody subscribes to the numbers
+
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients come as ``Peer``. What the broker publishes by
+it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
+
+Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from broker.clock import Clock
+from broker.protocol import encoder
+from broker.protocol.parser import Msg
+from broker.protocol.subject import is_literal, matches
+
+from broker.server.routing.inward import Inward
+from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
+from broker.server.routing.sublist import Match, Sublist
+
+__all__ = ["Columns", "Handle", "InterestWatch", "Router"]
+
+ROUTES_KEPT: Final = 8192
+"""Bound of each route cache, in entries; past it the older half goes."""
+
+_SCAN_MAX: Final = 2048
+"""A wildcard subscription looks for the routes that it affects among so many; more are cleared instead."""
+
+_INBOX: Final = b"_INBOX."
+_ACK: Final = b"$JS.ACK."
+_ACK_TOKENS: Final = 9
+_DOT: Final = ord(".")
+_NO_FAMILY: Final = (b"", 0)
+_REFUSED: Final = (b"$NRG.", b"_GR_.")
+
+
+class Handle(Protocol):
+    """What ``subscribe`` returned, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
+
+    subject: bytes
+
+
+class Columns(Protocol):
+    """A batch of JetStream deliveries (``broker.jetstream.bus.Deliveries``)."""
+
+    reply_prefix: bytes
+    subjects: Sequence[bytes]
+    hlens: Sequence[int] | None
+    bodies: Sequence[bytes]
+    delivered: Sequence[int]
+    stream_seqs: Sequence[int]
+    consumer_seqs: Sequence[int]
+    times_ns: Sequence[int]
+    pendings: Sequence[int]
+
+    def __len__(self) -> int: ...
+
+
+class InterestWatch:
+    """A standing question; ``interested`` is always the present answer, ``changed`` is told a moment later."""
+
+    __slots__ = ("_cancelled", "_router", "_scheduled", "_told", "changed", "interested", "queue", "subject")
+
+    def __init__(self, router: Router, subject: bytes, queue: bytes, changed: Callable[[bool], None],
+                 interested: bool) -> None:
+        self._router = router
+        self._cancelled = False
+        self._scheduled = False
+        self._told = interested
+        self.subject = subject
+        self.queue = queue
+        self.changed = changed
+        self.interested = interested
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._router._unwatch(self)
+
+    def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.interested = interested
+        # Not called from within a delivery or another handler: whoever watches may well be the one delivering.
+        if not self._scheduled:
+            self._scheduled = True
+            call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._scheduled = False
+        if not self._cancelled and self._told != self.interested:
+            self._told = self.interested
+            self.changed(self.interested)
+
+
+class Router:
+    """One account. ``call_soon`` has interest news told, and handlers called for what the broker publishes, on a later
+    turn of the loop."""
+
+    def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
+                 name: str = "$G") -> None:
+        self.name = name
+        self._clock = clock
+        self._rng = rng
+        self._call_soon = call_soon
+        self._inward = Inward(call_soon)
+        self._subs: Sublist[Subscription] = Sublist()
+        # routes by subject; by inbox prefix (None: ask for each subject); by the head of an ack subject.
+        self._routes: dict[bytes, Route] = {}
+        self._inboxes: dict[bytes, Route | None] = {}
+        self._acks: dict[bytes, Route] = {}
+        self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
+        self._family = _NO_FAMILY
+        self._changes = 0
+        self._ack_readers = 0
+        self._watches: dict[bytes, list[InterestWatch]] = {}
+        self._nobody = Route(Match(), (), self._rng, self._inward)
+        self._refusal = Refusal(Match(), (), self._rng, self._inward)
+
+    @property
+    def subscription_count(self) -> int:
+        return self._subs.count
+
+    def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> None:
+        """Deliver ops[start:end], published by ``source``, as runs."""
+        get = self._routes.get
+        resolve = self._resolve
+        ahead: Route | None = None
+        while start < end:
+            subject = ops[start][0]
+            route, ahead = ahead or get(subject), None
+            head = b""
+            if route is None:
+                route = resolve(subject)
+                head, dots = self._family
+            at = start + 1
+            while at < end:
+                following = ops[at][0]
+                if following is not subject:
+                    # Acks and replies come in crowds: a look at the head tells a sibling without a look-up.
+                    if (not (head and following.startswith(head) and following.count(b".") == dots
+                             and following[-1] != _DOT) and (ahead := get(following)) is not route
+                            and (ahead is not None or resolve(following) is not route)):
+                        break
+                    subject = following
+                at += 1
+            changes = self._changes
+            if route.sole is not None and source is not None:
+                route.sole(ops, start, at, source, now_ns)
+            else:
+                route.batch(ops, start, at, source, now_ns)
+            if self._changes != changes:
+                ahead = None
+            start = at
+
+    # What JetStream asks for (Bus).
+
+    def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
+        """Hear ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
+        sub = Subscription(subject, queue, handler=handler, stream=stream)
+        self.add(sub)
+        return sub
+
+    def unsubscribe(self, subscription: Handle) -> None:
+        """End an in-process subscription; ending it twice does nothing."""
+        assert isinstance(subscription, Subscription)
+        self.remove(subscription)
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """Route one message to everybody who listens; returns how many take it, handlers on a later turn of the loop."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
+        """Send each message to the subscribers of ``to``, shown to them under its own subject.
+
+        ``queue`` names the group without which a message counts as not received; everybody else who listens to ``to``
+        hears it too, as with any message. Returns how many of the batch had a receiver, counted from its front.
+        """
+        route = self._routes.get(to) or self._resolve(to)
+        count = len(batch)
+        if not route.receivers or not count:
+            return 0
+        numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
+        sub = route.only_client()
+        if sub is not None:
+            if queue:
+                return 0
+            peer = sub.peer
+            assert peer is not None
+            bodies = batch.bodies
+            hlens = batch.hlens
+            if hlens is not None and not peer.headers:
+                bodies = [body[hlen:] for body, hlen in zip(bodies, hlens, strict=True)]
+                hlens = None
+            buffers = encoder.deliveries(sub.sid, batch.reply_prefix, batch.subjects, hlens, bodies, numbers)
+            sub.delivered += count
+            peer.send(buffers, sum(map(len, buffers)), count, sum(map(len, bodies)))
+            return count
+        if queue and not any(group[0].queue == queue for group in route.groups):
+            return 0
+        prefix = batch.reply_prefix
+        replies = [b"%b%d.%d.%d.%d.%d" % (prefix, *row) for row in zip(*numbers, strict=True)] if prefix else [
+            b""] * count
+        msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
+        taken = route.spread(msgs, None, self._clock.now_ns())
+        return taken.index(0) if 0 in taken else count
+
+    def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
+                 suffix: bytes) -> None:
+        """Publish ``prefix + str(first_seq + i) + suffix`` to ``replies[i]`` for each i with a reply (b"" has none)."""
+        count = len(replies)
+        if not count:
+            return
+        if count > 1:
+            sub = self._waits_for_all(replies)
+            if sub is not None:
+                peer = sub.peer
+                assert peer is not None
+                buffers = encoder.pub_acks(sub.sid, replies, prefix, first_seq, suffix)
+                sub.delivered += count
+                last = first_seq + count - 1
+                body_bytes = count * (len(prefix) + len(suffix)) + (
+                    count * len(str(last)) if len(str(first_seq)) == len(str(last))
+                    else sum(len(str(seq)) for seq in range(first_seq, last + 1)))
+                peer.send(buffers, sum(map(len, buffers)), count, body_bytes)
+                return
+        ops = [(reply, b"", 0, b"%b%d%b" % (prefix, seq, suffix))
+               for seq, reply in enumerate(replies, first_seq) if reply]
+        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+
+    def pub_acks_each(self, acks: Sequence[Any]) -> None:
+        """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
+        replies, prefixes, seqs = acks[::3], acks[1::3], acks[2::3]
+        sub = self._waits_for_all(replies)
+        if sub is not None:
+            peer = sub.peer
+            assert peer is not None
+            data, body_bytes = encoder.pub_acks_each(sub.sid, replies, prefixes, seqs, b"}")
+            count = len(replies)
+            sub.delivered += count
+            peer.send([data], len(data), count, body_bytes)
+            return
+        ops = [(reply, b"", 0, b"%b%d}" % (prefix, seq))
+               for reply, prefix, seq in zip(replies, prefixes, seqs, strict=True)]
+        self.route(ops, 0, len(ops), None, self._clock.now_ns())
+
+    def _waits_for_all(self, replies: Sequence[bytes]) -> Subscription | None:
+        """The one that alone hears every one of ``replies``, by the inbox that they share; None when unsure.
+
+        Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
+        """
+        inbox = replies[0].rpartition(b".")[0]
+        route = self._inbox(inbox) if inbox else None
+        sub = route.only_client() if route is not None else None
+        if sub is None:
+            return None
+        count, dotted, joined = len(replies), inbox + b".", b"\n".join(replies)
+        # All begin with the prefix, and no dot is left for a further token; an empty reply fails the first.
+        if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
+                and b".\n" not in joined and joined[-1] != _DOT):
+            return sub
+        return None
+
+    def interest(self, subject: bytes, queue: bytes = b"") -> bool:
+        """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        if not queue:
+            return bool(route.receivers)
+        return any(group[0].queue == queue for group in route.groups)
+
+    def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
+        """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
+        watch = InterestWatch(self, subject, queue, changed, self.interest(subject, queue))
+        self._watches.setdefault(subject, []).append(watch)
+        return watch
+
+    def pending_bytes(self, subject: bytes) -> int:
+        """Unsent bytes towards the subscriber of ``subject`` that is furthest behind."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        return max((sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None), default=0)
+
+    # What connections ask for.
+
+    def add(self, sub: Subscription) -> None:
+        """Insert a subscription whose subject is valid."""
+        self._subs.insert(sub)
+        if _reads_acks(sub.subject):
+            self._ack_readers += 1
+        self._changed(sub.subject)
+
+    def remove(self, sub: Subscription) -> None:
+        """Take a subscription out; one that is not there is ignored."""
+        sub.ended = True
+        if self._subs.remove(sub):
+            if _reads_acks(sub.subject):
+                self._ack_readers -= 1
+            self._changed(sub.subject)
+
+    def limit(self, sub: Subscription, max: int) -> None:
+        """Let ``sub`` have ``max`` messages in all, those it has had included."""
+        sub.max = max
+        if is_literal(sub.subject):
+            known = self._routes.get(sub.subject)
+            if known is not None:
+                known.limited = True
+            return
+        for route in list(self._by_receivers.values()):
+            if sub in route.receivers:
+                route.limited = True
+
+    def refuses(self, subject: bytes) -> bool:
+        """Whether clients may not publish to ``subject``."""
+        return subject.startswith(_REFUSED)
+
+    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
+        """Who would get a message of ``source``: of each queue group one, at random."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        told = [sub for sub in route.receivers if not sub.queue]
+        told += [self._rng.choice(group) for group in route.groups]
+        return [sub for sub in told if not (source.no_echo and sub.peer is source)]
+
+    def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
+        """The plain subscription by which ``peer`` hears the literal ``subject``, if it has one."""
+        route = self._routes.get(subject) or self._resolve(subject)
+        for sub in route.clients:
+            if sub.peer is peer:
+                return sub
+        return None
+
+    # Routes.
+
+    def _resolve(self, subject: bytes) -> Route:
+        """The route of a subject that is not in ``_routes``; remembers it there or by its family.
+
+        ``_family`` then says which other subjects have the same route: those with this head and so many dots. An ack
+        with an empty number is taken for one; its consumer will not take it.
+        """
+        if subject[-1:] != b".":
+            if subject.startswith(_INBOX):
+                head = subject.rpartition(b".")[0]
+                route = self._inbox(head)
+                if route is not None:
+                    self._family = (head + b".", head.count(b".") + 1)
+                    return route
+            elif subject.startswith(_ACK) and not self._ack_readers:
+                head = subject.rsplit(b".", 5)[0]
+                route = self._acks.get(head)
+                if route is None and subject.count(b".") == _ACK_TOKENS - 1:
+                    route = self._build(self._subs.match(subject))
+                    if len(self._acks) >= ROUTES_KEPT:
+                        _halve(self._acks)
+                    self._acks[head] = route
+                if route is not None:
+                    self._family = (head + b".", _ACK_TOKENS - 1)
+                    return route
+        self._family = _NO_FAMILY
+        route = self._refusal if subject.startswith(_REFUSED) else self._build(self._subs.match(subject))
+        if len(self._routes) >= ROUTES_KEPT:
+            _halve(self._routes)
+        self._routes[subject] = route
+        return route
+
+    def _inbox(self, prefix: bytes) -> Route | None:
+        """The route of all subjects one token longer than ``prefix``, or None where that differs."""
+        try:
+            return self._inboxes[prefix]
+        except KeyError:
+            match = self._subs.match_prefix(prefix)
+            route = self._build(match) if match is not None else None
+            if len(self._inboxes) >= ROUTES_KEPT:
+                _halve(self._inboxes)
+            self._inboxes[prefix] = route
+            return route
+
+    def _build(self, match: Match[Subscription]) -> Route:
+        if not match.plain and not match.groups:
+            return self._nobody
+        receivers = (*match.plain, *(sub for group in match.groups.values() for sub in group))
+        route = self._by_receivers.get(receivers)
+        if route is None:
+            route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward)
+        return route
+
+    def _changed(self, subject: bytes) -> None:
+        """Forget the routes, and ask the watches, that a subscription to ``subject`` may matter to."""
+        self._changes += 1
+        if is_literal(subject):
+            self._routes.pop(subject, None)
+            self._inboxes.pop(subject.rpartition(b".")[0], None)
+            watched = self._watches.get(subject)
+            if watched:
+                self._ask(watched)
+            return
+        lead = []
+        for token in subject.split(b"."):
+            if token in (b"*", b">"):
+                break
+            lead.append(token)
+        prefix = b".".join(lead)
+        dotted = prefix + b"."
+        caches: tuple[dict[bytes, Route] | dict[bytes, Route | None], ...] = (self._routes, self._inboxes, self._acks)
+        for cache in caches:
+            if not prefix or len(cache) > _SCAN_MAX:
+                cache.clear()
+            else:
+                for key in [key for key in cache if key.startswith(dotted) or key == prefix]:
+                    del cache[key]
+        if self._watches:
+            for watched_subject in [key for key in self._watches
+                                    if (not prefix or key.startswith(dotted)) and matches(subject, key)]:
+                self._ask(self._watches[watched_subject])
+
+    def _ask(self, watches: list[InterestWatch]) -> None:
+        for watch in list(watches):
+            interested = self.interest(watch.subject, watch.queue)
+            if interested != watch.interested:
+                watch._update(interested, self._call_soon)
+
+    def _unwatch(self, watch: InterestWatch) -> None:
+        watches = self._watches.get(watch.subject)
+        if watches and watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.subject]
+
+
+def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
+    for key in list(islice(cache, len(cache) // 2)):
+        del cache[key]
+
+
+def _reads_acks(subject: bytes) -> bool:
+    """Whether a subscription tells acks of one consumer apart, so that they do not share a route.
+
+    ``$JS.ACK.<stream>.<consumer>.>`` and wider do not; nor does one with a word where acks have a number.
+    """
+    tokens = subject.split(b".")
+    if tokens[-1] == b">":
+        if len(tokens) <= 5:
+            return False
+        tokens = tokens[:-1]
+    elif len(tokens) != _ACK_TOKENS:
+        return False
+    if len(tokens) > _ACK_TOKENS or tokens[0] not in (b"$JS", b"*") or tokens[1] not in (b"ACK", b"*"):
+        return False
+    return all(token == b"*" or token.isdigit() for token in tokens[4:])

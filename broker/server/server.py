@@ -1,0 +1,389 @@
+"""The server: it listens, knows its clients, counts, and ends in order.
+
+Order of the end: no new connections, then lame duck news (when asked for), then the clients one after another, then
+the counters stay readable. JetStream stops before that, in ``app``; the router works until the last client is gone.
+
+Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import random
+import socket
+import sys
+from collections import deque
+from typing import Any
+
+from broker.listen_socket import Bound
+from broker.clock import Clock, SystemClock
+
+from broker.server.auth.authenticator import Decide, authenticator, warnings
+from broker.server.connection.connection import Client
+from broker.server.options import ServerOptions
+from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
+from broker.server.auth.passwords import PasswordChecks
+from broker.server.routing.router import Router
+from broker.server.connection.times import rfc3339
+
+__all__ = ["Server"]
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+
+_CLOSE_SECONDS = 2.0
+"""How long ``close`` waits for clients to take what is queued for them."""
+
+
+class Server:
+    """Core NATS on one port.
+
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the true one from then on. ``router`` is the account
+    that every client is in (one account: ``$G``; a client's own is chosen in ``Client``, where a second one would be).
+    """
+
+    def __init__(self, options: ServerOptions, clock: Clock | None = None, router: Router | None = None,
+                 rng: random.Random | None = None) -> None:
+        self.options = options
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self.rng = rng if rng is not None else random.Random()
+        self.router = router if router is not None else Router(self.clock, self.rng, self._call_soon)
+        self.server_id = _server_id(self.rng)
+        self._event_seq = 0
+        self.server_name = options.server_name or self.server_id
+        self.authenticate: Decide | None = authenticator(options)
+        self.password_checks = PasswordChecks()
+        self.warnings = warnings(options)
+        """For the log of a start."""
+        self.started_at_ns = self.clock.now_ns()
+        self.host = options.host
+        self.port = options.port
+        self.lame = False
+        self.clients: dict[int, Client] = {}
+        self.stalled: list[Outbound] = []
+        """Receivers far behind that the present read published to."""
+
+        self.total_connections = 0
+        self.slow_consumers = 0
+        self.slow_by_bytes = 0
+        self.stale_connections = 0
+        self.stalled_clients = 0
+        self._gone = [0, 0, 0, 0]
+        self._closed: deque[dict[str, Any]] = deque(maxlen=options.closed_connections_max)
+        self._last_cid = 0
+        self._bound: Bound | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._transports = 0
+        # Set while there is no client, and while there is no connection that still has to write what is queued.
+        self._no_clients = asyncio.Event()
+        self._no_clients.set()
+        self._silent = asyncio.Event()
+        self._silent.set()
+        self._info: dict[str, Any] = {}
+        self._connect_urls = list(options.connect_urls)
+
+    # Life
+
+    async def bind(self) -> None:
+        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        if self._bound is None:
+            self._bound = await Bound.at(self.options.host, max(self.port, 0))
+
+    def unbind(self) -> None:
+        """Give back a port that was bound and not listened on."""
+        if self._bound is not None:
+            self._bound.close()
+            self._bound = None
+
+    async def start(self) -> None:
+        """Listen; a second time on the port of the first, which clients know. Raises: OSError when it cannot be had."""
+        self.loop = asyncio.get_running_loop()
+        self.flusher = Flusher(self.loop)
+        kind = Client
+        if self.options.trace:
+            from broker.server.connection.trace import TracedClient as kind
+        await self.bind()
+        assert self._bound is not None
+        bound, self._bound = self._bound, None
+        self._listeners = [await self.loop.create_server(lambda: kind(self), sock=listening, backlog=_BACKLOG)
+                           for listening in bound.listen(_BACKLOG)]
+        self.port = bound.port
+        self._set_info()
+        log.info("Listening for client connections on %s", _host_port(self.options.host, self.port))
+
+    async def close(self) -> None:
+        """Stop accepting and let all clients go, each with what is queued for it."""
+        self.stop_listening()
+        for client in list(self.clients.values()):
+            client.close("Server Shutdown")
+        await _within(self._silent, _CLOSE_SECONDS)
+
+    async def lame_duck(self) -> None:
+        """Tell clients to go elsewhere, wait the grace period, then close them spread over the rest, and end."""
+        if self.lame:
+            return
+        self.lame = True
+        log.info("Entering lame duck mode, stop accepting new clients")
+        self.stop_listening()
+        self._set_info()
+        for client in list(self.clients.values()):
+            client.send_info()
+        grace_s = self.options.lame_duck_grace_ns / 1e9
+        rest_s = self.options.lame_duck_duration_ns / 1e9 - grace_s
+        if rest_s <= 0:
+            rest_s = 1.0
+        if not await _within(self._no_clients, grace_s):
+            log.info("Closing existing clients")
+            clients = list(self.clients.values())
+            # No need to spread ten clients over two minutes.
+            between_s = min(rest_s / len(clients), 1.0)
+            for client in clients:
+                client.close("Server Shutdown")
+                if client is not clients[-1]:
+                    await asyncio.sleep(between_s * self.rng.uniform(0.5, 1.0))
+        await self.close()
+
+    def advertise(self, connect_urls: list[str]) -> None:
+        """Change the addresses that INFO offers, and tell the clients."""
+        if connect_urls != self._connect_urls:
+            self._connect_urls = list(connect_urls)
+            self._set_info()
+            for client in list(self.clients.values()):
+                client.send_info()
+
+    def stop_listening(self) -> None:
+        """Accept no more connections."""
+        self.unbind()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    def _call_soon(self, callback: Any) -> None:
+        # JetStream may watch subjects before the server listens.
+        asyncio.get_running_loop().call_soon(callback)
+
+    # What connections ask for
+
+    def next_cid(self) -> int:
+        self._last_cid += 1
+        return self._last_cid
+
+    def made(self) -> None:
+        """A connection is open."""
+        self._transports += 1
+        self._silent.clear()
+
+    def lost(self) -> None:
+        """A connection is gone, everything written."""
+        self._transports -= 1
+        if not self._transports:
+            self._silent.set()
+
+    def admit(self, client: Client) -> str:
+        """Register ``client``; what to tell it instead, or "" when it may stay."""
+        self.total_connections += 1
+        limit = self.options.max_connections
+        if limit and len(self.clients) >= limit:
+            return "maximum connections exceeded"
+        self.clients[client.cid] = client
+        self._no_clients.clear()
+        return ""
+
+    def left(self, client: Client) -> None:
+        """``client`` is closing: keep its counts and a last picture of it."""
+        gone = self._gone
+        gone[0] += client.in_msgs
+        gone[1] += client.in_bytes
+        gone[2] += client.out_msgs
+        gone[3] += client.out_bytes
+        if self.clients.pop(client.cid, None) is not None:
+            if self._closed.maxlen:
+                self._closed.append(self._describe(client))
+            if not self.clients:
+                self._no_clients.set()
+
+    def count_slow(self, client: Client, reason: str) -> None:
+        self.slow_consumers += 1
+        if reason == SLOW_BYTES:
+            self.slow_by_bytes += 1
+        log.info("%s - %s", client.label, reason)
+
+    def info(self, client: Client) -> dict[str, Any]:
+        """INFO's fields for ``client``."""
+        fields = dict(self._info)
+        fields["client_id"] = client.cid
+        fields["client_ip"] = client.ip
+        return fields
+
+    def identity(self, client: Client) -> dict[str, Any]:
+        """``client`` as JetStream's advisories show it. Source: nats-server, server/events.go ClientInfo."""
+        options = client.options
+        fields = {
+            "start": rfc3339(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
+            "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
+            "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
+            "rtt": client.rtt_ns, "server": self.server_name, "kind": "Client", "client_type": "nats",
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    def event_identity(self, at: str) -> dict[str, Any]:
+        """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
+        self._event_seq += 1
+        return {"name": self.server_name, "host": self.options.host or "0.0.0.0", "id": self.server_id,
+                "ver": self.options.version, "jetstream": self.options.jetstream, "seq": self._event_seq, "time": at}
+
+    def _set_info(self) -> None:
+        options = self.options
+        fields: dict[str, Any] = {
+            "server_id": self.server_id, "server_name": self.server_name, "version": options.version, "proto": 1,
+            "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": options.host or "0.0.0.0",
+            "port": self.port, "headers": options.headers, "max_payload": options.max_payload,
+        }
+        if self.authenticate is not None and not options.no_auth_user:
+            fields["auth_required"] = True
+        if options.jetstream:
+            fields["jetstream"] = True
+        if options.domain:
+            fields["domain"] = options.domain
+        if self._connect_urls:
+            fields["connect_urls"] = self._connect_urls
+        if self.lame:
+            fields["ldm"] = True
+        fields["api_lvl"] = options.api_level
+        self._info = fields
+
+    # What monitoring asks for: plain snapshots
+
+    def varz(self) -> dict[str, Any]:
+        """This server's part of /varz."""
+        clients = self.clients.values()
+        gone = self._gone
+        options = self.options
+        return {
+            "server_id": self.server_id, "server_name": self.server_name, "version": options.version, "proto": 1,
+            "host": options.host or "0.0.0.0", "port": self.port,
+            "auth_required": self.authenticate is not None,
+            "connect_urls": self.connect_urls(),
+            "max_connections": options.max_connections, "max_payload": options.max_payload,
+            "max_control_line": options.max_control_line, "max_pending": options.max_pending,
+            "ping_interval": options.ping_interval_ns, "ping_max": options.ping_max,
+            "auth_timeout": options.auth_timeout_ns / 1e9, "write_deadline": options.write_deadline_ns,
+            "start": rfc3339(self.started_at_ns), "now": rfc3339(self.clock.now_ns()),
+            "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
+            "connections": len(clients), "total_connections": self.total_connections,
+            "in_msgs": gone[0] + sum(client.in_msgs for client in clients),
+            "in_bytes": gone[1] + sum(client.in_bytes for client in clients),
+            "out_msgs": gone[2] + sum(client.out_msgs for client in clients),
+            "out_bytes": gone[3] + sum(client.out_bytes for client in clients),
+            "slow_consumers": self.slow_consumers,
+            "slow_consumer_stats": {"clients": self.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
+            "stale_connections": self.stale_connections, "stalled_clients": self.stalled_clients,
+            "subscriptions": self.router.subscription_count,
+        }
+
+    def connections(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
+        """/connz entries in order of cid; those that ended when ``closed``.
+
+        ``subs`` False leaves ``subscriptions_list_detail`` out of the open ones: there may be a million.
+        """
+        if closed:
+            return list(self._closed)
+        return [self._describe(client, subs=subs) for client in self.clients.values()]
+
+    def connect_urls(self) -> list[str]:
+        """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
+        if self._connect_urls:
+            return list(self._connect_urls)
+        host = self.options.host
+        if host not in ("", "0.0.0.0", "::"):
+            return [_host_port(host, self.port)]
+        return [_host_port(address, self.port) for address in _own_addresses()]
+
+    def _describe(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
+        options = client.options
+        end_ns = client.stopped_at_ns or self.clock.now_ns()
+        fields: dict[str, Any] = {
+            "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
+            "start": rfc3339(client.started_at_ns), "last_activity": rfc3339(client.last_at_ns),
+        }
+        if client.closed:
+            fields["stop"] = rfc3339(client.stopped_at_ns)
+            fields["reason"] = client.close_reason
+        fields |= {
+            "rtt": duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
+            "idle": uptime(end_ns - client.last_at_ns), "pending_bytes": client.pending_bytes,
+            "in_msgs": client.in_msgs, "out_msgs": client.out_msgs, "in_bytes": client.in_bytes,
+            "out_bytes": client.out_bytes,
+        }
+        if client.stalls:
+            fields["stalls"] = client.stalls
+        fields["subscriptions"] = len(client.subs)
+        for name in ("name", "lang", "version"):
+            if options.get(name):
+                fields[name] = options[name]
+        if self.authenticate is not None and (options.get("user") or options.get("auth_token")):
+            fields["authorized_user"] = options.get("user") or "[REDACTED]"
+        fields["account"] = client.router.name
+        if not subs:
+            return fields
+        fields["subscriptions_list_detail"] = [
+            {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
+             **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
+             "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
+             **({"max": sub.max} if sub.max else {}), "cid": client.cid}
+            for sub in client.subs.values()]
+        return fields
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether ``event`` was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def uptime(elapsed_ns: int) -> str:
+    """Whole seconds as nats-server's monitoring shows them: 1y2d3h4m5s, leading zero parts left out."""
+    seconds = max(elapsed_ns, 0) // 1_000_000_000
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    years, day = divmod(days, 365)
+    parts = [(years, "y"), (day, "d"), (hour, "h"), (minute, "m"), (second, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return "".join(f"{number}{unit}" for number, unit in parts)
+
+
+def duration(ns: int) -> str:
+    """A short duration as Go prints it."""
+    for size, unit in ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")):
+        if ns >= size:
+            return f"{ns / size:.9g}{unit}"
+    return f"{ns}ns" if ns else "0s"
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
+
+
+def _own_addresses() -> list[str]:
+    """This machine's addresses, loopback last resort; asks no name server."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing; it only chooses the address that would be used.
+            probe.connect(("192.0.2.1", 9))
+            return [probe.getsockname()[0]]
+    except OSError:
+        return ["127.0.0.1"]
+
+
+def _server_id(rng: random.Random) -> str:
+    """Shaped like a server's public key: N and 55 base32 characters, 56 in all."""
+    return "N" + base64.b32encode(rng.randbytes(35)).decode()[:55]

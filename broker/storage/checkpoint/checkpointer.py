@@ -1,0 +1,363 @@
+"""Rounds: copy what changed of the applied state into pages, then put a root that names all pages.
+
+    round     pages of big streams (one object) -> directory pages (another, which names the first) -> root
+    then      what the kept roots no longer need is let go of, in one record of the log; the sweeper deletes it
+
+A checkpoint is a snapshot, never the truth: it is cut from what is persisted only, one part at a time with turns of the
+loop between, and everything after ``replay_from``, the position at which the round began, is replayed over it.
+
+A round comes when much was persisted since the last, when anything was and a minute has passed, and when many segments
+came in which no stream said anything: an idle owner's signs of life are replayed as all others, though they hold nothing.
+A broker that writes nothing cuts nothing.
+
+Objects are put until they land, the same bytes each time. Pages are numbered by a counter of this process run, roots by
+their position: so no key is ever put with other bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor
+from typing import Any, NamedTuple, TypeVar
+
+from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.header import Position
+from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
+from broker.storage.log.log import Log, Segment
+from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
+from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, shard_extra
+from broker.storage.paths import ShardPaths
+from broker.storage.put import Backoff, Fenced, describe, put_ours
+from broker.storage.read.snapshot import Snapshot
+
+__all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAGE_OBJECTS_MAX = 32
+"""When a root names more objects than this, a round writes the pages of the oldest anew."""
+_TURN_WEIGHT = 2_000
+"""Streams or table entries copied between two turns of the loop."""
+
+
+class CheckpointSettings:
+    """When a round starts: after so many ``segments`` in which a stream said something since the last one began, or
+    ``head_bytes`` of them, or ``interval_ns`` after the first of them, or after so many ``empty_segments``."""
+
+    def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 64,
+                 interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
+                 replayed_segments: int = 64, replayed_epochs: int = 8) -> None:
+        self.segments = segments
+        self.head_bytes = head_bytes
+        self.empty_segments = empty_segments
+        """Heartbeats, and those with news of the shard's own alone: what rounds themselves write starts none soon."""
+        self.interval_ns = interval_ns
+        """Also from an owner's beginning to its first round. None: time alone starts none."""
+        self.hold_factor = hold_factor
+        """Commits wait at so many times either bound without a new root."""
+        self.roots_kept = roots_kept
+        self.replayed_segments = replayed_segments
+        """A recovery that replayed more than this, or more than ``replayed_epochs``, is followed by a round at once."""
+        self.replayed_epochs = replayed_epochs
+
+
+class KeptRoot(NamedTuple):
+    """A root, and all the page objects that it needs."""
+
+    position: Position
+    objects: frozenset[Position]
+
+
+class Checkpointer:
+    """Cuts checkpoints of one shard's log. One round at a time."""
+
+    def __init__(self, log: Log, paths: ShardPaths, snapshot: Snapshot, rng: random.Random,
+                 settings: CheckpointSettings | None = None, *, executor: Executor | None = None) -> None:
+        """Goes on from the ``snapshot`` that ``log`` was recovered from."""
+        self.settings = settings or CheckpointSettings()
+        self.rounds = 0
+        self.on_round: Callable[[Checkpointer], Any] | None = None
+        """Awaited after each round's root has landed: the sweeper decides what to let go of."""
+        self._log = log
+        self._paths = paths
+        self._rng = rng
+        self._executor = executor
+        self._pages_number = 0
+        self._directory: dict[int, PageRef] = {}
+        self._members: dict[int, frozenset[int]] = {}
+        self.roots: list[KeptRoot] = []
+        """Those that are kept, oldest first."""
+        self.dropped: set[Position] = set()
+        """Page objects that a kept root once needed and none does any more."""
+        self._segments = snapshot.segments
+        self._empty = snapshot.objects - snapshot.segments
+        self._head_bytes = snapshot.head_bytes
+        self._before_segments = self._before_bytes = 0
+        self._attempted = snapshot.root.position if snapshot.root is not None else Position(0, 0)
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._busy = asyncio.Lock()
+        if snapshot.root is not None:
+            self._take(snapshot.root, snapshot.members)
+        if (self.due or snapshot.segments > self.settings.replayed_segments
+                or snapshot.epochs > self.settings.replayed_epochs):
+            self._wake.set()
+
+    def start(self) -> None:
+        """Begin to cut rounds when they are due."""
+        log = self._log
+        log.on_persisted = self._count
+        log.held = self._behind
+        self._arm()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
+
+    async def stop(self) -> None:
+        """End; a round under way is abandoned (its root may have landed, or may land yet)."""
+        self._disarm()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """Let a round under way end, and begin no more but by ``cut``."""
+        async with self._busy:
+            await self.stop()
+
+    @property
+    def due(self) -> bool:
+        """Whether enough was persisted since the last round began."""
+        settings = self.settings
+        return (self._segments >= settings.segments or self._head_bytes >= settings.head_bytes
+                or self._empty >= settings.empty_segments)
+
+    def cut_soon(self) -> None:
+        """Cut a checkpoint though none is due: what was freed is deleted only once three roots lie beyond it."""
+        self._wake.set()
+
+    async def cut(self) -> bool:
+        """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is off line.
+
+        Returns: whether a root landed. Raises: Fenced; Corrupt.
+        """
+        async with self._busy:
+            log = self._log
+            state = log.state
+            start = state.position
+            # A stream that cannot be replayed here must be replayable by a newer broker: its segments stay.
+            if start <= self._attempted or any(s.offline is not None for s in state.streams.values()):
+                return False
+            self._attempted = start
+            self._disarm()
+            segments, head_bytes, empty = self._segments, self._head_bytes, self._empty
+            self._before_segments, self._before_bytes = segments, head_bytes
+            self._segments = self._head_bytes = self._empty = 0
+            try:
+                await self._round(start)
+            except BaseException:
+                # What was copied is in no root: it counts as changed still.
+                for stream in state.streams.values():
+                    stream.dirty = True
+                self._segments += segments
+                self._head_bytes += head_bytes
+                self._empty += empty
+                raise
+            finally:
+                self._before_segments = self._before_bytes = 0
+            self.rounds += 1
+            log.pump_soon()
+        return True
+
+    def _count(self, segment: Segment) -> None:
+        if any(block.owner.stream_id for block in segment.sealed):
+            self._segments += 1
+            self._head_bytes += segment.head_bytes
+            self._arm()
+        else:
+            self._empty += 1
+        if self.due:
+            self._wake.set()
+
+    def _arm(self) -> None:
+        """See to it that a round comes in time, however little there is to be written from here on."""
+        if self._timer is None and self.settings.interval_ns is not None:
+            self._timer = asyncio.get_running_loop().call_later(self.settings.interval_ns / 1e9, self._in_time)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _in_time(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    def _behind(self) -> bool:
+        """Whether commits must wait for a root: else a recovery would take ever longer."""
+        settings = self.settings
+        behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments
+                  or self._head_bytes + self._before_bytes >= settings.hold_factor * settings.head_bytes)
+        return behind and not any(s.offline is not None for s in self._log.state.streams.values())
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                if await self.cut() and self.on_round is not None:
+                    await self.on_round(self)
+            except Exception as error:
+                self._log.fail(error)
+                return
+
+    async def _round(self, start: Position) -> None:
+        state = self._log.state
+        extra = await _in_turns(shard_extra(state))
+        moved = self._moving()
+        pages, members, needed = self._dirty_pages(state, moved)
+        bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
+        parts: list[Page] = []
+        placers: list[Callable[[PageRef], None]] = []
+        weight = 0
+        for number, streams in pages.items():
+            # A page's streams are copied in one turn, but for the parts of the big ones.
+            position = state.position
+            copies = [StreamCopy(stream) for stream in streams if state.streams.get(stream.stream_id) is stream]
+            bodies[number] = (position, copies)
+            members[number] = frozenset(copy.stream.stream_id for copy in copies)
+            weight += sum(1 + len(copy.stream.blocks) // 8 for copy in copies)
+            for copy in copies:
+                for page, placed in copy.parts(lambda: state.position, moved):
+                    parts.append(page)
+                    placers.append(placed)
+                    weight += 1024
+                    if weight >= _TURN_WEIGHT:
+                        weight = 0
+                        await asyncio.sleep(0)
+            if weight >= _TURN_WEIGHT:
+                weight = 0
+                await asyncio.sleep(0)
+        if parts:
+            for ref, placed in zip(await self._put_pages(start.epoch, parts), placers, strict=True):
+                placed(ref)
+        directory = {n: ref for n, ref in self._directory.items() if n in members}
+        if bodies:
+            written = [Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies])
+                       for number, (position, copies) in bodies.items()]
+            for number, ref in zip(bodies, await self._put_pages(start.epoch, written), strict=True):
+                directory[number] = ref
+        for _, copies in bodies.values():
+            for copy in copies:
+                needed |= copy.objects()
+        objects = {ref.position for ref in directory.values()} | needed
+        kept = [*self.roots, KeptRoot(start, frozenset(objects))][-self.settings.roots_kept:]
+        extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
+        root = Root(start, start, tuple(directory[n] for n in sorted(directory)), extra)
+        await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce)])
+        known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped)
+        self.dropped = set(known - frozenset().union(*(r.objects for r in kept)))
+        self.roots = kept
+        self._directory, self._members = directory, members
+        _log.debug("checkpoint at %s: %d pages and %d parts written", start, len(bodies), len(parts))
+
+    def _dirty_pages(self, state: ShardState, moved: Callable[[PageRef], bool]
+                     ) -> tuple[dict[int, list[StreamState]], dict[int, frozenset[int]], set[Position]]:
+        """The directory pages to write, with their streams; of those that stay, the members, and the objects with parts
+        of their streams."""
+        streams: dict[int, list[StreamState]] = {}
+        homeless: list[StreamState] = []
+        for stream in state.streams.values():
+            if stream.page < 0:
+                homeless.append(stream)
+            else:
+                streams.setdefault(stream.page, []).append(stream)
+        number = 0
+        for stream in homeless:
+            while len(streams.setdefault(number, [])) >= DIRECTORY_STREAMS:
+                number += 1
+            stream.page = number
+            streams[number].append(stream)
+        dirty: dict[int, list[StreamState]] = {}
+        members: dict[int, frozenset[int]] = {}
+        needed: set[Position] = set()
+        for number, inside in sorted(streams.items()):
+            ids = frozenset(stream.stream_id for stream in inside)
+            ref = self._directory.get(number)
+            places = [place for stream in inside for place in _places(stream)]
+            if (ref is None or moved(ref) or ids != self._members.get(number)
+                    or any(stream.dirty for stream in inside) or any(map(moved, places))):
+                dirty[number] = inside
+            else:
+                members[number] = ids
+                needed.update(place.position for place in places)
+        return dirty, members, needed
+
+    def _moving(self) -> Callable[[PageRef], bool]:
+        """Which pages to write anew though they did not change: so that no old object is kept for one page of it."""
+        objects = self.roots[-1].objects if self.roots else frozenset()
+        if len(objects) <= _PAGE_OBJECTS_MAX:
+            return lambda ref: False
+        old = frozenset(sorted(objects)[:len(objects) - _PAGE_OBJECTS_MAX])
+        return lambda ref: ref.position in old
+
+    def _take(self, root: Root, members: dict[int, frozenset[int]]) -> None:
+        """Go on from the root that recovery began with."""
+        self._directory = {ref.key: ref for ref in root.pages}
+        self._members = members
+        self.roots = [KeptRoot(Position(*at), frozenset(Position(*p) for p in objects))
+                      for at, objects in root.extra.get("roots", ())]
+
+    async def _put_pages(self, epoch: int, pages: list[Page]) -> list[PageRef]:
+        self._pages_number += 1
+        position = Position(epoch, self._pages_number)
+        if self._executor is not None:
+            data, refs = await asyncio.get_running_loop().run_in_executor(
+                self._executor, encode_pages, position, self._log.nonce, pages)
+        else:
+            data, refs = encode_pages(position, self._log.nonce, pages)
+        await self._put(self._paths.pages(position), data)
+        return refs
+
+    async def _put(self, key: str, data: Buffers) -> None:
+        """Put until it landed. Raises: Corrupt when somebody else has the key, which carries our epoch."""
+        backoff = Backoff(self._rng)
+        while True:
+            if isinstance(self._log.failure, Fenced):
+                raise self._log.failure
+            try:
+                holder = await put_ours(self._log.store, key, data, self._log.nonce)
+            except (Transient, StoreRefused) as error:
+                if backoff.tries == 0:
+                    _log.warning("a checkpoint is not in the store yet: %s", error)
+                await asyncio.sleep(backoff.next())
+                continue
+            if holder is not None:
+                raise describe(holder, key)
+            return
+
+
+async def _in_turns(steps: Generator[None, None, T]) -> T:
+    """What ``steps`` returns, with a turn of the loop after each of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
+
+
+def _places(stream: StreamState) -> Iterator[PageRef]:
+    """Where the stream's parts lie that are in pages of their own and did not change."""
+    for page in stream.blocks.pages:
+        if isinstance(page.place, PageRef):
+            yield page.place
+    for consumer in stream.consumers.values():
+        if isinstance(consumer.place, PageRef):
+            yield consumer.place

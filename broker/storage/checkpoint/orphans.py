@@ -1,0 +1,103 @@
+"""What owners before us left in the store and nothing names: segments beyond their epoch's end, pages without a root.
+
+They are found by listing the log and the pages, which takes as long as they are: minutes, for a long log on S3. So it is
+done beside all else, a slice at a time, and nobody waits for it.
+
+A seal is not to be taken for a stray, and looks like one from its key. But every epoch below ours has a seal, so what is
+unknown and alone in its epoch is that seal; only where there is more are headers asked for, side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from broker.storage.state.applied import ShardState, position_key
+from broker.storage.format.header import Position
+from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.paths import ShardPaths, parse
+
+__all__ = ["stray_pages", "stray_segments"]
+
+T = TypeVar("T")
+Ask = Callable[[str, Callable[[], Awaitable[T]]], Awaitable[T]]
+"""ask(what, call): an answer of the store, however often that takes. Raises: NotFound; StoreError once there is no use."""
+
+_LISTED_AT_ONCE = 10_000
+_TURN = 500
+"""Keys looked at between two turns of the loop: about 3 ms."""
+_ASKED_AT_ONCE = 32
+
+
+async def stray_segments(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int,
+                         is_seal: Callable[[str], Awaitable[bool]], ask: Ask[bool], list_: Ask[list[str]]
+                         ) -> set[Position]:
+    """Segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has let go of."""
+    known = {position_key(position) for letgo in state.letgo.values() for position in letgo.segments}
+    unknown: list[Position] = []
+    found: set[Position] = set()
+    after: str | None = ""
+    while after is not None:
+        positions, after = await _some_below(store, paths.logs, epoch, after, list_)
+        for position in positions:
+            if unknown and unknown[0].epoch != position.epoch:
+                found |= await _without_seals(unknown, paths, is_seal, ask)
+                unknown = []
+            key = position_key(position)
+            if key not in state.segments and key not in known:
+                unknown.append(position)
+        await asyncio.sleep(0)
+    return found | await _without_seals(unknown, paths, is_seal, ask)
+
+
+async def stray_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: Ask[list[str]]) -> set[Position]:
+    """Page objects of the epochs below ``epoch``; which of them a root needs is for the caller to say."""
+    found: set[Position] = set()
+    after: str | None = ""
+    while after is not None:
+        positions, after = await _some_below(store, paths.page_objects, epoch, after, list_)
+        found.update(positions)
+    return found
+
+
+async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: Callable[[str], Awaitable[bool]],
+                         ask: Ask[bool]) -> set[Position]:
+    """Those of one epoch's ``positions`` that are no seals, and still there."""
+    found: set[Position] = set()
+    if len(positions) < 2:
+        return found
+
+    async def strays(position: Position) -> bool:
+        key = paths.log(position)
+        try:
+            return not await ask(key, lambda: is_seal(key))
+        except NotFound:
+            return False
+
+    for at in range(0, len(positions), _ASKED_AT_ONCE):
+        some = positions[at:at + _ASKED_AT_ONCE]
+        answers = await asyncio.gather(*[strays(position) for position in some])
+        found.update(position for position, stray in zip(some, answers, strict=True) if stray)
+    return found
+
+
+async def _some_below(store: ObjectStore, prefix: str, epoch: int, after: str, list_: Ask[list[str]]
+                      ) -> tuple[list[Position], str | None]:
+    """Positions in the keys below ``prefix`` after the key ``after``, rising, and the last of these keys; None for it: no
+    position below ``epoch`` follows."""
+    async def some() -> list[str]:
+        return [info.key for info in await store.list(prefix, after, _LISTED_AT_ONCE)]
+
+    keys = await list_(prefix, some)
+    found: list[Position] = []
+    for i, text in enumerate(keys):
+        if i % _TURN == 0:
+            await asyncio.sleep(0)
+        key = parse(text)
+        if key is None or key.position is None:
+            continue
+        if key.position.epoch >= epoch:
+            return found, None
+        found.append(key.position)
+    return found, keys[-1] if len(keys) == _LISTED_AT_ONCE else None

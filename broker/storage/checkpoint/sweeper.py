@@ -1,0 +1,320 @@
+"""Let go, then delete: what nothing needs any more is named in a record of the log, and goes once that is persisted.
+
+    segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
+    pages       objects that no kept root needs
+    roots       older than the kept ones
+    strays      what an owner before us left beyond his end, or put without a root to name it; looked for once, after our
+                own first root, in a task of its own: no round waits for that, and so no commit
+
+A round lets go of all that its oldest root no longer needs, in as many records as that takes. And rounds come where
+there is something to free: what a segment's last block leaves waits for three roots beyond it, which an idle log would
+never get by itself.
+
+    a segment freed ──> a round a minute, until the oldest kept root lies beyond ──> let go ──> grace ──> deleted, told
+
+Segments that never had a block (heartbeats, records) are no reason for a round, else each would leave the next; they go
+with those that are.
+
+A fenced owner can let go of nothing, for his record does not persist. Claims are no candidates and seals are passed
+over: put-if-absent remembers only what is still there. The grace period serves readers alone, who plan on an older
+root and meet a 404 else; correctness would stand with none. Nothing is deleted while the clocks disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from broker.clock import Clock
+from broker.storage.state.applied import LetGo, position_key
+from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log.log import Log
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.put import Backoff
+from broker.storage.checkpoint.orphans import stray_pages, stray_segments
+from broker.storage.log.writer import SealedBlock
+
+__all__ = ["SWEEP_GRACE_NS", "Sweeper"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SWEEP_GRACE_NS = 60_000_000_000
+"""A reader without a broker plans on a root and reads for about this long before it looks for a newer one."""
+_ROUNDS_APART_NS = 60_000_000_000
+"""Between rounds that come for the sake of what is to be freed: puts cost."""
+_AT_ONCE = 32
+_TRIES_TOLD = 4
+"""After so many failures of one request the log tells it, once."""
+_POSITIONS_MAX = 4096
+"""Positions let go of by one record, of each kind: applying it takes a few milliseconds. The rest has records of its own."""
+_TIDIED_AT_ONCE = 1024
+"""Blocks taken out of the counts between two turns of the loop: about 2 ms."""
+
+
+class Sweeper:
+    """Deletes what one shard's log has let go of."""
+
+    def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, *,
+                 grace_ns: int = SWEEP_GRACE_NS, clock_trusted: Callable[[], bool] = lambda: True) -> None:
+        self.deleted = 0
+        """Objects deleted by this process run."""
+        self._log = log
+        self._store = log.store
+        self._paths = paths
+        self._clock = clock
+        self._rng = rng
+        self._grace_ns = grace_ns
+        self._clock_trusted = clock_trusted
+        self._finding: asyncio.Task[None] | None = None
+        self._stray: dict[str, set[Position]] = {"segments": set(), "pages": set()}
+        self._done: list[Position] = []
+        self._queue: deque[tuple[int, LetGo]] = deque()
+        self._wake = asyncio.Event()
+        self._swept_to = Position(0, 0)
+        """What was freed up to here is let go of."""
+        self._left = asyncio.Event()
+        self._tidying: asyncio.Handle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._more: asyncio.Task[None] | None = None
+
+    def start(self, checkpointer: Checkpointer) -> None:
+        """Begin: after each of the checkpointer's rounds, and with what earlier owners let go of and did not delete."""
+        checkpointer.on_round = self.after_round
+        self._log.shard.on_persisted = self._recorded
+        self._log.state.on_left = self._blocks_left
+        due_ns = self._clock.monotonic_ns() + self._grace_ns
+        self._queue.extend((due_ns, letgo) for letgo in self._log.state.letgo.values())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(), name="sweeper"),
+                       loop.create_task(self._ask_for_rounds(checkpointer), name="sweeper's rounds")]
+        self._blocks_left()
+
+    async def stop(self) -> None:
+        """End; what is let go of and still there is the next owner's to delete."""
+        self._log.state.on_left = None
+        if self._tidying is not None:
+            self._tidying.cancel()
+            self._tidying = None
+        tasks = [*self._tasks, *(task for task in (self._more, self._finding) if task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def after_round(self, checkpointer: Checkpointer) -> None:
+        """Let go of what the kept roots no longer need. Raises: StoreError once the log has stopped."""
+        kept = checkpointer.roots
+        state = self._log.state
+        if not self._may_let_go():
+            return
+        if self._finding is None:
+            self._finding = asyncio.get_running_loop().create_task(
+                self._find_strays(kept[-1].position.epoch, checkpointer), name="looking for strays")
+        keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
+        roots = [key.position for info in await self._list(self._paths.checkpoints)
+                 if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
+        full = len(kept) >= checkpointer.settings.roots_kept
+        pages_gone = {position for letgo in state.letgo.values() for position in letgo.pages}
+        roots_gone = {position for letgo in state.letgo.values() for position in letgo.roots}
+        pages = sorted((checkpointer.dropped | self._stray["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
+        roots = [root for root in roots if root not in roots_gone][:_POSITIONS_MAX] if full else []
+        if self._more is not None:
+            # It goes on with what an older root, still the oldest then, did not need.
+            self._more.cancel()
+        segments = self._unneeded(kept[0].position if full else Position(0, 0))
+        self._let_go(next(segments, ()), pages, roots)
+        checkpointer.dropped.difference_update(pages)
+        self._stray["pages"].difference_update(pages)
+        self._more = asyncio.get_running_loop().create_task(
+            self._let_go_of_more(segments, kept[0].position if full else None), name="letting go")
+
+    def _may_let_go(self) -> bool:
+        """Nobody counts what a stream that is off line needs."""
+        return self._clock_trusted() and all(stream.offline is None for stream in self._log.state.streams.values())
+
+    def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
+        """Segments that no root from ``oldest`` on needs, and strays, a record's worth at a time."""
+        state, limit = self._log.state, position_key(oldest)
+        keys = list(state.unnamed)
+        for at in range(0, len(keys), _POSITIONS_MAX):
+            # Those that went meanwhile, or are named again by a block that came late into its segment, are left out.
+            some = sorted(key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed)
+            yield [Position(key >> 48, key & ((1 << 48) - 1)) for key in some]
+        strays = sorted(self._stray["segments"])
+        for at in range(0, len(strays), _POSITIONS_MAX):
+            some_strays = strays[at:at + _POSITIONS_MAX]
+            yield some_strays
+            self._stray["segments"].difference_update(some_strays)
+
+    async def _let_go_of_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
+        """One record after the other, each persisted before the next, so that none of them makes a large segment."""
+        try:
+            for some in segments:
+                if some:
+                    await self._log.persisted()
+                    self._let_go(some, (), ())
+                else:
+                    await asyncio.sleep(0)
+        except Exception:
+            return  # the log has stopped, and told why
+        if swept_to is not None:
+            self._swept_to = swept_to
+
+    def _let_go(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position]) -> None:
+        """A record of it all, and of what was deleted, unless there is nothing to say."""
+        done, self._done = self._done, []
+        if segments or pages or roots or done:
+            self._record(LetGo(Position(0, 0), segments, pages, roots), done)
+
+    def _record(self, letgo: LetGo, done: Sequence[Position] = ()) -> None:
+        body: dict[str, Any] = letgo.body()
+        body["done"] = [list(position) for position in done]
+        self._log.block(self._log.shard).add_record(RecordKind.LETGO, body)
+
+    # --- rounds for what is to be freed -------------------------------------------------------------------------------
+
+    def _blocks_left(self) -> None:
+        """Blocks left their streams: tidy the counts, in slices, and see whether a segment is free."""
+        if self._tidying is None:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        state = self._log.state
+        self._tidying = None
+        if state.tidy(_TIDIED_AT_ONCE):
+            self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
+        if state.freed > self._swept_to:
+            self._left.set()
+
+    async def _ask_for_rounds(self, checkpointer: Checkpointer) -> None:
+        """Have rounds cut, however idle the log is, for as long as a freed segment waits for roots beyond it."""
+        state = self._log.state
+        while True:
+            self._left.clear()
+            if state.freed <= self._swept_to:
+                await self._left.wait()
+            rounds = checkpointer.rounds
+            await asyncio.sleep(_ROUNDS_APART_NS / 1e9)
+            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._may_let_go():
+                continue  # they come anyhow, or would be of no use
+            if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
+                # Roots are known by their positions, and an idle log stands still: a record that says nothing moves it on.
+                self._record(LetGo(Position(0, 0)))
+                try:
+                    await self._log.persisted()
+                except Exception:
+                    return  # the log has stopped, and told why
+            checkpointer.cut_soon()
+
+    # --- deleting -----------------------------------------------------------------------------------------------------
+
+    def _recorded(self, block: SealedBlock[Any]) -> None:
+        """A block of the shard's own persisted: what its records let go of may go, after the grace period."""
+        letgo = self._log.state.letgo.get(block.core.position)
+        if letgo is not None:
+            self._queue.append((self._clock.monotonic_ns() + self._grace_ns, letgo))
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            due_ns, letgo = self._queue[0]
+            wait_ns = due_ns - self._clock.monotonic_ns()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / 1e9)
+                continue
+            if not self._clock_trusted():
+                await asyncio.sleep(1.0)
+                continue
+            await self._delete(letgo)
+            self._queue.popleft()
+            self._done.append(letgo.position)
+            if not self._queue:
+                # Told within a second, also where no round follows: else the next owner would delete it all again.
+                self._let_go((), (), ())
+
+    async def _delete(self, letgo: LetGo) -> None:
+        """Delete all of it, however often that takes. Roots first, so that none is left that names what is gone."""
+        paths = self._paths
+        await self._delete_all([paths.checkpoint(p) for p in letgo.roots])
+        await self._delete_all([paths.pages(p) for p in letgo.pages])
+        await self._delete_all([paths.log(p) for p in letgo.segments], spare_seals=True)
+
+    async def _delete_all(self, keys: list[str], spare_seals: bool = False) -> None:
+        for at in range(0, len(keys), _AT_ONCE):
+            await asyncio.gather(*[self._delete_one(key, spare_seals) for key in keys[at:at + _AT_ONCE]])
+
+    async def _delete_one(self, key: str, spare_seals: bool) -> None:
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                if spare_seals and await self._is_seal(key):
+                    return
+                await self._store.delete(key)
+                self.deleted += 1
+                return
+            except NotFound:
+                return
+            except StoreError as error:
+                if backoff.tries == _TRIES_TOLD:
+                    _log.warning("cannot delete %s: %s", key, error)
+                await asyncio.sleep(backoff.next())
+
+    async def _is_seal(self, key: str) -> bool:
+        data = await self._store.get(key, 0, HEADER_BYTES)
+        try:
+            return ObjectHeader.unpack(data, key).kind == ObjectKind.SEAL
+        except FormatError:
+            return False  # damaged, and let go of: it was never needed again
+
+    async def _find_strays(self, epoch: int, checkpointer: Checkpointer) -> None:
+        """Look for what lies in the store from the epochs before ours, and neither the log nor our roots know."""
+        log, stray = self._log, self._stray
+        try:
+            stray["segments"] |= await stray_segments(self._store, self._paths, log.state, epoch, self._is_seal,
+                                                      self._asked, self._asked)
+            pages = await stray_pages(self._store, self._paths, epoch, self._asked)
+        except StoreError as error:
+            _log.debug("strays were not looked for to the end: %s", error)  # the log has stopped
+            return
+        except Exception:
+            _log.exception("looking for strays failed; the next owner looks again")
+            return
+        pages -= frozenset().union(*(root.objects for root in checkpointer.roots))
+        pages.difference_update(*(letgo.pages for letgo in log.state.letgo.values()))
+        stray["pages"].update(pages)
+        # Now, not at the next round: an idle log has none.
+        if self._clock_trusted() and log.failure is None:
+            some, some_pages = sorted(stray["segments"])[:_POSITIONS_MAX], sorted(stray["pages"])[:_POSITIONS_MAX]
+            self._let_go(some, some_pages, [])
+            stray["segments"].difference_update(some)
+            stray["pages"].difference_update(some_pages)
+
+    async def _list(self, prefix: str) -> list[str]:
+        return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]
+
+    async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """An answer of the store, however long that takes: nobody waits for it. Raises: NotFound; StoreError at the end."""
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                return await ask()
+            except NotFound:
+                raise
+            except StoreError as error:
+                if self._log.failure is not None:
+                    raise
+                if backoff.tries == _TRIES_TOLD:
+                    _log.warning("what can be deleted is not known yet, %s cannot be read: %s", what, error)
+                await asyncio.sleep(backoff.next())

@@ -1,0 +1,93 @@
+"""The signs of life of an owner that does not serve yet: empty segments behind its opening while it recovers.
+
+On S3 the log is the lease, and a recovery may take longer than that (a long log, a slow store). Whoever waits for the
+shard, or could take it, looks at the log's next number alone, so an owner that recovers in silence is taken for dead; the
+next one recovers as long, and so on for ever.
+
+Owns the epoch's numbers from 1 on until ``beside`` returns; the log goes on behind the last of them. An empty segment says
+nothing that a replay would have to know, so that it is put before the state is known takes nothing from the order of
+things: whoever is sealed meets the seal, here as later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from broker.clock import Clock
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import Position
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.log.putter import Putter, Segment
+from broker.storage.read.snapshot import CutOff
+
+__all__ = ["Pulse"]
+
+T = TypeVar("T")
+
+
+class Pulse:
+    """Attributes: ``position`` of the last segment of ours, the opening at first; ``proved_ns``: when, by the monotonic
+    clock, the put of it began, from which the lease counts."""
+
+    def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes, clock: Clock,
+                 rng: random.Random, settings: LogSettings, began_ns: int) -> None:
+        """For an ``epoch`` that was just opened. ``began_ns`` is when the put of the opening began."""
+        self.position = Position(epoch, 0)
+        self.proved_ns = began_ns
+        self._clock = clock
+        self._lease_ns = settings.lease_ns
+        self._putter = Putter(store, key_of, nonce, clock, rng, settings, None, lambda: None, _fail)
+        self._enough = asyncio.Event()
+
+    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work``, a recovery, and prove our life until it is done.
+
+        Raises: Fenced, as soon as a seal is met; Corrupt when somebody else has our key; else what ``work`` raises, once
+            it is certain that the shard is ours still: what another owner has swept meanwhile is no damage.
+        """
+        if self._lease_ns is None:
+            return await work
+        working = asyncio.ensure_future(work)
+        beating = asyncio.create_task(self._beat(self._lease_ns // 3), name="signs of life")
+        try:
+            await asyncio.wait((working, beating), return_when=asyncio.FIRST_COMPLETED)
+            self._enough.set()
+            error = working.exception() if working.done() else None
+            damaged = isinstance(error, FormatError | CutOff)
+            if error is None or damaged:
+                # A put under way is waited for, however long the store takes: its number is used, or it met a seal.
+                await beating
+            if damaged:
+                await self._put()
+            return await working
+        finally:
+            for task in (working, beating):
+                task.cancel()
+            await asyncio.gather(working, beating, return_exceptions=True)
+
+    async def _beat(self, interval_ns: int) -> None:
+        while not self._enough.is_set():
+            wait_ns = self.proved_ns + interval_ns - self._clock.monotonic_ns()
+            if wait_ns <= 0:
+                await self._put()
+                continue
+            try:
+                async with asyncio.timeout(wait_ns / 1e9):
+                    await self._enough.wait()
+            except TimeoutError:
+                continue
+
+    async def _put(self) -> None:
+        segment = Segment(Position(self.position.epoch, self.position.number + 1), [], [], 0)
+        segment.began_ns = self._clock.monotonic_ns()
+        self.proved_ns = await self._putter.put(segment)
+        self.position = segment.position
+
+
+def _fail(owner: object, number: int, error: Exception) -> None:
+    """An empty segment has no block that could fail."""
+    raise error

@@ -1,0 +1,172 @@
+"""The log of streams with ``storage: memory``: the same calls, nothing stored.
+
+Segments are cut once a turn of the loop and count as persisted there and then. Their blocks get no BlockRef; whoever
+keeps a block's chunks keeps its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from broker.storage.state.applied import ShardState
+from broker.storage.format.header import Position
+from broker.storage.log.log import BlockOwner, resolve
+from broker.storage.log.writer import OpenBlock, seal_block
+
+__all__ = ["MemoryLog"]
+
+_log = logging.getLogger(__name__)
+
+_LAZY_SECONDS = 1.0
+
+
+class MemoryLog:
+    """As ``Log``, for what is never stored. The tail is what the present turn of the loop brought, so there is room."""
+
+    epoch = 0
+    muted = False
+    tail_bytes = 0
+    waiting_bytes = 0
+    failure: BaseException | None = None
+
+    def __init__(self, clock_trusted: Callable[[], bool] = lambda: True) -> None:
+        self.state = ShardState()
+        """Empty: nothing of memory streams is ever replayed."""
+        self.tail_bytes_max = 1 << 62
+        self.clock_trusted = clock_trusted
+        """While it says no, nothing is expired: the shard's answer."""
+        self._blocks: dict[int, OpenBlock[Any]] = {}
+        self._lazy: dict[int, BlockOwner] = {}
+        self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
+        self._failed: set[int] = set()
+        self._number = 0
+        self._content = False
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def block(self, owner: BlockOwner) -> OpenBlock[Any]:
+        block = self._blocks.get(owner.stream_id)
+        if block is None:
+            block = self._blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
+        self._commit_soon()
+        return block
+
+    def urgent(self) -> None:
+        self._commit_soon()
+
+    def lazy(self, owner: BlockOwner) -> None:
+        self._lazy[owner.stream_id] = owner
+        if self._later is None:
+            self._later = self._loop.call_later(_LAZY_SECONDS, self._commit)
+
+    def barrier(self, owner: BlockOwner | None = None) -> None:
+        if self._lazy if owner is None else owner.stream_id in self._lazy:
+            self._content = True
+            self._commit_soon()
+
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
+        if of is not None and of.stream_id in self._failed:
+            return
+        if self._content or any(not block.empty for block in self._blocks.values()):
+            self._waiters.append((fn, args, of))
+        else:
+            fn(*args)
+
+    def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
+        """See ``Log.gather``."""
+        if self._waiters and self._waiters[-1][0] == fn:
+            self._waiters[-1][1][0].extend(items)
+        else:
+            self.wait(fn, list(items))
+
+    async def persisted(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.wait(resolve, future)
+        await future
+
+    def room(self) -> bool:
+        return self.failure is None
+
+    def when_room(self, fn: Callable[[], object]) -> None:
+        if self.room():
+            fn()
+
+    def fail(self, error: BaseException) -> None:
+        """Take nothing more: what is sequenced cannot be relied upon."""
+        self.failure = error
+        self.stop()
+
+    async def drain(self) -> None:
+        self.barrier()
+        await self.persisted()
+
+    def stop(self) -> None:
+        """Commit nothing more."""
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
+
+    def _commit_soon(self) -> None:
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._commit)
+
+    def _commit(self) -> None:
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._soon = self._later = None
+        lazy, self._lazy = self._lazy, {}
+        blocks, self._blocks = self._blocks, {}
+        waiters, self._waiters = self._waiters, []
+        self._content = False
+        for owner in lazy.values():
+            if owner.stream_id not in blocks:
+                blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner)
+        self._number += 1
+        position = Position(0, self._number)
+        # As in Log: until all have been asked, a stream's block is the one it is being asked about.
+        self._blocks = blocks
+        for block in list(blocks.values()):
+            if block.stream_id not in self._failed and (block.stream_id in lazy or not block.empty):
+                try:
+                    block.owner.sealing(block)
+                except Exception as error:
+                    self._take_off_line(block.owner, error)
+        self._blocks = {}
+        sealed = []
+        for block in blocks.values():
+            if block.stream_id not in self._failed and not block.empty:
+                try:
+                    sealed.append(seal_block(block, position, stored=False))
+                except Exception as error:
+                    self._take_off_line(block.owner, error)
+        for done in sealed:
+            try:
+                done.owner.persisted(done)
+            except Exception as error:
+                self._take_off_line(done.owner, error)
+        for fn, args, of in waiters:
+            if self._failed:
+                if of is not None and of.stream_id in self._failed:
+                    continue
+                for owner in [block.owner for block in blocks.values() if block.stream_id in self._failed]:
+                    if args and type(args[0]) is list:
+                        args = (owner.withdrawn(fn, args[0]),)
+                if args and args[0] == []:
+                    continue
+            try:
+                fn(*args)
+            except Exception as error:
+                self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
+                                                   "exception": error})
+
+    def _take_off_line(self, owner: BlockOwner, error: Exception) -> None:
+        """As in ``Log``: nothing that this one promised is told, the others go on."""
+        if owner.stream_id not in self._failed:
+            owner.failed(error)
+            self._failed.add(owner.stream_id)
+            _log.error("memory stream %016x failed; it is off line, the others go on", owner.stream_id, exc_info=error)

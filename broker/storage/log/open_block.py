@@ -1,0 +1,170 @@
+"""What one stream has to say in the segment that is being gathered: lists that grow, and their sizes. No I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Final, Generic, TypeVar
+
+from broker.storage.format.block import Outcome, Removed
+from broker.storage.format.record import Record
+
+__all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "ROW_BYTES", "OpenBlock", "Owner", "Tally", "user_bytes"]
+
+BODY_BYTES_MAX: Final = 128 << 20
+"""No message is larger: max_payload is at most 64 MiB, and headers count in it."""
+
+ROW_BYTES: Final = 30
+"""What a message counts for beside its subject and body: in nats-server's files 22 bytes of row and 8 of checksum."""
+
+NAMES_BYTES: Final = 256
+"""What a message's subject and reply may take without counting towards a segment: 10 MB in one of 2 * 20 000 messages.
+They may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
+
+Owner = TypeVar("Owner")
+
+_NO_OUTCOME: Final = Outcome()
+
+
+def user_bytes(subject: bytes, hlen: int, body: bytes) -> int:
+    """What one message counts for in its stream's ``bytes``. Source: fileStoreMsgSizeRaw in server/filestore.go."""
+    return ROW_BYTES + len(subject) + len(body) + (4 if hlen else 0)
+
+
+class Tally:
+    """What the blocks of one segment hold in all: raw bytes and messages."""
+
+    __slots__ = ("bytes", "count")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.count = 0
+
+
+class OpenBlock(Generic[Owner]):
+    """What one stream has to say in the segment that is being gathered.
+
+    ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names), which decides when a segment is full;
+    ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
+    Whatever is added counts in ``tally`` too.
+    """
+
+    __slots__ = ("_hlens", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes", "records",
+                 "removed", "runs", "stream_id", "subjects", "tally")
+
+    def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
+        self.stream_id = stream_id
+        self.owner = owner
+        self.tally = tally if tally is not None else Tally()
+        self.outcome = _NO_OUTCOME
+        self.count = 0
+        self.raw_bytes = 0
+        self.first_seq = 0
+        self.last_seq = 0
+        self.subjects: list[bytes] = []
+        self.bodies: list[bytes] = []
+        # Most blocks have neither: a list each would be one more thing for the garbage collector to look at.
+        self.records: list[Record] | tuple[()] = ()
+        self.removed: list[Removed] | tuple[()] = ()
+        self.runs: list[tuple[int, int, int]] = []
+        """first_seq, messages, time_ns"""
+        self._hlens: list[int] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to persist; an outcome alone is nothing."""
+        return not (self.count or self.records or self.removed)
+
+    @property
+    def hlens(self) -> Sequence[int] | None:
+        """Header bytes of each message; None while none has headers."""
+        return self._hlens
+
+    def run_of(self, ordinal: int) -> tuple[int, int, int]:
+        """The run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
+        runs, start = self.runs, 0
+        if self.last_seq - self.first_seq + 1 == self.count:
+            first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
+            return first_seq - self.first_seq, first_seq, time_ns
+        for first_seq, count, time_ns in runs:
+            if ordinal < start + count:
+                return start, first_seq, time_ns
+            start += count
+        raise IndexError(ordinal)
+
+    def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
+                   bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:
+        """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, not negative).
+
+        ``first_seq`` lies beyond every sequence before it, with or without a gap. hlens None: none has headers.
+        ``names_bytes`` are those of the subjects, and of what else is held for these messages until they are stored.
+        """
+        count = len(bodies)
+        if not count:
+            return
+        if first_seq <= self.last_seq or time_ns < 0 or len(subjects) != count or (hlens is not None and len(hlens) != count):
+            raise ValueError(f"{count} messages from {first_seq} at {time_ns} cannot follow {self.last_seq}")
+        if hlens is not None:
+            if self._hlens is None:
+                self._hlens = [0] * self.count
+            self._hlens += hlens
+        elif self._hlens is not None:
+            self._hlens += repeat(0, count)
+        if not self.count:
+            self.first_seq = first_seq
+        self.subjects += subjects
+        self.bodies += bodies
+        self.runs.append((first_seq, count, time_ns))
+        size = sum(map(len, bodies))
+        if names_bytes is None:
+            names_bytes = sum(map(len, subjects))
+        if names_bytes > NAMES_BYTES * count:
+            size += names_bytes - NAMES_BYTES * count
+        self.raw_bytes += size
+        self.count += count
+        self.tally.bytes += size
+        self.tally.count += count
+        self.last_seq = first_seq + count - 1
+
+    def append_one(self, seq: int, subject: bytes, body: bytes, time_ns: int) -> None:
+        """``append_run`` for one message without headers, with names of at most ``NAMES_BYTES``."""
+        if seq <= self.last_seq or time_ns < 0:
+            raise ValueError(f"message {seq} at {time_ns} cannot follow {self.last_seq}")
+        if self._hlens is not None:
+            self._hlens.append(0)
+        if not self.count:
+            self.first_seq = seq
+        self.subjects.append(subject)
+        self.bodies.append(body)
+        self.runs.append((seq, 1, time_ns))
+        size = len(body)
+        self.raw_bytes += size
+        self.count += 1
+        tally = self.tally
+        tally.bytes += size
+        tally.count += 1
+        self.last_seq = seq
+
+    def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
+        """Add a record that applies after the messages appended so far. ``body`` is packed now."""
+        record = Record.of(kind, self.last_seq, body, must_understand)
+        if isinstance(self.records, tuple):
+            self.records = []
+        self.records.append(record)
+        self.raw_bytes += record.size
+        self.tally.bytes += record.size
+
+    def remove(self, first_seq: int, last_seq: int, msgs: int, size: int) -> None:
+        """Say that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, are no more.
+
+        They may stand in this block or in an earlier one of the stream.
+        """
+        if not 1 <= first_seq <= last_seq:
+            raise ValueError(f"no range of sequences: {first_seq}..{last_seq}")
+        if isinstance(self.removed, tuple):
+            self.removed = []
+        self.removed.append(Removed(first_seq, last_seq, msgs, size))
+        self.raw_bytes += 8
+        self.tally.bytes += 8

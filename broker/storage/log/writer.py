@@ -1,0 +1,430 @@
+"""Messages and records to the bytes of a segment, in three steps: gather, seal, encode. No I/O.
+
+    OpenBlock        on the loop, as messages are sequenced: lists grow, nothing else happens
+    seal_block       on the loop, when the segment is cut: columns, and frames joined (some 100 ns a message)
+    encode_segment   in a thread: compression and checksums, which release the GIL, and the object put together
+
+Owns what one block holds and how it is cut into frames. Owns neither when a segment is cut, nor where it goes
+(``storage.log``), nor what an outcome or a record says (who adds them).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any, Final, Generic
+
+from broker.storage.format.block import (
+    SUMMARY_BYTES_MAX,
+    SUMMARY_SUBJECTS_MAX,
+    BlockCore,
+    BlockPlace,
+    BlockRef,
+    Outcome,
+    PackedRef,
+    SubjectSummary,
+    encode_core,
+)
+from broker.storage.format.codec import Codec, checksum, compress_all
+from broker.storage.format.columns import compact
+from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import Head, encode_index
+from broker.storage.format.segment import RowValues, encode_segment_front
+from broker.storage.format.small import NAME_BYTES_MAX, SmallEncoder
+from broker.storage.log.open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, Tally, user_bytes
+
+__all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
+           "is_small", "seal_block", "user_bytes"]
+
+_BUFFER_BYTES: Final = 64 * 1024
+"""Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
+
+_ONE_START: Final = (0,)
+_NO_FRAMES: Final[list[bytes]] = []
+
+_SMALL_BYTES_MAX: Final = 16 * 1024
+"""Bodies of a small block: of a larger one, what is made of its messages costs more than what is made of it."""
+
+
+class SealedBlock(Generic[Owner]):
+    """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
+
+    ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. Of a small
+    block all three are made when somebody asks for them: when a thousand streams share a segment, most are never asked.
+    """
+
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "kept", "opened", "owner", "packed", "position")
+
+    def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
+                 frames: list[bytes], position: Position) -> None:
+        self.owner = owner
+        self.position = position
+        self.frames = frames
+        """The raw frames; given up when they are encoded."""
+        self.packed: PackedRef | None = None
+        """Where it lies: None until ``encode_segment`` has placed the block, and for a block without messages."""
+        self.opened: OpenBlock[Owner] | None = None
+        """What a small block is made of."""
+        self.kept = False
+        """Whether its segment is kept in memory as a whole."""
+        self.codec = Codec.ZSTD
+        self.crc = 0
+        """Of the frame of a small block, as stored."""
+        self._core = core
+        self._head = head
+        self._chunks = chunks
+        self._ref: BlockRef | None = None
+
+    @classmethod
+    def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
+        """Of a block that ``small_block`` encodes from the lists in which it was gathered."""
+        sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
+        sealed.opened = block
+        return sealed
+
+    @property
+    def stream_id(self) -> int:
+        return self.opened.stream_id if self.opened is not None else self.core.stream_id
+
+    @property
+    def small(self) -> bool:
+        """Whether it is folded."""
+        return self.opened is not None
+
+    @property
+    def outcome(self) -> Outcome:
+        """As the core says."""
+        return self.opened.outcome if self.opened is not None else self.core.outcome
+
+    @property
+    def subjects(self) -> SubjectSummary | None:
+        """As the core says."""
+        return self.packed[-1] if self.opened is not None and self.packed is not None else self.core.subjects
+
+    @property
+    def core(self) -> BlockCore:
+        if self._core is None:
+            self._unfold()
+            assert self._core is not None
+        return self._core
+
+    @property
+    def head(self) -> Head | None:
+        if self._core is None:
+            self._unfold()
+        return self._head
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        if self._core is None:
+            self._unfold()
+        return self._chunks
+
+    @property
+    def ref(self) -> BlockRef | None:
+        """``packed`` as an object."""
+        if self._ref is None and self.packed is not None:
+            self._ref = BlockRef.of(self.packed)
+        return self._ref
+
+    def _unfold(self) -> None:
+        assert self.opened is not None
+        whole = seal_block(self.opened, self.position, stored=False)
+        self._core, self._head, self._chunks = whole._core, whole._head, whole._chunks
+        whole.core.codec = self.codec
+        if self.packed is not None and self._head is not None:
+            [frame] = self._head.frames
+            ref = BlockRef.of(self.packed)
+            self._head.place_frames((frame._replace(stored_bytes=ref.frames_bytes, crc=self.crc),), ref.frames_offset)
+
+
+Failure = tuple[SealedBlock[Any], Exception]
+"""A block that could not be encoded, and why."""
+
+
+def is_small(block: OpenBlock[Any]) -> bool:
+    """Whether ``block`` may be sealed as a small one: a few plain messages under one subject, and nothing else."""
+    subjects = block.subjects
+    # Both bounds are needed: it has one frame, and empty messages fill no bytes.
+    return (block.raw_bytes <= _SMALL_BYTES_MAX and block.count <= FRAME_MESSAGES_MAX
+            and not block.records and not block.removed and block.hlens is None
+            and 0 < block.count == block.last_seq - block.first_seq + 1 and len(subjects[0]) <= NAME_BYTES_MAX
+            and subjects.count(subjects[0]) == block.count)
+
+
+def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 0,
+               stored: bool = True) -> SealedBlock[Owner]:
+    """Fix what ``block`` holds, for the object at ``position``; it takes no more afterwards.
+
+    Cost: 100 to 300 ns a message, on the loop; the bytes themselves are copied once, by the join of each frame.
+    Args: stored False spares that for a block that will never be encoded.
+    """
+    count = block.count
+    core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
+                     outcome=block.outcome, removed=block.removed, records=block.records, object_id=object_id)
+    if not count:
+        return SealedBlock(block.owner, core, None, [], [], position)
+    lens = list(map(len, block.bodies))
+    head, names = _head(block, lens, position, object_id)
+    raw_bytes = core.raw_bytes = sum(lens)
+    core.bytes = raw_bytes + ROW_BYTES * count + (
+        count * len(head.subjects[0]) if head.subject_ids is None
+        else sum(map(mul, map(len, head.subjects), head.subject_counts)))
+    if head.hlens is not None:
+        core.bytes += 4 * (count - block._hlens.count(0))  # type: ignore[union-attr]  # hlens came from there
+    elif head.hlen:
+        core.bytes += 4 * count
+    core.first_time_ns, core.last_time_ns = block.runs[0][2], block.runs[-1][2]
+    core.subjects = _summary(head)
+    if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
+        chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
+    else:
+        chunks, frames = _frames(block, lens, head, names, stored)
+    return SealedBlock(block.owner, core, head, chunks, frames, position)
+
+
+def _head(block: OpenBlock[Any], lens: list[int], position: Position,
+          object_id: int) -> tuple[Head, Sequence[bytes]]:
+    """The index of ``block`` with no frames yet, and each message's subject, the same object where they are equal."""
+    count, subjects, runs = block.count, block.subjects, block.runs
+    ids: array[int] | None = None
+    if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
+        # Tuples: the collector forgets those that hold no container, and of such blocks there may be very many.
+        names: Sequence[bytes] = (subjects[0],)
+        of_message: Sequence[bytes] = (subjects[0],) * count
+        counts: Sequence[int] = (count,)
+        firsts: Sequence[int] = (0,)
+        lasts: Sequence[int] = (count - 1,)
+    else:
+        names = sorted(set(subjects))
+        id_list = list(map(dict(zip(names, range(len(names)), strict=True)).__getitem__, subjects))
+        ids = compact(id_list, len(names) - 1)
+        of_message = list(map(names.__getitem__, id_list))
+        counts, firsts, lasts = _occurrences(id_list, len(names))
+    time_ns = runs[0][2]
+    times: array[int] | None = None
+    stamps = [run[2] for run in runs] if len(runs) > 1 else ()
+    if stamps and stamps.count(time_ns) < len(stamps):
+        times = array("q", stamps)
+        if len(stamps) < count:
+            cells = times.tobytes()
+            times = array("q")
+            times.frombytes(b"".join([cells[8 * i:8 * i + 8] * run[1] for i, run in enumerate(runs)]))
+    seqs: array[int] | None = None
+    if block.last_seq - block.first_seq != count - 1:
+        seqs = array("Q")
+        for first_seq, messages, _ in runs:
+            seqs.extend(range(first_seq, first_seq + messages))
+    hlen, hlens = _constant_or_column(block._hlens) if block._hlens is not None else (0, None)
+    body_len, body_lens = _constant_or_column(lens)
+    head = Head(block.stream_id, position, object_id, count, block.first_seq, seqs=seqs, time_ns=time_ns, times=times,
+                subject_ids=ids, hlen=hlen, hlens=hlens, body_len=body_len, body_lens=body_lens, subjects=names,
+                subject_counts=counts, subject_firsts=firsts, subject_lasts=lasts, frames=())
+    return head, of_message
+
+
+def _occurrences(ids: list[int], subjects: int) -> tuple[list[int], list[int], list[int]]:
+    """How often each id from 0 to subjects - 1 occurs in ``ids``, and where first and last; every one does."""
+    numbers = range(subjects)
+    if subjects <= 64:
+        cells = bytes(ids)  # whose searches are memchr's
+        return list(map(cells.count, numbers)), list(map(cells.find, numbers)), list(map(cells.rfind, numbers))
+    counter = Counter(ids)
+    firsts = [0] * subjects
+    at = -1
+    for number in counter:  # in the order of their first occurrence, so one scan finds them all
+        at = firsts[number] = ids.index(number, at + 1)
+    last_of = dict(zip(ids, range(len(ids)), strict=True))  # a later pair replaces an earlier one
+    return list(map(counter.__getitem__, numbers)), firsts, list(map(last_of.__getitem__, numbers))
+
+
+def _constant_or_column(values: list[int]) -> tuple[int, array[int] | None]:
+    high = max(values)
+    return (high, None) if values.count(high) == len(values) else (0, compact(values, high))
+
+
+def _summary(head: Head) -> SubjectSummary | None:
+    names = head.subjects
+    if head.subject_ids is None and len(names[0]) <= SUMMARY_BYTES_MAX:
+        return ((names[0], head.count, head.first_seq, head.last_seq),)
+    if len(names) > SUMMARY_SUBJECTS_MAX or sum(map(len, names)) > SUMMARY_BYTES_MAX:
+        return None
+    seq_of = head.seq_of
+    return tuple((name, count, seq_of(first), seq_of(last)) for name, count, first, last in zip(
+        names, head.subject_counts, head.subject_firsts, head.subject_lasts, strict=True))
+
+
+def _one_frame(block: OpenBlock[Any], raw_bytes: int, head: Head, names: Sequence[bytes],
+               stored: bool) -> tuple[list[Chunk], list[bytes]]:
+    """``_frames`` for a block that fits in one, as most do."""
+    count, seqs = head.count, head.seqs
+    times = array("q", (head.time_ns,)) * count if head.times is None else head.times
+    head.frames, head.starts = (Frame(0, count, 0, raw_bytes, raw_bytes, 0),), _ONE_START
+    hlens = block._hlens if head.hlens is not None or head.hlen else None
+    chunk = Chunk(0, head.first_seq, seqs, names, hlens, block.bodies, times, raw_bytes)
+    return [chunk], [b"".join(block.bodies)] if stored else []
+
+
+def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
+            names: Sequence[bytes], stored: bool) -> tuple[list[Chunk], list[bytes]]:
+    """Cut the bodies into frames; adds the frame table to ``head``, stored lengths and CRCs still missing.
+
+    Returns: the chunks, and the raw frames (none unless they will be ``stored``).
+    """
+    chunks: list[Chunk] = []
+    frames: list[bytes] = []
+    table: list[Frame] = []
+    bodies, count, seqs = block.bodies, block.count, head.seqs
+    hlens = block._hlens if head.hlens is not None or head.hlen else None
+    ends = list(accumulate(lens))
+    start = before = 0
+    while start < count:
+        end = max(bisect_right(ends, before + FRAME_BYTES, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
+        chunk_bodies = bodies[start:end]
+        raw_bytes = ends[end - 1] - before
+        times = array("q", (head.time_ns,)) * (end - start) if head.times is None else head.times[start:end]
+        first_seq = head.seq_of(start)
+        gaps = seqs is not None and seqs[end - 1] - first_seq != end - 1 - start
+        some_hlens = hlens[start:end] if hlens is not None else None
+        if some_hlens is not None and not any(some_hlens):
+            some_hlens = None
+        chunks.append(Chunk(start, first_seq, seqs[start:end] if seqs is not None and gaps else None, names[start:end],
+                            some_hlens, chunk_bodies, times, raw_bytes))
+        if stored:
+            frames.append(b"".join(chunk_bodies))
+        table.append(Frame(start, end - start, 0, raw_bytes, raw_bytes, 0))
+        start, before = end, ends[end - 1]
+    head.place_frames(table)
+    return chunks, frames
+
+
+def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]], codec: Codec = Codec.ZSTD, *,
+                   kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
+                   place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None) -> list[bytes]:
+    """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
+
+    Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets each block's ``ref``.
+    Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises.
+    Returns: the object's bytes as buffers, in order.
+    """
+    for block in blocks:
+        if block.opened is not None:
+            block.frames = [b"".join(block.opened.bodies)]
+    compressed = _compressed(blocks, codec)
+    at = 0
+    small = SmallEncoder(position, object_id, codec)
+    cores: list[bytes] = []
+    indexes: list[bytes] = []
+    stored_frames: list[bytes] = []
+    rows: list[RowValues] = []
+    facts: list[tuple[Any, ...]] = []
+    encoded: list[SealedBlock[Any]] = []
+    for block in blocks:
+        start, frames = at, len(stored_frames)
+        at += len(block.frames)
+        try:
+            if block.opened is not None:
+                core, index, row, fact = _encode_small(block, block.opened, small, compressed[start], stored_frames)
+                block.codec = codec
+            else:
+                core, index, row, fact = _encode(block, codec, compressed[start:at], stored_frames)
+        except Exception as error:
+            if failures is None:
+                raise
+            del stored_frames[frames:]
+            failures.append((block, error))
+            continue
+        encoded.append(block)
+        cores.append(core)
+        indexes.append(index)
+        rows.append(row)
+        facts.append(fact)
+    front, places = encode_segment_front(kind, position, object_id, nonce, rows)
+    before = (int(place), *position, object_id)
+    for block, row, fact, (core_at, index_at, frames_at) in zip(encoded, rows, facts, places, strict=False):
+        if row[3]:
+            block.packed = (*before, row[0], core_at, row[4], index_at, row[5], frames_at, row[6], *fact)
+            if block.opened is None:
+                assert block.head is not None
+                block.head.frames_offset = frames_at
+    return _joined([front, *cores, *indexes, *stored_frames])
+
+
+def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallEncoder, stored: bytes,
+                  frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
+    """Core, index, row in the directory and the last values of the reference of a small block."""
+    count, runs, subject, first_seq, last_seq = (opened.count, opened.runs, opened.subjects[0], opened.first_seq,
+                                                 opened.last_seq)
+    lens = list(map(len, opened.bodies))
+    raw_bytes = sum(lens)
+    size = raw_bytes + (ROW_BYTES + len(subject)) * count
+    if len(runs) == count:
+        stamps = [run[2] for run in runs]
+    else:
+        stamps = []
+        for _, messages, time_ns in runs:
+            stamps += (time_ns,) * messages
+    core, index, block.crc, summary = small.encode(opened.stream_id, first_seq, subject, stamps, lens, raw_bytes, size,
+                                                   opened.outcome, stored)
+    frames.append(stored)
+    block.frames = _NO_FRAMES
+    return (core, index,
+            (opened.stream_id, first_seq, last_seq, count, len(core), len(index), len(stored), raw_bytes),
+            (first_seq, last_seq, count, size, stamps[0], stamps[-1], summary))
+
+
+def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
+            frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
+    """As ``_encode_small``, of any other block; ``compressed`` are its frames."""
+    head, core = block.head, block.core
+    core.codec = codec
+    index = b""
+    frames_bytes = 0
+    if head is not None:
+        table: list[Frame] = []
+        for frame, stored in zip(head.frames, compressed, strict=True):
+            start, messages, _, _, raw_bytes, _ = frame
+            table.append(Frame(start, messages, frames_bytes, len(stored), raw_bytes, checksum(stored)))
+            frames_bytes += len(stored)
+            frames.append(stored)
+        head.frames = tuple(table)
+        index = encode_index(head)
+        block.frames = _NO_FRAMES
+    encoded = encode_core(core)
+    return (encoded, index,
+            (core.stream_id, core.first_seq, core.last_seq, core.count, len(encoded), len(index), frames_bytes,
+             core.raw_bytes),
+            (core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns,
+             core.subjects))
+
+
+def _compressed(blocks: Sequence[SealedBlock[Any]], codec: Codec) -> list[bytes]:
+    frames = [frame for block in blocks for frame in block.frames]
+    return compress_all(frames) if codec is Codec.ZSTD else frames
+
+
+def _joined(buffers: list[bytes]) -> list[bytes]:
+    """``buffers`` with small neighbours joined."""
+    out: list[bytes] = []
+    small: list[bytes] = []
+    size = 0
+    for buffer in buffers:
+        if len(buffer) >= _BUFFER_BYTES:
+            if small:
+                out.append(b"".join(small))
+                small, size = [], 0
+            out.append(buffer)
+            continue
+        small.append(buffer)
+        size += len(buffer)
+        if size >= _BUFFER_BYTES:
+            out.append(b"".join(small))
+            small, size = [], 0
+    if small:
+        out.append(b"".join(small))
+    return out

@@ -1,0 +1,223 @@
+"""Stored blocks in decoded form: heads and chunks, from the cache or by ranged GETs.
+
+Owns: what is loaded, once for all who ask at the same time, and how much ahead.
+Does not own: which blocks a stream has (jetstream), the bound on memory (cache), the layout (format).
+
+    head(block)            one GET of its index
+    chunk(block, ordinal)  one GET of a frame, of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
+                           before it one of the index, unless that is cached
+
+A segment of many small blocks is kept whole, as it was put: what nobody may ever ask for costs nothing but its bytes,
+and whoever does has it without a GET.
+
+A block whose object is gone raises NotFound: it was let go and swept, the caller resolves its sequences again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+from broker.storage.read.cache import Cache
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
+from broker.storage.format.frame import Chunk
+from broker.storage.format.header import Position
+from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.objectstore.base import ObjectStore
+
+__all__ = ["BlockReader", "StoredBlock"]
+
+READ_AHEAD_BYTES = 1 << 20
+
+_UNSEEN_MAX = 8192
+"""Messages put into the cache between two looks of the garbage collector, which forgets a tuple of bytes once it has gone
+through it. Left to itself it may look once in a second: then it stops the loop for 20 ms, now for less than one."""
+
+
+class StoredBlock(Protocol):
+    """A block as the reader knows it; ``starts`` (first ordinal of each frame) is filled in when it is learned."""
+
+    @property
+    def ref(self) -> BlockRef | None: ...
+
+    starts: Sequence[int] | None
+
+
+class BlockReader:
+    """Reads blocks of one store. ``key_of`` builds the key of a block's object."""
+
+    def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], *,
+                 read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
+        self._store = store
+        self._cache = cache
+        self._key_of = key_of
+        self._read_ahead_bytes = read_ahead_bytes
+        self._flights: dict[Hashable, asyncio.Task[Any]] = {}
+        self._unseen = 0
+
+    # --- what is in memory --------------------------------------------------------------------------------------------
+
+    def cached_head(self, block: StoredBlock) -> Head | None:
+        """The block's head if it is in memory."""
+        ref = _stored(block)
+        head: Head | None = self._cache.get(_id(ref))
+        if head is None and (data := self._whole(ref)) is not None:
+            head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref, self._key_of(ref))
+            self._cache.put(_id(ref), head, head.size)
+        return head
+
+    def cached_chunk(self, block: StoredBlock, ordinal: int) -> Chunk | None:
+        """The chunk with message ``ordinal`` if it is in memory."""
+        starts = block.starts
+        if starts is None:
+            head = self.cached_head(block)
+            if head is None:
+                return None
+            starts = block.starts = head.starts
+        ref, number = _stored(block), bisect_right(starts, ordinal) - 1
+        chunk: Chunk | None = self._cache.get((*_id(ref), number))
+        if chunk is None and (data := self._whole(ref)) is not None:
+            head = self.cached_head(block)
+            assert head is not None
+            frame = head.frames[number]
+            at = ref.frames_offset + frame.offset
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], self._key_of(ref))
+            self._put((*_id(ref), number), chunk)
+        return chunk
+
+    def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
+        """Keep the parts of a block that was just persisted: it is likely to be read next."""
+        key = _id(ref)
+        if head is not None:
+            self._cache.put(key, head, head.size)
+        for number, chunk in enumerate(chunks):
+            self._put((*key, number), chunk)
+
+    def keep(self, position: Position, data: bytes) -> None:
+        """Keep a whole segment that was just persisted, since none of its small blocks is worth it."""
+        self._cache.put(position, data, len(data))
+
+    def _put(self, key: Hashable, chunk: Chunk) -> None:
+        self._cache.put(key, chunk, chunk.size)
+        self._unseen += len(chunk)
+        if self._unseen >= _UNSEEN_MAX:
+            self._unseen = 0
+            gc.collect(0)
+
+    def _whole(self, ref: BlockRef) -> bytes | None:
+        if ref.place is not BlockPlace.LOG or ref.position not in self._cache:
+            return None
+        data: bytes = self._cache.get(ref.position)
+        return data
+
+    # --- what is loaded -----------------------------------------------------------------------------------------------
+
+    async def head(self, block: StoredBlock) -> Head:
+        """The block's head. Raises: NotFound; StoreError; Corrupt."""
+        head = self.cached_head(block)
+        if head is None:
+            ref = _stored(block)
+            head = await self._once(_id(ref), lambda: self._load_head(ref))
+        if block.starts is None:
+            block.starts = head.starts
+        return head
+
+    async def core(self, block: StoredBlock) -> BlockCore:
+        """The block's core; asked for once after a restart, so not kept. Raises: NotFound; StoreError; Corrupt."""
+        ref = _stored(block)
+        key = self._key_of(ref)
+        data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
+        return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
+
+    async def chunk(self, block: StoredBlock, ordinal: int, read_ahead: bool = False) -> Chunk:
+        """The chunk with message ``ordinal``; with ``read_ahead`` its successors in the block are loaded as well.
+
+        Raises: NotFound; StoreError; Corrupt.
+        """
+        chunk = self.cached_chunk(block, ordinal)
+        if chunk is not None:
+            return chunk
+        ref, head = _stored(block), await self.head(block)
+        first = head.frame_of(ordinal)
+        key = (*_id(ref), first)
+        chunk = self._cache.get(key)
+        if chunk is None:
+            chunk = await self._once(key, lambda: self._load(ref, head, first, read_ahead))
+        assert isinstance(chunk, Chunk)
+        return chunk
+
+    async def close(self) -> None:
+        """Give up what is under way; who waits for it is cancelled."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    async def _once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Share one load among all who ask for it meanwhile; one of them being cancelled does not stop it."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = asyncio.ensure_future(self._fly(key, load))
+            flight.add_done_callback(_heard)
+            self._flights[key] = flight
+        return await asyncio.shield(flight)
+
+    async def _fly(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await load()
+        finally:
+            del self._flights[key]
+
+    async def _load_head(self, ref: BlockRef) -> Head:
+        key = self._key_of(ref)
+        data = await self._store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+        head = decode_index(data, ref, key)
+        self._cache.put(_id(ref), head, head.size)
+        return head
+
+    async def _load(self, ref: BlockRef, head: Head, first: int, read_ahead: bool) -> Chunk:
+        """Load frame ``first``, and after it what fits and is not here yet; returns the chunk of ``first``."""
+        frames, key = head.frames, _id(ref)
+        end, size = first + 1, frames[first].stored_bytes
+        while (read_ahead and end < len(frames) and (*key, end) not in self._cache
+               and size + frames[end].stored_bytes <= self._read_ahead_bytes):
+            size += frames[end].stored_bytes
+            end += 1
+        base, name = ref.frames_offset, self._key_of(ref)
+        data = await self._store.get(name, base + frames[first].offset, base + frames[first].offset + size)
+        wanted = None
+        # The wanted one is decoded last, and the head goes in before it: they are then the newest in the cache. A filtered
+        # reader asks for both at once; would one push the other out, it loaded them in turns for ever.
+        for number in (*range(first + 1, end), first):
+            frame = frames[number]
+            at = frame.offset - frames[first].offset
+            chunk = decode_frame(head, number, data[at:at + frame.stored_bytes], name)
+            if number == first:
+                self._cache.put(key, head, head.size)
+            self._put((*key, number), chunk)
+            if number == first:
+                wanted = chunk
+            else:
+                # A frame is up to a millisecond of the loop.
+                await asyncio.sleep(0)
+        assert wanted is not None
+        return wanted
+
+
+def _heard(flight: asyncio.Task[Any]) -> None:
+    """Who asked may have been cancelled meanwhile; then nobody is left to hear of an error."""
+    if not flight.cancelled():
+        flight.exception()
+
+
+def _stored(block: StoredBlock) -> BlockRef:
+    assert block.ref is not None, "a block is read from the store before it is there"
+    return block.ref
+
+
+def _id(ref: BlockRef) -> tuple[int, int, int, int]:
+    epoch, number = ref.position
+    return ref.stream_id, epoch, number, ref.object_id

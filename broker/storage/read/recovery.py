@@ -1,0 +1,30 @@
+"""The state that a new owner goes on from: a snapshot that ends with his own opening, and what he put behind it since."""
+
+from __future__ import annotations
+
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths
+from broker.storage.put import Fenced, Patience
+from broker.storage.read.snapshot import Snapshot, replay, run
+
+__all__ = ["recover"]
+
+
+async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience | None = None) -> Snapshot:
+    """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or an empty segment of ours.
+
+    Raises: Fenced when a later epoch is met on the way, or a checkpoint of our own that we did not write; Corrupt,
+        naming the object; StoreError.
+    """
+    snapshot = await run(replay(paths), store, patience)
+    end = snapshot.state.position
+    if (snapshot.roots and snapshot.roots[-1].epoch >= epoch) or end.epoch > epoch:
+        raise Fenced(f"the log goes on beyond epoch {epoch}, which is ours: at {end}")
+    if snapshot.sealed:
+        raise Fenced(f"epoch {epoch} was sealed while it was being recovered")
+    if end.epoch != epoch:
+        raise Corrupt(paths.log(Position(epoch, 0)), "opening", 0,
+                      f"the chain of openings does not lead here: it ends at {end}")
+    return snapshot

@@ -1,0 +1,409 @@
+"""A shard's state read from its objects: newest checkpoint, then the log after it, along the chain of openings.
+
+No I/O of its own: ``replay`` is a generator that asks for listings and ranges and is sent what they hold, so recovery,
+``inspect`` and readers without a broker share it, whatever client they have.
+
+    newest root ── its pages ── segments after it, 32 at a time ── end of the epoch ── the next opening ── …
+
+    The end of an epoch is what the next opening says; the log's is the first missing number (or a seal) of the last
+    epoch opened. It is believed only if no newer checkpoint appeared meanwhile: else the number may have been swept.
+    What lies beyond an epoch's end never existed. What is present and corrupt is never taken for the end.
+
+A root or page that is damaged or gone makes way for the root before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from broker.clock import SystemClock
+from broker.storage.state.applied import ShardState
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.opening import Opening
+from broker.storage.format.page import PageKind, PageRef, decode_page
+from broker.storage.format.record import RecordKind
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.read.lazy import LeanRef, unpack_table_page
+from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
+from broker.storage.state.pages import load_directory, load_part, shard_of
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.put import Patience
+
+__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
+           "run_answering", "run_blocking"]
+
+HEAD_BYTES = 64 * 1024
+BATCH = 32
+RESTARTS_MAX = 20
+
+
+class Listing(NamedTuple):
+    """Asks for the objects below ``prefix`` after ``after``; is sent a list of ObjectInfo."""
+
+    prefix: str
+    after: str
+
+
+class Gets(NamedTuple):
+    """Asks for ranges (key, start, end or None); is sent a list with the bytes of each, None where there is no
+    object."""
+
+    ranges: list[tuple[str, int, int | None]]
+
+
+Request = Listing | Gets
+Answer = Any
+T = TypeVar("T")
+Steps = Generator[Request, Answer, T]
+
+
+class CutOff(Exception):
+    """What was planned on has gone, or moved on, meanwhile: start again from the newest root."""
+
+
+class Snapshot(NamedTuple):
+    """What ``replay`` arrives at.
+
+    state: settled. root: the checkpoint it began with, None: the log's beginning. members: the streams of each of its
+    directory pages. roots: positions of all roots seen, rising. sealed: whether a seal ends the last epoch. segments,
+    epochs, head_bytes: how much was replayed, empty segments left aside; objects: all segments. problems: checkpoints that
+    could not be used, as text.
+    """
+
+    state: ShardState
+    root: Root | None
+    members: dict[int, frozenset[int]]
+    roots: list[Position]
+    sealed: bool
+    segments: int
+    objects: int
+    epochs: int
+    head_bytes: int
+    problems: list[str]
+
+
+def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
+    """Read the shard's state as it stands in the store.
+
+    Args: wanted(account, name) says which streams a reader wants: of no other are pages and blocks read, and
+        ``state.segments`` has no counts. None: all are wanted.
+    Raises: Corrupt, naming the object, when the log cannot be read on; VersionUnknown when a newer broker wrote it;
+        CutOff when it changed faster than it could be read, RESTARTS_MAX times.
+    """
+    for _ in range(RESTARTS_MAX):
+        roots = yield from list_positions(paths.checkpoints)
+        problems: list[str] = []
+        snapshot: Snapshot | None = None
+        for position in [*reversed(roots), None]:
+            try:
+                snapshot = yield from _from_root(paths, position, roots, problems, wanted)
+                break
+            except CutOff as gone:
+                problems.append(str(gone))
+            except VersionUnknown:
+                raise
+            except _Unusable as damaged:
+                problems.append(str(damaged))
+        again = yield from list_positions(paths.checkpoints)
+        end = snapshot.state.position if snapshot is not None else Position(0, 0)
+        if again != roots and (snapshot is None or (again and again[-1] > end)):
+            continue  # the end may have been a swept number, or what was missing was swept: begin with the newer one
+        if snapshot is None:
+            raise Corrupt(paths.checkpoints, "checkpoints", 0, "neither a checkpoint nor the log from its beginning "
+                          "can be read: " + "; ".join(problems))
+        if again and again[-1] > end:
+            raise Corrupt(paths.checkpoint(again[-1]), "checkpoint", 0,
+                          f"it cannot be used, and the log before it ends at {end}: " + "; ".join(problems))
+        return snapshot
+    raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
+
+
+def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]:
+    """Read the shard's state from one certain root, None: from the log's beginning, whatever others there are.
+
+    Raises: Corrupt, naming the object, also when the root or a page of it is damaged or gone; VersionUnknown; CutOff
+        when what must be replayed is not there, or not any more.
+    """
+    try:
+        return (yield from _from_root(paths, position, [], []))
+    except _Unusable as error:
+        assert position is not None
+        raise Corrupt(paths.checkpoint(position), "checkpoint", 0, str(error)) from None
+
+
+def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
+    """Bring a settled ``state`` from where it stands to the log's end as it stands now: for who follows a log.
+
+    Where nothing is new that is two listings and four gets. Raises: CutOff when part of what follows was swept
+    (``replay`` then begins anew); Corrupt, VersionUnknown: as ``replay``. After any of them the state is not to be used.
+    """
+    awaited = state.position
+    for _ in range(RESTARTS_MAX):
+        yield from _Chain(paths, state).read()
+        end = state.position
+        if end < awaited:
+            raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")
+        # As in ``replay``: where a checkpoint lies beyond, the end was a swept number, or the log has gone on since.
+        beyond = yield from list_positions(paths.checkpoints, paths.checkpoint(end) if end.epoch else "")
+        if not beyond:
+            break
+        awaited = beyond[-1]
+    else:
+        raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
+    if state.wanted is not None:
+        state.settle()
+
+
+class _Unusable(Exception):
+    """A root, or a page of it, is damaged or gone."""
+
+
+def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
+    """The positions in the keys below ``prefix``, rising."""
+    found: list[ObjectInfo] = yield Listing(prefix, after)
+    return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
+
+
+def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
+               wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
+    root: Root | None = None
+    members: dict[int, frozenset[int]] = {}
+    if position is None:
+        state = ShardState(wanted)
+        state.replaying = True
+    else:
+        root, state, members = yield from _load_root(paths, position, wanted)
+    chain = _Chain(paths, state)
+    yield from chain.read()
+    if position is not None:
+        try:
+            state.settle()
+        except Corrupt as error:
+            raise _Unusable(f"{paths.checkpoint(position)}: {error}") from None
+    else:
+        state.settle()
+    return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.objects, chain.epochs,
+                    chain.head_bytes, problems)
+
+
+def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None
+               ) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+    key = paths.checkpoint(position)
+    [data] = yield Gets([(key, 0, None)])
+    if data is None:
+        raise _Unusable(f"{key} is gone")
+    try:
+        root = Root.decode(data, position)
+        state = shard_of(root.extra, root.replay_from, key, wanted)
+        needed: list[PageRef] = []
+        members: dict[int, frozenset[int]] = {}
+
+        def take_directory(data: bytes, ref: PageRef) -> None:
+            page = decode_page(data, ref)
+            if page.kind != PageKind.DIRECTORY:
+                raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
+            needed.extend(load_directory(state, page))
+            members[page.key] = frozenset(entry[0] for entry in page.body)
+
+        def take_part(data: bytes, ref: PageRef) -> None:
+            if wanted is not None and ref.kind == PageKind.BLOCKS:
+                load_part(state, decode_page(data, ref, unpack_table_page), ref, LeanRef.unpack)
+            else:
+                load_part(state, decode_page(data, ref), ref)
+
+        yield from _read_pages(paths, root.pages, take_directory)
+        yield from _read_pages(paths, needed, take_part)
+    except VersionUnknown:
+        raise
+    except FormatError as error:
+        raise _Unusable(f"{key}: {error}") from None
+    return root, state, members
+
+
+def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, PageRef], None]) -> Steps[None]:
+    """Hand each page's bytes to ``take``, in order: decoded they are many times as large, so one at a time."""
+    for at in range(0, len(refs), BATCH):
+        batch = refs[at:at + BATCH]
+        found = yield Gets([(paths.pages(ref.position), ref.offset, ref.offset + ref.size) for ref in batch])
+        for ref, data in zip(batch, found, strict=True):
+            if data is None:
+                raise _Unusable(f"{paths.pages(ref.position)}, which it names, is gone")
+            take(data, ref)
+
+
+class _Chain:
+    """The walk along the log: from a state's position to the end."""
+
+    def __init__(self, paths: ShardPaths, state: ShardState) -> None:
+        self.paths = paths
+        self.state = state
+        self.sealed = False
+        self.segments = 0
+        self.objects = 0
+        self.epochs = 0
+        self.head_bytes = 0
+
+    def read(self) -> Steps[None]:
+        epoch, number = self.state.position
+        number += 1 if epoch else 0
+        while True:
+            found = yield from self._next_opening(epoch)
+            end = None
+            if found is not None:
+                later, opening = found
+                ends = dict(opening.ends)
+                # Any that was opened in between would have been met, but for a race with its opener; the beginning of a
+                # log is an opening before which nothing was ever opened.
+                opened = [e for e, n in ends.items() if n and e > epoch]
+                if opened:
+                    raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone or came meanwhile")
+                end = ends.get(epoch, 0)
+                if epoch and not end:
+                    raise Corrupt(self.paths.log(Position(later, 0)), "opening", 0, f"it does not end epoch {epoch}")
+            if epoch:
+                reached = yield from self._epoch(epoch, number, end)
+                if end is not None and reached < end:
+                    raise CutOff(f"{self.paths.log(Position(epoch, reached))} is gone, and epoch {epoch} ends at {end}")
+            if found is None:
+                return
+            epoch, number = later, 0
+            self.epochs += 1
+
+    def _next_opening(self, epoch: int) -> Steps[tuple[int, Opening] | None]:
+        """The lowest later epoch whose number 0 is an opening, and not a seal; None: there is none yet."""
+        claims = yield from list_positions(self.paths.epochs, self.paths.epoch(epoch))
+        for at in range(0, len(claims), BATCH):
+            positions = [Position(claim.epoch, 0) for claim in claims[at:at + BATCH]]
+            heads = yield Gets([(self.paths.log(position), 0, HEAD_BYTES) for position in positions])
+            for position, data in zip(positions, heads, strict=True):
+                if data is None:
+                    continue
+                head = yield from self._head(position, data)
+                if head is not None:
+                    return position.epoch, self._opening(position, head)
+        return None
+
+    def _opening(self, position: Position, head: SegmentHead) -> Opening:
+        for i, row in enumerate(head.rows):
+            if row.stream_id == 0:
+                for record in head.core(i).records:
+                    if record.kind == RecordKind.OPENING:
+                        return Opening.from_body(record.body, self.paths.log(position))
+        raise Corrupt(self.paths.log(position), "opening", 0, "an epoch begins without one")
+
+    def _epoch(self, epoch: int, number: int, end: int | None) -> Steps[int]:
+        """Apply an epoch's segments from ``number`` on; returns the first number that was not applied."""
+        log = self.paths.log
+        size = BATCH if end is not None else 4  # at the log's end most of a batch is not there
+        while end is None or number < end:
+            stop = number + size if end is None else min(end, number + size)
+            size = BATCH
+            positions = [Position(epoch, n) for n in range(number, stop)]
+            found = yield Gets([(log(position), 0, HEAD_BYTES) for position in positions])
+            for position, data in zip(positions, found, strict=True):
+                if data is None:
+                    return position.number
+                head = yield from self._head(position, data)
+                if head is None:
+                    self.sealed = end is None
+                    return position.number
+                self._apply(position, head)
+            number = stop
+        return number
+
+    def _head(self, position: Position, data: bytes) -> Steps[SegmentHead | None]:
+        """The head of a log entry; None for a seal. Raises: Corrupt; VersionUnknown; CutOff."""
+        if len(data) > 8 and data[8] == ObjectKind.SEAL:
+            ObjectHeader.unpack(data, self.paths.log(position)).expect(ObjectKind.SEAL, position)
+            return None
+        asked = HEAD_BYTES
+        while isinstance(head := decode_head(data, position, complete=len(data) < asked), int):
+            asked = head
+            [data] = yield Gets([(self.paths.log(position), 0, asked)])
+            if data is None:
+                raise CutOff(f"{self.paths.log(position)} went away while it was read")
+        return head
+
+    def _apply(self, position: Position, head: SegmentHead) -> None:
+        state = self.state
+        state.apply_segment(position)
+        self.objects += 1
+        self.segments += bool(head.rows)
+        self.head_bytes += head.size
+        for i, row in enumerate(head.rows):
+            stream = state.streams.get(row.stream_id)
+            if (stream is not None and position <= stream.position) or row.stream_id in state.unwanted:
+                continue
+            try:
+                core = head.core(i)
+            except VersionUnknown as error:
+                if row.stream_id == 0:
+                    raise
+                state.take_offline(row.stream_id, str(error))
+                continue
+            state.apply_block(core, head.ref(i, core))
+
+
+async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]]) -> T:
+    """Run ``steps`` on whatever answers its requests. Raises: as both."""
+    given: Answer = None
+    while True:
+        try:
+            request = steps.send(given)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        given = await answer(request)
+
+
+async def run(steps: Steps[T], store: ObjectStore, patience: Patience | None = None) -> T:
+    """Drive ``steps`` with an object store, each call with ``patience``. Raises: as ``steps``; StoreError."""
+    patience = patience or Patience(store, SystemClock(), random.Random())
+    return await drive(steps, lambda request: _answer(request, store, patience))
+
+
+async def _answer(request: Request, store: ObjectStore, patience: Patience) -> Answer:
+    if isinstance(request, Listing):
+        return await patience.ask(lambda: store.list(request.prefix, request.after), f"list {request.prefix}")
+
+    async def get(key: str, start: int, end: int | None) -> bytes | None:
+        try:
+            return await patience.ask(lambda: store.get(key, start, end), f"get {key}")
+        except NotFound:
+            return None
+
+    if len(request.ranges) == 1:
+        return [await get(*request.ranges[0])]
+    return await asyncio.gather(*[get(*range_) for range_ in request.ranges])
+
+
+def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],
+                 list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
+    """Drive ``steps`` with blocking calls: get(key, start, end) gives None for no object, list_(prefix, after) all."""
+    return run_answering(steps, lambda ranges: [get(*range_) for range_ in ranges], list_)
+
+
+def run_answering(steps: Steps[T], get_many: Callable[[list[tuple[str, int, int | None]]], Sequence[bytes | None]],
+                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
+    """As ``run_blocking``, with a call that answers all of a request's ranges, in their order."""
+    answer: Answer = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        if isinstance(request, Listing):
+            answer = list_(request.prefix, request.after)
+        else:
+            answer = get_many(request.ranges)
+
+
+async def read_snapshot(store: ObjectStore, shard: int = 0) -> Snapshot:
+    """The shard's state as it stands in the store, for who does not own it. Raises: as ``replay``; StoreError."""
+    return await run(replay(ShardPaths(shard)), store)

@@ -1,0 +1,517 @@
+"""What persisted segments say of a shard's streams and consumers: the replay of outcomes.
+
+Owns the values that recovery, checkpoints and readers without a broker share. Decides nothing: a block says what its
+stream's limits, expiry and acks removed, so any version and any reader arrives at the same state, without a clock.
+
+One block is applied so: a stream is made by its create record; the block joins the table; ranges removed meanwhile are
+marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
+
+Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
+Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
+lowest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from sys import byteorder
+from typing import Any
+
+from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import Position
+from broker.storage.format.record import Record, RecordKind
+from broker.storage.state.table import BlockTable, Kept, log_keys
+
+__all__ = ["ConsumerState", "LetGo", "ShardState", "StreamState", "position_key"]
+
+START = Position(0, 0)
+
+
+def position_key(position: Position) -> int:
+    """A position as one int that sorts alike; what dictionaries of segments are keyed by."""
+    return position[0] << 48 | position[1]
+
+
+class ConsumerState:
+    """One consumer as its records left it. ``pending`` is in the order of delivery."""
+
+    __slots__ = ("config", "created_ns", "delivered_cseq", "delivered_sseq", "extra", "floor_cseq", "floor_sseq",
+                 "last_ack_ns", "last_active_ns", "name", "pending", "place", "redelivered")
+
+    def __init__(self, name: str, config: dict[str, Any], created_ns: int) -> None:
+        self.name = name
+        self.config = config
+        self.created_ns = created_ns
+        self.delivered_cseq = 0
+        self.delivered_sseq = 0
+        self.floor_cseq = 0
+        self.floor_sseq = 0
+        self.last_active_ns = 0
+        self.last_ack_ns = 0
+        self.pending: dict[int, tuple[int, int]] = {}
+        """stream_seq → (consumer_seq, delivered_at_ns)"""
+        self.redelivered: dict[int, int] = {}
+        """stream_seq → times delivered"""
+        self.extra: dict[str, Any] = {}
+        """What else the consumer's records carry, by key; the jetstream layer's own."""
+        self.place: Any = None
+        """Where a checkpoint keeps a large state; None: inline, or changed since."""
+
+    @classmethod
+    def created(cls, body: Mapping[str, Any]) -> ConsumerState:
+        """From a CONSUMER_CREATE body: name, config, created_ns, and any of a delta's keys: the state to start from."""
+        state = cls(body["name"], dict(body["config"]), int(body["created_ns"]))
+        state.apply_delta(body)
+        state.extra.update({k: v for k, v in body.items() if k not in _CREATE_KEYS})
+        return state
+
+    def apply_delta(self, delta: Mapping[str, Any]) -> None:
+        """Take a CONSUMER_STATE body; see the keys below. All are optional, all are outcomes.
+
+        d    [consumer_seq, stream_seq, last_active_ns] delivered      f   [consumer_seq, stream_seq] ack floor
+        la   last_ack_ns                                               x   {key: value} extra; None removes the key
+        drop stream_seqs no longer pending, their counts with them
+        add  [stream_seqs, consumer_seqs, delivered_at_ns] now pending, three columns
+        re   {stream_seq: times delivered}, 0 removes it
+        Columns are lists, or bytes of little-endian int64.
+        """
+        if (d := delta.get("d")) is not None:
+            self.delivered_cseq, self.delivered_sseq, self.last_active_ns = d
+        if (f := delta.get("f")) is not None:
+            self.floor_cseq, self.floor_sseq = f
+        if (last_ack_ns := delta.get("la")) is not None:
+            self.last_ack_ns = last_ack_ns
+        if drop := delta.get("drop"):
+            pending, redelivered = self.pending, self.redelivered
+            for seq in _ints(drop):
+                pending.pop(seq, None)
+                redelivered.pop(seq, None)
+        if add := delta.get("add"):
+            seqs, cseqs, times = map(_ints, add)
+            for seq, cseq, time_ns in zip(seqs, cseqs, times, strict=True):
+                # Taken out first: delivered again means last in the order of delivery.
+                self.pending.pop(seq, None)
+                self.pending[seq] = (cseq, time_ns)
+        if re := delta.get("re"):
+            for seq, count in re.items():
+                if count:
+                    self.redelivered[int(seq)] = count
+                else:
+                    self.redelivered.pop(int(seq), None)
+        if x := delta.get("x"):
+            for key, value in x.items():
+                if value is None:
+                    self.extra.pop(key, None)
+                else:
+                    self.extra[key] = value
+
+    @property
+    def weight(self) -> int:
+        """About how many numbers ``pack`` gives: what decides between inline and a page of its own."""
+        return 16 + 3 * len(self.pending) + 2 * len(self.redelivered)
+
+    def pack(self) -> list[Any]:
+        """For a page; ``unpack`` takes it back."""
+        return [self.name, self.config, self.created_ns, self.delivered_cseq, self.delivered_sseq, self.floor_cseq,
+                self.floor_sseq, self.last_active_ns, self.last_ack_ns, _bytes(self.pending),
+                _bytes(cseq for cseq, _ in self.pending.values()), _bytes(at for _, at in self.pending.values()),
+                _bytes(self.redelivered), _bytes(self.redelivered.values()), self.extra]
+
+    @classmethod
+    def unpack(cls, packed: Sequence[Any]) -> ConsumerState:
+        """Raises: ValueError, TypeError or KeyError when ``packed`` is not what ``pack`` gives."""
+        state = cls(*packed[:3])
+        (state.delivered_cseq, state.delivered_sseq, state.floor_cseq, state.floor_sseq, state.last_active_ns,
+         state.last_ack_ns, seqs, cseqs, times, again, counts, state.extra) = packed[3:]
+        state.pending = {s: (c, t) for s, c, t in zip(_ints(seqs), _ints(cseqs), _ints(times), strict=True)}
+        state.redelivered = dict(zip(_ints(again), _ints(counts), strict=True))
+        return state
+
+
+class StreamState:
+    """One stream as persisted blocks left it."""
+
+    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "extra",
+                 "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
+                 "position", "stream_id")
+
+    def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
+        self.stream_id = stream_id
+        self.account = account
+        self.name = name
+        self.config = config
+        self.created_ns = created_ns
+        self.first_seq = 1
+        self.last_seq = 0
+        self.msgs = 0
+        self.bytes = 0
+        self.first_time_ns = 0
+        self.last_time_ns = 0
+        """Time of the message at last_seq, whether or not it still lives; times never go below it."""
+        self.ceiling = 0
+        """The sequence that no crash lets this (async) stream hand out before; 0: it has none."""
+        self.blocks = BlockTable()
+        self.consumers: dict[str, ConsumerState] = {}
+        self.extra: dict[str, Any] = {}
+        """What else the create and update records carried, by key; the jetstream layer's own."""
+        self.position = START
+        """The last segment whose part in this stream is in here."""
+        self.offline: str | None = None
+        """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
+        self.page = -1
+        """Number of the directory page that holds it in a checkpoint."""
+        self.dirty = True
+        """Whether it changed since its page was last copied."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.first_seq, self.last_seq, self.msgs, self.bytes, self.first_time_ns)
+
+    def __repr__(self) -> str:
+        return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "
+                f"{self.first_seq}..{self.last_seq}, {len(self.blocks)} blocks, at {self.position}>")
+
+
+class LetGo:
+    """What one record lets go of: it may be deleted once the record is persisted, and only by who wrote it or later."""
+
+    __slots__ = ("pages", "position", "roots", "segments")
+
+    def __init__(self, position: Position, segments: Iterable[Position] = (), pages: Iterable[Position] = (),
+                 roots: Iterable[Position] = ()) -> None:
+        self.position = position
+        """Of the segment that holds the record."""
+        self.segments = list(segments)
+        self.pages = list(pages)
+        self.roots = list(roots)
+
+    def body(self) -> dict[str, Any]:
+        """The record's body, and the root's: positions as [epoch, number], segments as runs [epoch, first, last]."""
+        return {"segments": list(pack_runs(self.segments)), "pages": [list(p) for p in self.pages],
+                "roots": [list(p) for p in self.roots]}
+
+    @classmethod
+    def of(cls, position: Position, body: Mapping[str, Any]) -> LetGo:
+        return cls(position, unpack_runs(body.get("segments", ())), [Position(*p) for p in body.get("pages", ())],
+                   [Position(*p) for p in body.get("roots", ())])
+
+
+class ShardState:
+    """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
+
+    ``segments`` counts, for each segment that is not let go, the blocks that live in it: 0 means that nothing names it.
+    While a replay runs the counts are not kept; ``settle`` makes them. In a reader's state they never are.
+
+    Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
+    at a time, by ``tidy``. Until then a count is too high, which keeps a segment and never loses one.
+    """
+
+    __slots__ = ("_deleted", "_leaving", "_unmade", "freed", "letgo", "names", "on_left", "opening", "position",
+                 "replaying", "segments", "streams", "unnamed", "unwanted", "wanted")
+
+    def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
+        self.wanted = wanted
+        """wanted(account, name): whether a stream is kept; None: all are."""
+        self.unwanted: dict[int, tuple[str, str]] = {}
+        """Account and name of the streams that are not, by incarnation; some may be deleted by now. Their blocks are not
+        to be applied."""
+        self.streams: dict[int, StreamState] = {}
+        self.names: dict[tuple[str, str], int] = {}
+        """(account, name) → stream_id"""
+        self.letgo: dict[Position, LetGo] = {}
+        """What may be deleted and is not known to be, by the record's position."""
+        self.segments: dict[int, int] = {}
+        """position_key → blocks that live there"""
+        self.unnamed: set[int] = set()
+        """Those of ``segments`` with no live block."""
+        self.freed = START
+        """``position`` when last a segment lost its last live block: what a root at or beyond it no longer needs."""
+        self.on_left: Callable[[], object] | None = None
+        """Called when blocks left their stream; whoever sets it calls ``tidy`` until nothing is left to do."""
+        self._leaving: deque[list[Kept]] = deque()
+        self.position = START
+        self.opening: dict[str, Any] = {}
+        """Body of the newest OPENING record."""
+        self.replaying = False
+        self._unmade: dict[int, Position] = {}
+        self._deleted: set[int] = set()
+
+    def stream(self, account: str, name: str) -> StreamState | None:
+        """The stream of that name, or None."""
+        stream_id = self.names.get((account, name))
+        return None if stream_id is None else self.streams[stream_id]
+
+    def apply_segment(self, position: Position) -> None:
+        """Begin a segment: called before its blocks are applied, also when it has none."""
+        if position <= self.position:
+            raise ValueError(f"{position} applied after {self.position}")
+        self.position = position
+        key = position_key(position)
+        self.segments.setdefault(key, 0)
+        self.unnamed.add(key)
+
+    def apply_block(self, core: BlockCore, ref: BlockRef | None) -> None:
+        """Apply one block of the segment at ``position``; ref is where its messages lie, None when it has none."""
+        if core.stream_id == 0:
+            self._apply_shard_records(core.records)
+            return
+        stream = self.streams.get(core.stream_id)
+        if stream is None and (stream := self._made(core)) is None:
+            return
+        if self.position <= stream.position:
+            return  # a page of the checkpoint held this already
+        if stream.offline is not None:
+            if any(record.kind == RecordKind.STREAM_DELETE for record in core.records):
+                self._drop(stream)
+            return
+        try:
+            self._apply_to_stream(stream, core, ref)
+        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
+            self.take_offline(core.stream_id, f"a record in segment {self.position} is damaged: {error!r}")
+
+    def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
+        """``apply_block`` for one that has messages and says nothing else, as the log's owner writes them by the hundred."""
+        stream = self.streams.get(packed[STREAM_ID])
+        if stream is None or stream.offline is not None or self.position <= stream.position:
+            return
+        if stream.blocks.append(packed):
+            key = position_key(self.position)
+            self.segments[key] += 1
+            self.unnamed.discard(key)
+        self._take_outcome(stream, outcome, packed[LAST_TIME_NS])
+
+    def take_offline(self, stream_id: int, reason: str) -> None:
+        """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
+        stream = self.streams.get(stream_id)
+        if stream is None:  # its very create record: nothing is known but that something is there
+            stream = StreamState(stream_id, "", f"unknown-{stream_id:016x}", {}, 0)
+            self.streams[stream_id] = stream
+        if stream.offline is None:
+            stream.offline = reason
+            stream.dirty = True
+
+    def settle(self) -> None:
+        """End a replay: make names and counts. Raises: Corrupt when blocks came of a stream that nothing created."""
+        if self._unmade:
+            stream_id, position = next(iter(self._unmade.items()))
+            raise Corrupt(f"segment {position}", "blocks", 0,
+                          f"it speaks of stream {stream_id:016x}, which neither checkpoint nor log created or deleted")
+        self.names = {(s.account, s.name): s.stream_id for s in self.streams.values()}
+        if self.wanted is not None:
+            return
+        self.replaying = False
+        self._deleted.clear()
+        segments = dict.fromkeys(self.segments, 0)
+        for stream in self.streams.values():
+            if stream.offline is not None:
+                continue  # nothing is swept while there is one
+            for page in stream.blocks.pages:
+                for key in log_keys(page.entries):
+                    if key not in segments:
+                        raise Corrupt(f"stream {stream.name}", "block table", 0,
+                                      f"it names segment {_position(key)}, which was let go")
+                    segments[key] += 1
+        self.segments = segments
+        self.unnamed = {key for key, count in segments.items() if not count}
+        # Which of them had blocks is not known any more: a few pass for records, of which each owner leaves some.
+        self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
+
+    def _made(self, core: BlockCore) -> StreamState | None:
+        """The stream that this block creates; None for a block of one that is gone by now, as a newer page has it."""
+        for record in core.records:
+            if record.kind == RecordKind.STREAM_CREATE:
+                break
+        else:
+            if any(record.kind == RecordKind.STREAM_DELETE for record in core.records):
+                self._unmade.pop(core.stream_id, None)
+                self._deleted.add(core.stream_id)
+            elif core.count and core.stream_id not in self._deleted:
+                self._unmade.setdefault(core.stream_id, self.position)
+            return None
+        try:
+            body: Any = record.body
+            stream = StreamState(core.stream_id, body["account"], body["name"], dict(body["config"]),
+                                 int(body["created_ns"]))
+            stream.ceiling = int(body.get("ceiling", 0))
+            stream.extra = {k: v for k, v in body.items() if k not in _STREAM_KEYS}
+        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
+            self.take_offline(core.stream_id, f"its create record in segment {self.position} is damaged: {error!r}")
+            return None
+        if self.wanted is not None and not self.wanted(stream.account, stream.name):
+            self.unwanted[core.stream_id] = (stream.account, stream.name)
+            return None
+        self.streams[core.stream_id] = stream
+        self.names[stream.account, stream.name] = stream.stream_id
+        return stream
+
+    def _apply_to_stream(self, stream: StreamState, core: BlockCore, ref: BlockRef | None) -> None:
+        blocks = stream.blocks
+        counting = not self.replaying
+        if core.count and ref is not None and blocks.append(ref.pack()) and counting and ref.place == BlockPlace.LOG:
+            key = position_key(ref.position)
+            self.segments[key] += 1
+            self.unnamed.discard(key)
+        for removed in core.removed:
+            left = blocks.remove(*removed)
+            if left and counting:
+                self._left([left])
+        deleted = False
+        for record in core.records:
+            kind = record.kind
+            if kind == RecordKind.CONSUMER_STATE:
+                body: Any = record.body
+                consumer = stream.consumers.get(body["n"])
+                if consumer is not None:
+                    consumer.apply_delta(body)
+                    consumer.place = None
+            elif kind == RecordKind.CONSUMER_CREATE:
+                made = ConsumerState.created(record.body)  # type: ignore[arg-type]  # a wrong type ends in off line
+                stream.consumers[made.name] = made
+            elif kind == RecordKind.CONSUMER_UPDATE:
+                body = record.body
+                consumer = stream.consumers[body["name"]]
+                consumer.config = dict(body["config"])
+                consumer.place = None
+                if len(body) > 2:
+                    consumer.extra.update({k: v for k, v in body.items() if k not in ("name", "config")})
+            elif kind == RecordKind.CONSUMER_DELETE:
+                body = record.body
+                stream.consumers.pop(body["name"], None)
+            elif kind == RecordKind.STREAM_UPDATE:
+                body = record.body
+                stream.config = dict(body["config"])
+                for key, value in body.items():
+                    if value is None:
+                        stream.extra.pop(key, None)
+                    elif key != "config":
+                        stream.extra[key] = value
+            elif kind == RecordKind.STREAM_DELETE:
+                deleted = True
+            elif kind == RecordKind.CEILING:
+                body = record.body
+                stream.ceiling = int(body["seq"])
+        self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
+        if deleted:
+            self._drop(stream)
+
+    def _take_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
+        trims = outcome[0] != stream.first_seq or self.replaying
+        stream.first_seq, stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns = outcome
+        stream.last_time_ns = last_time_ns
+        if trims and (left := stream.blocks.trim(outcome[0])) and not self.replaying:
+            self._left(left)
+        stream.position = self.position
+        stream.dirty = True
+
+    def _apply_shard_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            body: Any = record.body
+            if record.kind == RecordKind.LETGO:
+                letgo = LetGo.of(self.position, body)
+                for done in body.get("done", ()):
+                    self.letgo.pop(Position(*done), None)
+                for position in letgo.segments:
+                    key = position_key(position)
+                    self.segments.pop(key, None)
+                    self.unnamed.discard(key)
+                if letgo.segments or letgo.pages or letgo.roots:
+                    earlier = self.letgo.setdefault(self.position, letgo)
+                    if earlier is not letgo:  # two rounds ended within one segment
+                        earlier.segments += letgo.segments
+                        earlier.pages += letgo.pages
+                        earlier.roots += letgo.roots
+            elif record.kind == RecordKind.OPENING:
+                self.opening = body
+
+    def _drop(self, stream: StreamState) -> None:
+        del self.streams[stream.stream_id]
+        if self.replaying:
+            self._deleted.add(stream.stream_id)
+        name = (stream.account, stream.name)
+        if self.names.get(name) == stream.stream_id:
+            del self.names[name]
+        left = stream.blocks.clear()
+        if left and not self.replaying:
+            self._left(left)
+
+    def _left(self, blocks: list[list[Kept]]) -> None:
+        self._leaving += blocks
+        self.tidy(_LEFT_AT_ONCE)
+        if self.on_left is not None:
+            self.on_left()
+        else:
+            while self.tidy(_LEFT_AT_ONCE):
+                pass
+
+    def tidy(self, count: int) -> bool:
+        """Take up to ``count`` of the blocks that left out of the counts; returns whether there are more."""
+        leaving, segments = self._leaving, self.segments
+        while leaving and count > 0:
+            page = leaving[-1]
+            some = page[-count:]
+            del page[-count:]
+            if not page:
+                leaving.pop()
+            count -= len(some)
+            for key in log_keys(some):
+                live = segments.get(key)
+                if live is None:
+                    continue  # let go together with an off line stream's blocks
+                segments[key] = live - 1
+                if live == 1:
+                    self.unnamed.add(key)
+                    self.freed = self.position
+        return bool(leaving)
+
+
+def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
+    """Positions as [epoch, first, last] of neighbours, rising."""
+    run: list[int] | None = None
+    for epoch, number in sorted(positions):
+        if run is not None and run[0] == epoch and run[2] == number - 1:
+            run[2] = number
+            continue
+        if run is not None:
+            yield run
+        run = [epoch, number, number]
+    if run is not None:
+        yield run
+
+
+def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
+    """Undo ``pack_runs``."""
+    for epoch, first, last in runs:
+        for number in range(first, last + 1):
+            yield Position(epoch, number)
+
+
+def _position(key: int) -> Position:
+    return Position(key >> 48, key & ((1 << 48) - 1))
+
+
+_RECORDS_MAX = 16
+_LEFT_AT_ONCE = 1024
+"""Blocks taken out of the counts where they left: less than a millisecond."""
+
+_CREATE_KEYS = frozenset(("name", "config", "created_ns", "d", "f", "la", "add", "drop", "re", "x"))
+_STREAM_KEYS = frozenset(("account", "name", "config", "created_ns", "ceiling"))
+
+
+def _ints(column: Any) -> Sequence[int]:
+    if isinstance(column, bytes):
+        values = array("q")
+        values.frombytes(column)
+        if byteorder == "big":
+            values.byteswap()
+        return values
+    return column  # type: ignore[no-any-return]
+
+
+def _bytes(numbers: Iterable[int]) -> bytes:
+    values = array("q", numbers)
+    if byteorder == "big":
+        values.byteswap()
+    return values.tobytes()

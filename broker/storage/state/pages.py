@@ -1,0 +1,231 @@
+"""A shard's state as the pages of a checkpoint, and back.
+
+    root ── DIRECTORY pages, about 64 streams each ── small state inline
+                                                   ├─ BLOCKS pages of a big stream, 1024 entries each
+                                                   └─ CONSUMERS pages, one for each consumer with much pending
+
+    stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
+                    last_time_ns, ceiling, position, extra, table, consumers]
+    table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
+    consumers      [[packed or None, page or None], …]
+
+An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
+nothing.
+Dedupe and subject state are not here: both are made from block heads when they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from broker.storage.state.applied import ConsumerState, LetGo, ShardState, StreamState, position_key, unpack_runs
+from broker.storage.format.block import BlockRef
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.header import Position
+from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.state.table import BlockEntry, TablePage
+
+__all__ = ["DIRECTORY_STREAMS", "StreamCopy", "load_directory", "load_part", "shard_extra", "shard_of"]
+
+DIRECTORY_STREAMS = 64
+INLINE_BLOCKS_MAX = 64
+INLINE_CONSUMER_MAX = 512
+"""Numbers in a consumer's state; more have a page of their own."""
+
+_RUNS_AT_ONCE = 4096
+_NUMBER = (1 << 48) - 1
+
+_DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
+
+
+class StreamCopy:
+    """One stream's part of a round: its entry, taken at once, and the parts still to be copied.
+
+    ``parts`` is walked with turns of the loop in between. Each part is marked with this object while it is on its way;
+    a change meanwhile takes the mark off, so that ``placed`` does not call a part clean that is not.
+    """
+
+    __slots__ = ("_consumers", "_table", "entry", "stream")
+
+    def __init__(self, stream: StreamState) -> None:
+        self.stream = stream
+        stream.dirty = False
+        pages = stream.blocks.pages
+        inline = len(stream.blocks) <= INLINE_BLOCKS_MAX
+        self._table: list[tuple[TablePage, list[Any]]] = []
+        table: list[list[Any]] = []
+        for page in pages:
+            row: list[Any] = [page.room, page.pack() if inline else None, None]
+            table.append(row)
+            if inline:
+                page.place = None
+            else:
+                self._table.append((page, row))
+        self._consumers: list[tuple[ConsumerState, list[Any]]] = []
+        consumers: list[list[Any]] = []
+        for consumer in stream.consumers.values():
+            heavy = consumer.weight > INLINE_CONSUMER_MAX
+            row = [None if heavy else consumer.pack(), None]
+            consumers.append(row)
+            if heavy:
+                self._consumers.append((consumer, row))
+            else:
+                consumer.place = None
+        self.entry: list[Any] = [
+            stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
+            stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
+            list(stream.position), dict(stream.extra), table, consumers]
+
+    def objects(self) -> set[Position]:
+        """The objects that the entry names, once all parts have their places."""
+        table, consumers = self.entry[-2:]
+        refs = [row[2] for row in table if row[2] is not None] + [row[1] for row in consumers if row[1] is not None]
+        return {Position(*ref[:2]) for ref in refs}
+
+    def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
+              ) -> Iterator[tuple[Page, Callable[[PageRef], None]]]:
+        """Each part that changed, or that ``moved`` says must be written anew; with what to call once it has a place."""
+        stream_id = self.stream.stream_id
+        for page, row in self._table:
+            if isinstance(page.place, PageRef) and not moved(page.place):
+                row[2] = page.place.pack()
+                continue
+            page.place = self
+            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()]),
+                   _placer(self, page, row, 2))
+        for consumer, row in self._consumers:
+            if isinstance(consumer.place, PageRef) and not moved(consumer.place):
+                row[1] = consumer.place.pack()
+                continue
+            consumer.place = self
+            yield (Page(PageKind.CONSUMERS, position(), stream_id, consumer.pack()), _placer(self, consumer, row, 1))
+
+
+def _placer(copy: StreamCopy, part: TablePage | ConsumerState, row: list[Any], at: int) -> Callable[[PageRef], None]:
+    def placed(ref: PageRef) -> None:
+        row[at] = ref.pack()
+        if part.place is copy:
+            part.place = ref
+    return placed
+
+
+def load_directory(state: ShardState, page: Page) -> list[PageRef]:
+    """Add a directory page's streams, those that ``state`` wants, to it; returns those of their pages that ``load_part``
+    needs, in order.
+
+    Raises: Corrupt.
+    """
+    needed: list[PageRef] = []
+    try:
+        for entry in page.body:
+            (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
+             ceiling, position, extra, table, consumers) = entry
+            if state.wanted is not None and not state.wanted(account, name):
+                state.unwanted[stream_id] = (account, name)
+                continue
+            stream = StreamState(stream_id, account, name, config, created_ns)
+            stream.first_seq, stream.last_seq, stream.msgs, stream.bytes = first_seq, last_seq, msgs, size
+            stream.first_time_ns, stream.last_time_ns, stream.ceiling = first_time_ns, last_time_ns, ceiling
+            stream.position, stream.extra, stream.page = Position(*position), extra, page.key
+            stream.dirty = False
+            for room, entries, ref in table:
+                part = TablePage()
+                part.room = room
+                if ref is not None:
+                    part.place = PageRef.unpack(ref)
+                    needed.append(part.place)
+                else:
+                    part.entries = [BlockEntry.unpack(packed) for packed in entries]
+                    stream.blocks.load(part)
+            for packed, ref in consumers:
+                if ref is not None:
+                    needed.append(PageRef.unpack(ref))
+                else:
+                    consumer = ConsumerState.unpack(packed)
+                    stream.consumers[consumer.name] = consumer
+            state.streams[stream_id] = stream
+    except _DAMAGED as error:
+        raise Corrupt(f"directory page {page.key}", "page", 0, repr(error)) from None
+    return needed
+
+
+def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack
+              ) -> None:
+    """Add a BLOCKS or CONSUMERS page to its stream; block tables in the order that ``load_directory`` gave.
+
+    Args: unpack_ref makes a reference of what the page has of it.
+    Raises: Corrupt.
+    """
+    stream = state.streams.get(page.key)
+    if stream is None:
+        raise Corrupt(f"page of stream {page.key:016x}", "page", ref.offset, "no directory page has this stream")
+    try:
+        if page.kind == PageKind.BLOCKS:
+            part = TablePage()
+            part.room, entries = page.body
+            part.entries = [BlockEntry.unpack(packed, unpack_ref) for packed in entries]
+            part.place = ref
+            stream.blocks.load(part)
+        elif page.kind == PageKind.CONSUMERS:
+            consumer = ConsumerState.unpack(page.body)
+            consumer.place = ref
+            stream.consumers[consumer.name] = consumer
+        else:
+            raise ValueError(f"a page of kind {page.kind} among a stream's")
+    except _DAMAGED as error:
+        raise Corrupt(f"page of stream {stream.name}", "page", ref.offset, repr(error)) from None
+
+
+def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
+    """What belongs to no stream, for the root, as of the first step; the loop may turn after each.
+
+    There may be a million segments: the keys, which were applied in rising order, are copied at once, and packed a slice at
+    a time.
+    """
+    keys, opening, letgos = list(state.segments), state.opening, list(state.letgo.values())
+    runs: list[list[int]] = []
+    for run in _key_runs(keys):
+        runs.append(run)
+        if len(runs) % _RUNS_AT_ONCE == 0:
+            yield
+    letgo = []
+    for one in letgos:
+        yield
+        letgo.append([list(one.position), one.body()])
+    return {"segments": runs, "opening": opening, "letgo": letgo}
+
+
+def shard_of(extra: dict[str, Any], position: Position, name: str,
+             wanted: Callable[[str, str], bool] | None = None) -> ShardState:
+    """A state with no streams yet, about to replay what follows ``position``. Raises: Corrupt."""
+    state = ShardState(wanted)
+    state.replaying = True
+    state.position = position
+    try:
+        state.segments = dict.fromkeys(map(position_key, unpack_runs(extra["segments"])), 0)
+        state.opening = extra["opening"]
+        for at, body in extra["letgo"]:
+            letgo = LetGo.of(Position(*at), body)
+            state.letgo[letgo.position] = letgo
+    except _DAMAGED as error:
+        raise Corrupt(name, "extra", 72, repr(error)) from None
+    return state
+
+
+def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:
+    """Rising position keys as ``pack_runs`` gives positions; of a long run only a few are looked at.
+
+    Neighbours differ by one, within an epoch and never across one: no log has 2^48 segments.
+    """
+    at, count = 0, len(keys)
+    while at < count:
+        last, step = at, 1
+        while last + step < count and keys[last + step] == keys[last] + step:
+            last += step
+            step *= 2
+        while step := step // 2:
+            if last + step < count and keys[last + step] == keys[last] + step:
+                last += step
+        yield [keys[at] >> 48, keys[at] & _NUMBER, keys[last] & _NUMBER]
+        at = last + 1

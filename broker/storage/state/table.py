@@ -1,0 +1,262 @@
+"""The blocks of one stream, in sequence order, and which of their messages are dead.
+
+Kept in pages of 1024 entries, as a checkpoint keeps them: only the last page gets new blocks, and a page that changed
+is marked so that a round writes just those. A block that is all dead, or lies below the stream's first sequence,
+leaves.
+
+Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
+page that was copied a little later than its stream may therefore be replayed over.
+
+A block of which nothing is dead is kept as its packed reference alone, a tuple of numbers and names: there may be
+millions, and the garbage collector forgets those. A ``BlockEntry`` is made of it for whoever looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from broker.storage.state.dead import DeadSet
+from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
+
+__all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "TablePage", "log_keys"]
+
+PAGE_ENTRIES = 1024
+
+_LOG = int(BlockPlace.LOG)
+
+
+class BlockEntry:
+    """One persisted block that still has a live message."""
+
+    __slots__ = ("dead", "dead_bytes", "dead_count", "ref")
+
+    def __init__(self, ref: BlockRef) -> None:
+        self.ref = ref
+        self.dead: DeadSet | None = None
+        self.dead_count = 0
+        """Messages removed by name; exact, but for blocks with gaps in their sequences where it may be too low."""
+        self.dead_bytes = 0
+        """Their user size; an estimate where a removed range ended within the block."""
+
+    def is_dead(self, seq: int) -> bool:
+        """Whether the message at ``seq``, which is in this block, was removed (the stream's first_seq left aside)."""
+        return self.dead is not None and seq in self.dead
+
+    def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
+        """Mark what of first..last lies in this block; returns whether anything is new.
+
+        Args: msgs and size are the range's own, so they are exact where the range lies within the block.
+        """
+        ref = self.ref
+        within = first >= ref.first_seq and last <= ref.last_seq
+        low, high = max(first, ref.first_seq), min(last, ref.last_seq)
+        if low == ref.first_seq and high == ref.last_seq:
+            changed = self.dead_count < ref.count
+            self.dead_count, self.dead_bytes = ref.count, ref.bytes
+            return changed
+        if self.dead is None:
+            self.dead = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        new = self.dead.add(low, high)
+        if not new:
+            return False
+        if within:
+            self.dead_count += min(msgs, new)
+            self.dead_bytes += size
+        elif ref.gapless:
+            self.dead_count += new
+            self.dead_bytes = min(ref.bytes, self.dead_bytes + ref.bytes * new // ref.count)
+        return True
+
+    def pack(self) -> list[Any]:
+        ref = self.ref.pack()
+        return [ref] if self.dead is None else [ref, self.dead.pack(), self.dead_count, self.dead_bytes]
+
+    @classmethod
+    def unpack(cls, packed: Any, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack) -> BlockEntry:
+        """Raises: ValueError, TypeError or Corrupt when ``packed`` is not what ``pack`` gives."""
+        entry = cls(unpack_ref(packed[0]))
+        if len(packed) > 1:
+            _, dead, entry.dead_count, entry.dead_bytes = packed
+            entry.dead = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
+            entry.dead.load(dead)
+        return entry
+
+
+Kept = PackedRef | BlockEntry
+"""How a page keeps a block: a reference of which nothing is dead, or an entry."""
+
+
+def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
+    """``epoch << 48 | number`` of the segment that each of ``blocks`` lies in, but for those that lie in runs."""
+    for kept in blocks:
+        if isinstance(kept, BlockEntry):
+            ref = kept.ref
+            if ref.place == BlockPlace.LOG:
+                yield ref.position[0] << 48 | ref.position[1]
+        elif kept[0] == _LOG:
+            yield kept[1] << 48 | kept[2]
+
+
+class TablePage:
+    """Up to 1024 neighbouring entries. ``place`` says where a checkpoint keeps them; None: changed since."""
+
+    __slots__ = ("entries", "place", "room")
+
+    def __init__(self) -> None:
+        self.entries: list[Kept] = []
+        self.room = PAGE_ENTRIES
+        self.place: Any = None
+
+    def pack(self) -> list[Any]:
+        """Each entry for a checkpoint's page, as ``BlockEntry.pack`` gives it."""
+        return [(kept,) if type(kept) is tuple else kept.pack() for kept in self.entries]  # type: ignore[union-attr]
+
+
+class BlockTable:
+    """The live blocks of one stream."""
+
+    __slots__ = ("_count", "pages")
+
+    def __init__(self) -> None:
+        self.pages: list[TablePage] = []
+        """None is empty."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[BlockEntry]:
+        for page in self.pages:
+            yield from map(_entry, page.entries)
+
+    def steady(self) -> Iterator[BlockEntry]:
+        """As ``iter``, while blocks may be appended, but none leave."""
+        p = i = 0
+        while p < len(self.pages):
+            entries = self.pages[p].entries
+            while i < len(entries):
+                yield _entry(entries[i])
+                i += 1
+            p, i = p + 1, 0
+
+    @property
+    def last_seq(self) -> int:
+        """The last sequence of the last block; 0 when there is none."""
+        return _last(self.pages[-1].entries[-1]) if self.pages else 0
+
+    def append(self, ref: PackedRef) -> bool:
+        """Add a block; False when the table has it, or anything later, already (a replay over a newer page)."""
+        if ref[FIRST_SEQ] <= self.last_seq:
+            return False
+        if not self.pages or not self.pages[-1].room:
+            self.pages.append(TablePage())
+        page = self.pages[-1]
+        page.entries.append(ref)
+        page.room -= 1
+        page.place = None
+        self._count += 1
+        return True
+
+    def find(self, seq: int) -> BlockEntry | None:
+        """The block whose range holds ``seq``; the sequence itself may be dead or in a gap."""
+        p = bisect_right(self.pages, seq, key=_page_first) - 1
+        if p < 0:
+            return None
+        entries = self.pages[p].entries
+        i = bisect_right(entries, seq, key=_first) - 1
+        return _entry(entries[i]) if i >= 0 and _last(entries[i]) >= seq else None
+
+    def since(self, seq: int) -> Iterator[BlockEntry]:
+        """The blocks that hold ``seq`` or a later sequence, in order; those before are not looked at."""
+        p = max(0, bisect_right(self.pages, seq, key=_page_first) - 1)
+        for page in self.pages[p:p + 1]:
+            i = max(0, bisect_right(page.entries, seq, key=_first) - 1)
+            yield from (_entry(kept) for kept in page.entries[i:] if _last(kept) >= seq)
+        for page in self.pages[p + 1:]:
+            yield from map(_entry, page.entries)
+
+    def remove(self, first: int, last: int, msgs: int, size: int) -> list[Kept]:
+        """Mark a removed range dead; returns the blocks that left."""
+        left: list[Kept] = []
+        p = max(0, bisect_right(self.pages, first, key=_page_first) - 1)
+        emptied = False
+        while p < len(self.pages) and _first(self.pages[p].entries[0]) <= last:
+            page = self.pages[p]
+            entries = page.entries
+            i = max(0, bisect_right(entries, first, key=_first) - 1)
+            gone: set[int] = set()
+            while i < len(entries) and _first(entries[i]) <= last:
+                if _last(entries[i]) >= first:
+                    entry = _entry(entries[i])
+                    if entry.remove(first, last, msgs, size):
+                        page.place = None
+                        entries[i] = entry
+                        if entry.dead_count >= entry.ref.count:
+                            gone.add(i)
+                            left.append(entry)
+                i += 1
+            if len(gone) == 1:
+                del entries[gone.pop()]
+                emptied = emptied or not entries
+            elif gone:
+                page.entries = [kept for i, kept in enumerate(entries) if i not in gone]
+                emptied = emptied or not page.entries
+            p += 1
+        self._count -= len(left)
+        if emptied:
+            self.pages = [page for page in self.pages if page.entries]
+        return left
+
+    def trim(self, first_seq: int) -> list[list[Kept]]:
+        """Drop the blocks that lie wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
+        left: list[list[Kept]] = []
+        whole = 0
+        for page in self.pages:
+            entries = page.entries
+            if _last(entries[0]) >= first_seq:
+                break
+            keep = len(entries) if _last(entries[-1]) < first_seq else bisect_left(entries, first_seq, key=_last)
+            self._count -= keep
+            if keep == len(entries):
+                left.append(entries)
+                whole += 1
+                continue
+            left.append(entries[:keep])
+            del entries[:keep]
+            page.place = None
+            break
+        del self.pages[:whole]
+        return left
+
+    def clear(self) -> list[list[Kept]]:
+        """Drop all blocks; returns them, page by page."""
+        left = [page.entries for page in self.pages]
+        self.pages = []
+        self._count = 0
+        return left
+
+    def load(self, page: TablePage) -> None:
+        """Add a page as a checkpoint had it. Raises: ValueError when it does not follow the one before."""
+        if page.entries:
+            if _first(page.entries[0]) <= self.last_seq:
+                raise ValueError("the pages of a block table overlap")
+            self.pages.append(page)
+            self._count += len(page.entries)
+
+
+def _entry(kept: Kept) -> BlockEntry:
+    return kept if isinstance(kept, BlockEntry) else BlockEntry(BlockRef.of(kept))
+
+
+def _first(kept: Kept) -> int:
+    return kept.ref.first_seq if isinstance(kept, BlockEntry) else kept[FIRST_SEQ]
+
+
+def _last(kept: Kept) -> int:
+    return kept.ref.last_seq if isinstance(kept, BlockEntry) else kept[LAST_SEQ]
+
+
+def _page_first(page: TablePage) -> int:
+    return _first(page.entries[0])
