@@ -70,7 +70,7 @@ class Connection:
 
 
 class Count:
-    """Counts a mark in a byte stream that comes in pieces."""
+    """Counts a mark in a byte stream that comes in tasks."""
 
     def __init__(self, mark: bytes) -> None:
         self.mark, self.tail, self.n = mark, b"", 0

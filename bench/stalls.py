@@ -20,22 +20,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker.clock import SystemClock
-from broker.jetstream.stream.publish.dedupe import Dedupe
-from broker.jetstream.settings import AccountLimits, ServerLimits
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.storage.state.applied import ShardState, StreamState, position_key
-from broker.storage.read.cache import Cache
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import Snapshot
-from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.state.applied import ShardState, StreamState, position_key
 
 __all__ = ["main"]
 
@@ -73,7 +73,7 @@ def fill(state: ShardState, blocks: int) -> StreamState:
 
 
 class Stalls:
-    """A stream, and the longest time that the loop stood still in each of several pieces of work."""
+    """A stream, and the longest time that the loop stood still in each of several tasks of work."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks

@@ -1,7 +1,7 @@
 """What lies in a shard's log, seen by headers alone: who takes a shard and who waits for it look for the end of an epoch.
 
     present      1 1 1 1 … 1 1 1 | 0 1 0 0 S 0 …      up to the first number that is missing or a seal all are segments;
-                               end                     beyond it, less than W further, strays may lie, and seals of takers
+                               end                     beyond it, less than W further, orphans may lie, and seals of takers
 
 The end is found by doubling steps, then by narrowing down, PROBES at once, whatever the length: some ten turns for a
 million segments. That is sound since no writer begins number n + W before n landed: a segment at p means that all

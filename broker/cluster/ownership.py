@@ -35,10 +35,10 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.opening import Opening
 from broker.storage.format.record import RecordKind
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced, Patience, describe, put_ours
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 
 __all__ = ["Taken", "newest_checkpoint", "newest_claimant", "positions", "seal_at", "sealer_of", "take"]
 

@@ -34,8 +34,8 @@ from broker.inspect.report import (
 from broker.inspect.shardview import NoStream, find_stream, key_of, require_shard
 from broker.inspect.source import CannotInspect, Source, each, open_source, read_format
 from broker.inspect.survey import Survey, read_survey
-from broker.output import Table, count, outline, plain, printable, size, when
 from broker.inspect.verify import Judge, verify
+from broker.output import Table, count, outline, plain, printable, size, when
 from broker.protocol import headers
 from broker.protocol.subject import is_valid
 from broker.storage.format.claim import Seal
@@ -390,10 +390,10 @@ class _Inspection:
         live = judge.live.get(info.key, ())
         value |= {"blocks": len(head), "messages": sum(row.messages for row in head.rows),
                   "raw_bytes": sum(row.raw_bytes for row in head.rows), "live_blocks": len(live)}
-        stray = judge.stray(checked)
-        if stray is not None:
-            value["state"] = f"stray: {stray}"
-        elif position in judge.letgo:
+        orphan = judge.orphan(checked)
+        if orphan is not None:
+            value["state"] = f"orphan: {orphan}"
+        elif position in judge.released:
             value["state"] = "let go of, to be deleted"
         elif live:
             value["state"] = "holds live messages"

@@ -17,12 +17,12 @@ from broker.inspect.shardview import ShardView, find_stream, key_of, read_shard
 from broker.inspect.source import Source, each
 from broker.inspect.survey import cannot_be_read
 from broker.protocol.subject import is_literal, matches
-from broker.storage.state.applied import StreamState
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.objectstore import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
+from broker.storage.state.applied import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Message", "Missing", "read_messages"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from broker.inspect.problems import Problem
 from broker.inspect.survey import Epoch, ShardSurvey, Survey, stream_row
-from broker.output import Table, count, plain, printable, size, when
 from broker.inspect.verify import Verified
+from broker.output import Table, count, plain, printable, size, when
 from broker.storage.state.applied import ConsumerState, StreamState
 
 __all__ = ["consumer_json", "epoch_json", "epoch_table", "overview_json", "overview_text", "problem_lines",
@@ -31,7 +31,7 @@ def overview_json(survey: Survey, verified: Verified | None = None) -> dict[str,
         said["verified"] = {
             "objects": verified.objects, "bytes": verified.bytes,
             "checkpoints_compared": [{"shard": shard, "position": str(position)} for shard, position in verified.roots],
-            "strays": [stray._asdict() for stray in verified.strays]}
+            "strays": [orphan._asdict() for orphan in verified.orphans]}
         problems += verified.problems
     said["problems"] = [problem.to_json() for problem in problems]
     return said
@@ -60,9 +60,9 @@ def shard_json(shard: ShardSurvey) -> dict[str, Any]:
         "runs": {"objects": shard.runs.count, "bytes": shard.runs.bytes},
         "requests": shard.requests.count,
         "streams": len(view.state.streams),
-        "let_go": {"segments": sum(len(letgo.segments) for letgo in view.state.letgo.values()),
-                   "pages": sum(len(letgo.pages) for letgo in view.state.letgo.values()),
-                   "checkpoints": sum(len(letgo.roots) for letgo in view.state.letgo.values())}}
+        "let_go": {"segments": sum(len(released.segments) for released in view.state.released.values()),
+                   "pages": sum(len(released.pages) for released in view.state.released.values()),
+                   "checkpoints": sum(len(released.roots) for released in view.state.released.values())}}
 
 
 def epoch_json(epoch: Epoch) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]
     if verified is not None:
         lines += ["", f"verified     {count(verified.objects)} objects, {size(verified.bytes)}: every checksum; "
                   f"{len(verified.roots)} checkpoints replayed and compared"]
-        if verified.strays:
-            table = Table(["stray object", "bytes", "why it may be there"], ["bytes"])
-            for stray in verified.strays:
-                table.add(stray.object, stray.bytes, stray.what)
+        if verified.orphans:
+            table = Table(["orphan object", "bytes", "why it may be there"], ["bytes"])
+            for orphan in verified.orphans:
+                table.add(orphan.object, orphan.bytes, orphan.what)
             lines += ["", *table.flush()]
     problems = survey.problems + (verified.problems if verified is not None else [])
     lines += ["", *problem_lines(problems)] if problems else [

@@ -1,7 +1,7 @@
 """What lies in a store, from listings, small objects and the replayed state: no payload is read.
 
 Order: listings first, then the state. What a listing has was there before the state was read, so an object that the
-state does not know is a stray, not a newcomer; and what the state names and the listing lacks is asked for once more,
+state does not know is a orphan, not a newcomer; and what the state names and the listing lacks is asked for once more,
 and judged by a newer state, before it is called missing.
 """
 
@@ -16,7 +16,6 @@ from typing import NamedTuple
 from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.inspect.shardview import ShardView, key_of, read_shard, shards
 from broker.inspect.source import Source, each, read_format
-from broker.storage.state.applied import StreamState, position_key
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
@@ -27,6 +26,7 @@ from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import STREAMS, ShardPaths, parse
+from broker.storage.state.applied import StreamState, position_key
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey", "cannot_be_read",

@@ -5,7 +5,7 @@
                      stream are those of its messages
     checkpoint, log  the state replayed from each root that is kept, oldest first, and from the log's beginning while
                      all of it is there, equals the one replayed from the newest
-    strays           objects that nothing names: listed, and no fault, for a broker that dies leaves some, and a later
+    orphans           objects that nothing names: listed, and no fault, for a broker that dies leaves some, and a later
                      one deletes them
 
 On a live store things move meanwhile: what was deleted since it was listed is no fault, unless a newer state wants it.
@@ -22,7 +22,6 @@ from broker.inspect.problems import DELETE, NEWER, RESTORE, Problem, of_error
 from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
 from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
-from broker.storage.state.applied import ConsumerState, ShardState, StreamState, position_key
 from broker.storage.format.block import BlockCore, BlockRef
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.header import ObjectKind, Position
@@ -30,16 +29,17 @@ from broker.storage.format.index import Head
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
 from broker.storage.read.snapshot import CutOff, replay_from
+from broker.storage.state.applied import ConsumerState, ShardState, StreamState, position_key
 from broker.storage.state.table import BlockEntry
 
-__all__ = ["Judge", "Stray", "Verified", "state_differences", "verify"]
+__all__ = ["Judge", "Orphan", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
 _CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
 _FOREIGN = "no key of ours: a broker neither reads nor deletes it"
 
 
-class Stray(NamedTuple):
+class Orphan(NamedTuple):
     """An object that nothing names. what: why it may be there."""
 
     object: str
@@ -54,7 +54,7 @@ class Verified:
     objects: int = 0
     bytes: int = 0
     roots: list[tuple[int, Position]] = field(default_factory=list)
-    strays: list[Stray] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -64,7 +64,7 @@ async def verify(source: Source, survey: Survey) -> Verified:
     tallies = [_Tally(shard) for shard in survey.shards]
     for shard, tally in zip(survey.shards, tallies, strict=True):
         await _objects(source, _listed(source, shard), shard, tally, done)
-        done.strays += [Stray(info.key, info.size, _FOREIGN) for info in shard.foreign]
+        done.orphans += [Orphan(info.key, info.size, _FOREIGN) for info in shard.foreign]
     # Runs of single streams belong to no shard by their keys.
     await _objects(source, _below(source, STREAMS, done), survey.shards[0], tallies[0], done, tallies)
     await _objects(source, _one(source, FORMAT), survey.shards[0], tallies[0], done)
@@ -115,7 +115,7 @@ async def _below(source: Source, prefix: str, done: Verified) -> AsyncIterator[O
         if parse(info.key) is not None:
             yield info
         else:
-            done.strays.append(Stray(info.key, info.size, _FOREIGN))
+            done.orphans.append(Orphan(info.key, info.size, _FOREIGN))
 
 
 async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: ShardSurvey, tally: _Tally, done: Verified,
@@ -138,8 +138,8 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
         done.problems += [judge.problem(checked, fault) for fault in checked.faults]
         if (other := judge.other_writer(checked)) is not None:
             done.problems.append(other)
-        if (why := judge.stray(checked)) is not None:
-            done.strays.append(Stray(info.key, info.size, why))
+        if (why := judge.orphan(checked)) is not None:
+            done.orphans.append(Orphan(info.key, info.size, why))
 
 
 class Judge:
@@ -152,8 +152,8 @@ class Judge:
         self.roots = [position for position, _ in shard.roots]
         snapshot = shard.view.snapshot
         self.root = snapshot.root if snapshot is not None else None
-        self.letgo = {position for letgo in self.state.letgo.values() for position in letgo.segments}
-        self.letgo_pages = {position for letgo in self.state.letgo.values() for position in letgo.pages}
+        self.released = {position for released in self.state.released.values() for position in released.segments}
+        self.letgo_pages = {position for released in self.state.released.values() for position in released.pages}
         self.pages: set[Position] = set()
         """Objects with pages that some root needs."""
         self.unread_roots = False
@@ -247,7 +247,7 @@ class Judge:
                        f"claimed its epoch", "two brokers wrote under one epoch: what either acknowledged may be lost",
                        "run no two brokers on copies of one store, nor on a store without put-if-absent", "header", 24)
 
-    def stray(self, checked: Checked) -> str | None:
+    def orphan(self, checked: Checked) -> str | None:
         """Why an object that nothing names may be there; None for one that something does."""
         kind, position, state = checked.key.kind, checked.key.position, self.state
         if not self.whole:
@@ -264,7 +264,7 @@ class Judge:
             return None
         if checked.header is not None and checked.header.kind == ObjectKind.SEAL:
             return None
-        if position_key(position) in state.segments or position in self.letgo:
+        if position_key(position) in state.segments or position in self.released:
             return None
         epoch = self.epochs.get(position.epoch)
         if position > state.position:
@@ -383,7 +383,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
                 continue  # swept meanwhile; what is damaged in the log was found above
             if root not in kept and newest is not None and root < newest:
                 # A put of it that was answered late may land once more after it was deleted.
-                done.strays.append(Stray(key, dict(shard.roots)[root], "a checkpoint that is no longer kept, and what "
+                done.orphans.append(Orphan(key, dict(shard.roots)[root], "a checkpoint that is no longer kept, and what "
                                          "it needs is gone"))
                 continue
             text = str(error)
@@ -416,7 +416,7 @@ def state_differences(one: ShardState, other: ShardState) -> list[str]:
     for name in ("segments", "unnamed", "opening", "names"):
         if getattr(one, name) != getattr(other, name):
             found.append(f"{name} differ")
-    if {p: x.body() for p, x in one.letgo.items()} != {p: x.body() for p, x in other.letgo.items()}:
+    if {p: x.body() for p, x in one.released.items()} != {p: x.body() for p, x in other.released.items()}:
         found.append("what is let go of differs")
     for stream_id in sorted(one.streams.keys() | other.streams.keys()):
         a, b = one.streams.get(stream_id), other.streams.get(stream_id)

@@ -21,9 +21,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.api.dispatcher import Api
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -33,11 +31,6 @@ from broker.jetstream.config.consumer_rules import (
     consumer_level,
     same_consumer,
 )
-from broker.jetstream.consumer.start import starting_state
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
-from broker.jetstream.wire.ids import account_hash, unique_id
-from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import (
     NAME_MAX,
@@ -50,17 +43,24 @@ from broker.jetstream.config.stream_rules import (
     with_static_metadata,
     without_msg_ttl,
 )
-from broker.storage.state.applied import ConsumerState
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.consumer.start import starting_state
+from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.wire.advisories import AccountEvents
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.ids import account_hash, unique_id
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
+from broker.storage.state.applied import ConsumerState
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Subscription
     from broker.jetstream.engine import JetStream
-    from broker.storage.state.applied import ShardState, StreamState
     from broker.storage.log.log import BlockOwner
     from broker.storage.log.writer import OpenBlock
+    from broker.storage.state.applied import ShardState, StreamState
 
 __all__ = ["Account", "JetStreamSettings", "StreamLog"]
 
@@ -193,24 +193,24 @@ class Account:
                 continue
             consumer = self._consumer(stream, consumer_config, consumer_state, restored=True)
             stream.consumers[name] = consumer
-            self._attend(consumer)
+            self._subscribe_acks(consumer)
             openings.append(self._open(consumer))
         self._join(stream)
         return openings
 
-    def rest(self) -> None:
+    def prepare_shutdown(self) -> None:
         """Serve no consumer any more, telling those who wait for messages, and say each stream's last."""
         for stream in self.streams.values():
             for consumer in stream.consumers.values():
-                self._leave(consumer)
+                self._unsubscribe_acks(consumer)
                 consumer.shutdown()
-            stream.rest()
+            stream.prepare_shutdown()
 
     def release(self) -> None:
         """Let go of everything: subscriptions, timers, state. Nothing is written."""
         for stream in list(self.streams.values()):
             for consumer in stream.consumers.values():
-                self._leave(consumer)
+                self._unsubscribe_acks(consumer)
                 consumer.stop()
             for subscription in self._subscriptions.pop(stream).values():
                 self.bus.unsubscribe(subscription)
@@ -292,7 +292,7 @@ class Account:
         """Remove a stream with its consumers; waiting pull requests are told."""
         consumers = list(stream.consumers.values())
         for consumer in consumers:
-            self._leave(consumer)
+            self._unsubscribe_acks(consumer)
             consumer.delete()
         stream.consumers.clear()
         self._record(stream, RecordKind.STREAM_DELETE, {})
@@ -315,7 +315,7 @@ class Account:
         del self.streams[stream.name]
         self.offline[stream.name] = OffLine(reason, list(stream.config.subjects))
         for consumer in stream.consumers.values():
-            self._leave(consumer)
+            self._unsubscribe_acks(consumer)
             consumer.shutdown()
         stream.consumers.clear()
         for subscription in self._subscriptions.pop(stream).values():
@@ -405,7 +405,7 @@ class Account:
         if len(name.encode()) > NAME_MAX:
             raise ApiError(10102, max=NAME_MAX)
         check_consumer_supported(config)
-        _settle_threshold(config)
+        _fill_inactive_threshold(config)
         while not name or name in stream.consumers:
             name = unique_id(self._js.rng, 8)
         return await self._make_consumer(stream, name, config)
@@ -423,7 +423,7 @@ class Account:
             consumer.stop()
             del stream.consumers[name]
             raise
-        self._attend(consumer)
+        self._subscribe_acks(consumer)
         self._consumer_record(consumer, RecordKind.CONSUMER_CREATE, created)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
@@ -434,7 +434,7 @@ class Account:
         consumer.on_inactive = self._inactive
         return consumer
 
-    def _attend(self, consumer: Consumer) -> None:
+    def _subscribe_acks(self, consumer: Consumer) -> None:
         """Bring the consumer what clients send it: pull requests (through the API) and acks, in both their forms."""
         names = f"{consumer.stream.name}.{consumer.name}".encode()
         self._pulls[names] = consumer
@@ -442,7 +442,7 @@ class Account:
             self._acks[consumer] = [self.bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
                                     self.bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
 
-    def _leave(self, consumer: Consumer) -> None:
+    def _unsubscribe_acks(self, consumer: Consumer) -> None:
         self._pulls.pop(f"{consumer.stream.name}.{consumer.name}".encode(), None)
         for subscription in self._acks.pop(consumer, ()):
             self.bus.unsubscribe(subscription)
@@ -461,7 +461,7 @@ class Account:
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         check_consumer_supported(config)
         if config.inactive_threshold != consumer.config.inactive_threshold:
-            _settle_threshold(config)
+            _fill_inactive_threshold(config)
         if config != consumer.config:
             self._consumer_record(consumer, RecordKind.CONSUMER_UPDATE,
                                   {"name": consumer.name, "config": config.to_json()})
@@ -480,12 +480,12 @@ class Account:
         if stream.consumers.get(consumer.name) is not consumer:
             return
         del stream.consumers[consumer.name]
-        self._leave(consumer)
+        self._unsubscribe_acks(consumer)
         self._consumer_record(consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
 
 
-def _settle_threshold(config: ConsumerConfig) -> None:
+def _fill_inactive_threshold(config: ConsumerConfig) -> None:
     if not config.durable and config.inactive_threshold == 0:
         config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS

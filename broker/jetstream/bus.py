@@ -113,4 +113,4 @@ class Bus(Protocol):
         """Call ``changed(now_interested)`` on each change from now on; the watch's ``interested`` is the present answer."""
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes queued towards the subscribers of ``subject``: a pump slows down before they are slow consumers."""
+        """Unsent bytes queued towards the subscribers of ``subject``: a delivery loop slows down before they are slow consumers."""

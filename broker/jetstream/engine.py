@@ -24,9 +24,9 @@ from broker.storage.log.memory_log import MemoryLog
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
-    from broker.storage.state.applied import StreamState
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
+    from broker.storage.state.applied import StreamState
 
 __all__ = ["JetStream", "JetStreamSettings"]
 
@@ -56,7 +56,7 @@ class JetStream:
     def available(self) -> bool:
         """Whether the shard is ours and our proof of it is fresh."""
         log = self._log
-        return log is not None and log.failure is None and not log.muted
+        return log is not None and log.failure is None and not log.lease_expired
 
     @property
     def log(self) -> Log:
@@ -75,7 +75,7 @@ class JetStream:
         opening.
         """
         self._log, self._reader = log, reader
-        log.on_unmuted, log.keep = self._wake, reader.keep
+        log.on_lease_renewed, log.on_small_segment = self._wake, reader.admit_segment
         self._memory_log = MemoryLog(log.clock_trusted)
         tasks = []
         for state in list(log.state.streams.values()):
@@ -95,7 +95,7 @@ class JetStream:
         """
         if tell:
             for account in self.accounts.values():
-                account.rest()
+                account.prepare_shutdown()
         for account in self.accounts.values():
             await account.api.drop()
         for task in self._opening:

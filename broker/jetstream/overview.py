@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.engine import JetStream
 from broker.jetstream.stream.stream import Stream
+from broker.jetstream.wire import fields as wire
 
 __all__ = ["streams"]
 

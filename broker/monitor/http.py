@@ -13,8 +13,8 @@ from http import HTTPStatus
 
 import h11
 
-from broker.listen_socket import Bound
 from broker.clock import Clock
+from broker.listen_socket import Bound
 from broker.monitor.pages import Page, Pages
 
 __all__ = ["MonitorServer"]

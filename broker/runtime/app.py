@@ -25,19 +25,19 @@ from broker import __version__
 from broker.clock import Clock, GuardedClock
 from broker.config.settings import Settings
 from broker.errors import StartError
-from broker.runtime.loop_lag import LoopLag
 from broker.machine import memory_bytes
+from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
-from broker.server.server import Server
 from broker.server.options import COMPATIBLE_VERSION, ServerOptions
+from broker.server.server import Server
 
 if TYPE_CHECKING:
     from broker.jetstream.account import JetStreamSettings
     from broker.jetstream.engine import JetStream
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
+    from broker.runtime.shard_host import ShardHost
     from broker.storage.log.log import Log
-    from broker.runtime.shard_host import Tenure
 
 __all__ = ["App", "StartError"]
 
@@ -57,7 +57,7 @@ class App:
         self.server = Server(server_options(settings), self.clock, rng=self.rng)
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
-        self.tenure: Tenure | None = None
+        self.shard_host: ShardHost | None = None
         self._monitor: MonitorServer | None = None
         self._monitoring = False
         self._serving = False
@@ -104,13 +104,13 @@ class App:
         self.server.stop_listening()
         if self.jetstream is not None:
             await self.jetstream.close(tell=True)
-        if self.tenure is not None:
-            await self.tenure.give_back()
+        if self.shard_host is not None:
+            await self.shard_host.give_back()
         if self.jetstream is not None:
             await self.jetstream.stop()
         await self.server.close()
-        if self.tenure is not None:
-            await self.tenure.close()
+        if self.shard_host is not None:
+            await self.shard_host.close()
         if self._monitor is not None:
             await self._monitor.close()
 
@@ -140,21 +140,21 @@ class App:
     async def _start_jetstream(self) -> None:
         # Only who has JetStream pays for importing it.
         from broker.jetstream.engine import JetStream
-        from broker.runtime.shard_host import Tenure
+        from broker.runtime.shard_host import ShardHost
 
         assert isinstance(self.clock, GuardedClock)
         if (self.settings.store or "").startswith("file://"):
             prepare_directory((self.settings.store or "").removeprefix("file://"))
-        self.tenure = Tenure(self.settings, self.clock, self._lost)
-        url = self.tenure.store.url
-        self.tenure.on_standby = self._begin_to_wait
-        self.tenure.on_turn = self._bind_for_clients
+        self.shard_host = ShardHost(self.settings, self.clock, self._lost)
+        url = self.shard_host.store.url
+        self.shard_host.on_standby = self._begin_to_wait
+        self.shard_host.on_turn = self._bind_for_clients
         told = jetstream_settings(self.settings, self.server.server_name)
         log.info("Starting JetStream")
         log.info("  Max Memory:      %s", _friendly_bytes(told.server.max_memory))
         log.info("  Max Storage:     %s", _friendly_bytes(told.server.max_storage))
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
-        await self.tenure.check()
+        await self.shard_host.check()
         self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, told)
         self.jetstream.listen()
 
@@ -162,7 +162,7 @@ class App:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
         self._settling = True
         while True:
-            shard_log = await self._take_over() if self.tenure is not None else None
+            shard_log = await self._take_over() if self.shard_host is not None else None
             if shard_log is None or shard_log.failure is None:
                 await self._listen()
             if shard_log is None or shard_log.failure is None:
@@ -172,14 +172,14 @@ class App:
 
     async def _take_over(self) -> Log:
         """Own the shard and bring its streams to life. Raises: StartError."""
-        assert self.tenure is not None
+        assert self.shard_host is not None
         assert self.jetstream is not None
-        shard = await self.tenure.acquire()
+        shard = await self.shard_host.acquire()
         recovered = shard.recovered
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
-        await self.jetstream.open(shard.log, self.tenure.reader)
+        await self.jetstream.open(shard.log, self.shard_host.reader)
         return shard.log
 
     async def _bind(self) -> None:
@@ -214,11 +214,11 @@ class App:
         """The log stopped against our will: everything in memory that is not persisted is worth nothing now."""
         from broker.storage.put import Fenced
 
-        assert self.tenure is not None
+        assert self.shard_host is not None
         if not isinstance(error, Fenced):
             self._fail(str(error))
-        elif self.tenure.is_our_double(error):
-            self._fail(str(self.tenure.double(error)))
+        elif self.shard_host.is_our_double(error):
+            self._fail(str(self.shard_host.double(error)))
         else:
             log.warning("%s; closing all clients, and waiting as a standby", error)
             if not self._settling:
@@ -239,12 +239,12 @@ class App:
 
     async def _leave(self) -> None:
         """Let go of the clients and of what was ours; returns after T, in which nobody is to be outrun."""
-        assert self.tenure is not None
+        assert self.shard_host is not None
         assert self.jetstream is not None
         self._serving = False
         await self.jetstream.close()
         await self.server.close()
-        await self.tenure.abandon()
+        await self.shard_host.abandon()
         await asyncio.sleep(self.settings.lease_ns / 1e9)
 
     # ---- what monitoring shows ---------------------------------------------------------------------------------------
@@ -302,13 +302,13 @@ class App:
     def _own_figures(self) -> dict[str, Any]:
         """What nats-server has no word for: the log, the store, the cache, the loop."""
         figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self.lag.snapshot()}
-        tenure = self.tenure
-        if tenure is not None:
-            figures["store"] = tenure.store.snapshot()
-            figures["cache"] = {"bytes": tenure.cache.bytes, "hits": tenure.cache.hits, "misses": tenure.cache.misses}
-            figures["standby"] = tenure.standby
-            if tenure.shard is not None:
-                shard_log = tenure.shard.log
+        shard_host = self.shard_host
+        if shard_host is not None:
+            figures["store"] = shard_host.store.snapshot()
+            figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits, "misses": shard_host.cache.misses}
+            figures["standby"] = shard_host.standby
+            if shard_host.shard is not None:
+                shard_log = shard_host.shard.log
                 figures["log"] = {
                     "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
                     "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
@@ -318,27 +318,27 @@ class App:
     def _health(self) -> Health:
         from broker.monitor.views import Health
 
-        tenure = self.tenure
-        if tenure is not None and tenure.standby:
+        shard_host = self.shard_host
+        if shard_host is not None and shard_host.standby:
             return Health("standby", "another broker owns the store", serving=False)
         if not self._serving:
             return Health("unavailable", "starting, or stopping", serving=False)
-        if tenure is not None and tenure.shard is not None and tenure.shard.log.muted:
-            return Health("unavailable", f"the store does not answer: {tenure.shard.log.store_error}")
+        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
+            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
         return Health()
 
     def _jetstream_view(self) -> JetStreamView | None:
         from broker.monitor.views import JetStreamView
 
-        js, tenure = self.jetstream, self.tenure
-        if js is None or tenure is None:
+        js, shard_host = self.jetstream, self.shard_host
+        if js is None or shard_host is None:
             return None
         from broker.jetstream import overview
         from broker.jetstream.settings import API_LEVEL
 
         told = js.settings
         view = JetStreamView({"max_memory": told.server.max_memory, "max_storage": told.server.max_storage,
-                              "store_dir": tenure.store.url.removeprefix("file://"), "strict": told.strict},
+                              "store_dir": shard_host.store.url.removeprefix("file://"), "strict": told.strict},
                              api_level=API_LEVEL, list_streams=lambda: overview.streams(js))
         for account in js.accounts.values():
             used = account.info()

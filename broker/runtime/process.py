@@ -17,9 +17,9 @@ import os
 import signal
 import sys
 
-from broker.runtime.app import App
 from broker.config.settings import Settings
 from broker.errors import StartError
+from broker.runtime.app import App
 from broker.runtime.logging import LogLines
 from broker.runtime.process_files import PortsFile, write_pid_file
 

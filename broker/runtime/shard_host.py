@@ -1,4 +1,4 @@
-"""One broker's tenure of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
+"""One broker's shard_host of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
 
     opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
                           ^   ^                   │                    └── lost: fenced, or the log cannot go on
@@ -24,8 +24,6 @@ from broker.cluster.ownership import newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
-from broker.storage.read.cache import Cache
-from broker.storage.read.damage import explain
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
@@ -35,12 +33,14 @@ from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import FORMAT, ShardPaths, object_key
-from broker.storage.read.reader import BlockReader
 from broker.storage.put import Backoff, Fenced, Patience
-from broker.storage.shard import Shard, ShardSettings
+from broker.storage.read.cache import Cache
+from broker.storage.read.damage import explain
+from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import CutOff
+from broker.storage.shard import Shard, ShardSettings
 
-__all__ = ["Tenure"]
+__all__ = ["ShardHost"]
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
 
 
-class Tenure:
+class ShardHost:
     """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
 
     def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
-        """Args: ``lost`` is called once in each tenure that ends against our will; ``abandon`` then."""
+        """Args: ``lost`` is called once in each shard_host that ends against our will; ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
         """Called each time that it begins to wait for another broker, or for the store."""
         self.on_turn: Callable[[], Awaitable[object]] = _nothing
@@ -180,7 +180,7 @@ class Tenure:
             shard = self.shard = await Shard.open(
                 store, paths, taken.epoch, self._identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
                 executor=self._executor, clock_trusted=lambda: clock.trusted)
-            if shard.log.muted:
+            if shard.log.lease_expired:
                 # What comes to life now would find that it may not read.
                 await shard.log.persisted()
         except Fenced as fenced:

@@ -17,16 +17,15 @@ import sys
 from collections import deque
 from typing import Any
 
-from broker.listen_socket import Bound
 from broker.clock import Clock, SystemClock
-
+from broker.listen_socket import Bound
 from broker.server.auth.authenticator import Decide, authenticator, warnings
-from broker.server.connection.connection import Client
-from broker.server.options import ServerOptions
-from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.auth.passwords import PasswordChecks
-from broker.server.routing.router import Router
+from broker.server.connection.connection import Client
+from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.times import rfc3339
+from broker.server.options import ServerOptions
+from broker.server.routing.router import Router
 
 __all__ = ["Server"]
 

@@ -14,17 +14,17 @@ from concurrent.futures import Executor
 from typing import Any
 
 from broker.clock import Clock
-from broker.storage.state.applied import ShardState
 from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
+from broker.storage.checkpoint.sweeper import SWEEP_GRACE_NS, Sweeper
 from broker.storage.format.header import Position
+from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.log import Log, LogSettings
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.log.heartbeat import Pulse
-from broker.storage.read.recovery import recover
 from broker.storage.put import Patience
+from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import Snapshot
-from broker.storage.checkpoint.sweeper import SWEEP_GRACE_NS, Sweeper
+from broker.storage.state.applied import ShardState
 
 __all__ = ["Shard", "ShardSettings"]
 

@@ -1,4 +1,4 @@
-"""Whole tenures in virtual time: the real ``Tenure`` waits, takes, recovers and gives back, on a store with S3's prices."""
+"""Whole tenures in virtual time: the real ``ShardHost`` waits, takes, recovers and gives back, on a store with S3's prices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 from broker.clock import ManualClock
 from broker.config.settings import Settings
+from broker.runtime.shard_host import ShardHost
 from broker.storage.format.header import Position
+from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import Listing, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import Shard
-from broker.storage.log.writer import encode_segment
-from broker.runtime.shard_host import Tenure
 from tests.sim.loop import SimLoop
 from tests.storage.engine import MS, PATHS, SECOND
 
@@ -69,8 +69,8 @@ class Broker:
         self.clock = clock
         self.store = Costly(shared, latency_ns, page_ns, seed)
         with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
-            self.tenure = Tenure(Settings(server_name=name, store="s3://x/y", **settings), clock, self._lost)
-        self.tenure._executor = Inline()  # type: ignore[assignment]
+            self.shard_host = ShardHost(Settings(server_name=name, store="s3://x/y", **settings), clock, self._lost)
+        self.shard_host._executor = Inline()  # type: ignore[assignment]
         self.served_since_ns: list[int] = []
         """When each of its tenures began."""
         self.losses: list[BaseException] = []
@@ -80,8 +80,8 @@ class Broker:
 
     @property
     def serves(self) -> bool:
-        shard = self.tenure.shard
-        return shard is not None and shard.log.failure is None and not shard.log.muted and not self._life.done()
+        shard = self.shard_host.shard
+        return shard is not None and shard.log.failure is None and not shard.log.lease_expired and not self._life.done()
 
     @property
     def error(self) -> BaseException | None:
@@ -103,14 +103,14 @@ class Broker:
         self.store.halt()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
-        if self.tenure.shard is not None:
-            await self.tenure.shard.abandon()
+        if self.shard_host.shard is not None:
+            await self.shard_host.shard.abandon()
 
     async def stop(self) -> None:
         """A clean stop."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
-        await self.tenure.give_back()
+        await self.shard_host.give_back()
 
     def _lost(self, error: BaseException) -> None:
         self.losses.append(error)
@@ -118,7 +118,7 @@ class Broker:
 
     async def _live(self) -> None:
         while True:
-            shard = await self.tenure.acquire()
+            shard = await self.shard_host.acquire()
             self.served_since_ns.append(self.clock.monotonic_ns())
             self._gone.clear()
             work = asyncio.create_task(self.serve(shard)) if self.serve is not None else None
@@ -126,9 +126,9 @@ class Broker:
             if work is not None:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-            if self.tenure.is_our_double(self.losses[-1]):
+            if self.shard_host.is_our_double(self.losses[-1]):
                 raise self.losses[-1]
-            await self.tenure.abandon()
+            await self.shard_host.abandon()
             await asyncio.sleep(15)
 
 
@@ -145,7 +145,7 @@ def log_size(shared: MemoryStore) -> int:
 
 
 def in_virtual_time(main: Callable[[TrustedClock], Coroutine[Any, Any, T]]) -> T:
-    """As the engine's, with a clock that a tenure takes."""
+    """As the engine's, with a clock that a shard_host takes."""
     clock = TrustedClock()
     loop = SimLoop(clock)
     try:

@@ -12,9 +12,9 @@ from broker.storage.format.claim import Seal
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.log.settings import W_MAX
+from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Patience
-from broker.storage.log.writer import encode_segment
 from tests.storage.engine import PATHS, Counting, in_virtual_time
 
 NONCE = bytes(16)
@@ -34,15 +34,15 @@ def log_of(segments: list[int], seals: list[int]) -> MemoryStore:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_as_a_walk_by_one(seed: int) -> None:
-    """Logs of all lengths, with strays and seals beyond their end as owners and takers leave them."""
+    """Logs of all lengths, with orphans and seals beyond their end as owners and takers leave them."""
     async def main(clock: ManualClock) -> None:
         rng = random.Random(seed)
         end = rng.choice((0, 1, 2, 15, 16, 17, 31, 32, 33, 100, 1000, 3000)) + rng.randrange(3)
         first = rng.randint(0, end)
         sealed = rng.random() < 0.5
-        strays = [n for n in range(end + 1, end + W_MAX) if rng.random() < 0.3]
-        ahead = [n for n in (end + 4, end + 8) if n not in strays and rng.random() < 0.3]
-        shared = log_of([*range(first, end), *strays], [*([end] if sealed else []), *ahead])
+        orphans = [n for n in range(end + 1, end + W_MAX) if rng.random() < 0.3]
+        ahead = [n for n in (end + 4, end + 8) if n not in orphans and rng.random() < 0.3]
+        shared = log_of([*range(first, end), *orphans], [*([end] if sealed else []), *ahead])
         counting = Counting(shared)
         number, header = await end_of_segments(counting, PATHS, Position(1, first), Patience(counting, clock, rng))
         assert number == end

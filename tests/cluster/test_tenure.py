@@ -1,5 +1,5 @@
 """Progress: a living broker on a living store serves again within a stated time, whatever the log's length, and with a
-number of claims and of objects that do not grow with it. The real tenure, in virtual time."""
+number of claims and of objects that do not grow with it. The real shard_host, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def long_log(shared: MemoryStore, clock: TrustedClock, count: int) -> None
     """A store whose owner of epoch 1 is dead, and left ``count`` segments that no checkpoint covers."""
     dead = Broker("dead", shared, clock)
     await dead.serving(BARE)
-    shard = dead.tenure.shard
+    shard = dead.shard_host.shard
     assert shard is not None
     await dead.kill()
     grow_log(shared, 1, shard.log.position.number + 1, count, shard.log.nonce)
@@ -80,7 +80,7 @@ def test_a_recovery_that_outlasts_the_lease_is_left_alone() -> None:
         await taker.serving(300)
         assert not any(other.served_since_ns or other.losses for other in others)
         assert epochs(shared) == 2
-        shard = taker.tenure.shard
+        shard = taker.shard_host.shard
         assert shard is not None
         assert shard.recovered.objects > 4000
         await asyncio.sleep(900)
@@ -162,7 +162,7 @@ def test_two_that_nobody_named_are_owner_and_standby() -> None:
         two = Broker(None, shared, clock, seed=2)
         await asyncio.sleep(200)
         assert one.serves
-        assert two.tenure.standby
+        assert two.shard_host.standby
         assert not one.losses
         assert epochs(shared) == 1
     in_virtual_time(main)
@@ -175,7 +175,7 @@ def test_of_two_that_somebody_named_alike_one_serves() -> None:
         await long_log(shared, clock, 6000)
         one = Broker("same", shared, clock, latency_ns=300 * MS, seed=2)
         await asyncio.sleep(40)
-        assert one.tenure.shard is None
+        assert one.shard_host.shard is None
         two = Broker("same", shared, clock, latency_ns=300 * MS, seed=3)
         await two.serving(600)
         assert isinstance(one.error, StartError)
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_leaves_the_shard_alone() -> None:
             raise StartError("the port is taken")
 
         two = Broker("same", shared, clock, seed=2)
-        two.tenure.on_turn = refuse
+        two.shard_host.on_turn = refuse
         await asyncio.sleep(60)
         assert str(two.error) == "the port is taken"
         assert one.serves
@@ -227,7 +227,7 @@ def test_a_shard_that_was_swept_while_it_was_recovered_is_lost_not_damaged() -> 
         wakes.set()
         await asyncio.sleep(120)
         assert frozen.error is None
-        assert frozen.tenure.standby
+        assert frozen.shard_host.standby
         assert other.serves
     in_virtual_time(main)
 
@@ -240,10 +240,10 @@ def test_looking_for_strays_holds_no_commit_up() -> None:
         await long_log(shared, clock, 0)
         first = Broker("first", shared, clock, seed=2)
         await first.serving(T + T)
-        assert first.tenure.shard is not None
-        position = first.tenure.shard.log.position
+        assert first.shard_host.shard is not None
+        position = first.shard_host.shard.log.position
         await first.stop()
-        grow_log(shared, 1, 1 << 20, 100_000, bytes(16))  # beyond its end: strays
+        grow_log(shared, 1, 1 << 20, 100_000, bytes(16))  # beyond its end: orphans
         assert position.epoch == 2
         worst_ns = 0
 
@@ -263,8 +263,8 @@ def test_looking_for_strays_holds_no_commit_up() -> None:
         await owner.serving(BARE)
         standby = Broker("c", shared, clock, latency_ns=5 * MS, seed=4)
         await asyncio.sleep(200)
-        assert owner.tenure.shard is not None
-        assert owner.tenure.shard.checkpointer.rounds > 5
+        assert owner.shard_host.shard is not None
+        assert owner.shard_host.shard.checkpointer.rounds > 5
         assert worst_ns < SECOND
         assert log_size(shared) > 100_000
         assert owner.serves

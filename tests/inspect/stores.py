@@ -13,10 +13,10 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.record import RecordKind
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.log import LogSettings
+from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.shard import Shard, ShardSettings
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 
 PATHS = ShardPaths(0)
 T0 = 1_700_000_000_000_000_000

@@ -15,10 +15,10 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.page import Page, PageKind, decode_page, encode_pages
+from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.read.snapshot import read_snapshot
-from broker.storage.log.writer import encode_segment
 from tests.inspect.stores import PATHS, T0, Owner, filled
 
 Objects = Mapping[str, bytes]
@@ -56,7 +56,7 @@ def kinds(objects: Objects) -> dict[str, ObjectKind]:
 async def test_a_sound_store_has_no_problems(objects: Objects) -> None:
     """Shows that every object is read, all checkpoints are compared, and nothing is found; the store has all kinds."""
     survey, verified = await look(objects)
-    assert (survey.problems, verified.problems, verified.strays) == ([], [], [])
+    assert (survey.problems, verified.problems, verified.orphans) == ([], [], [])
     assert verified.objects == len(objects)
     assert verified.bytes == sum(map(len, objects.values()))
     assert len(verified.roots) == 3
@@ -177,7 +177,7 @@ async def test_strays_are_listed_and_no_fault(objects: Objects) -> None:
     changed = {PATHS.pages(Position(2, 9)): pages, PATHS.log(Position(2, 5)): b"".join(beyond), note: b"hands off"}
     survey, verified = await look(objects, changed)
     assert survey.problems + verified.problems == []
-    assert {stray.object for stray in verified.strays} == set(changed)
+    assert {orphan.object for orphan in verified.orphans} == set(changed)
 
 
 async def test_checkpoint_and_log_are_compared(objects: Objects) -> None:

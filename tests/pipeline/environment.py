@@ -13,7 +13,7 @@ __all__ = ["environment"]
 
 @contextlib.contextmanager
 def environment(spark: Any, environ: Mapping[str, str]) -> Iterator[None]:
-    """Planner and workers with these variables; the source takes those of the moment along."""
+    """Planner and workers with these variables; the source takes those of the snapshot along."""
     kept = dict(spark.sparkContext.environment)
     spark.sparkContext.environment.update(environ)
     spark.dataSource.register(JetblockSource)

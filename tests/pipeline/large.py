@@ -11,8 +11,8 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.objectstore.base import ObjectStore
-from broker.storage.state.pages import shard_extra
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state.pages import shard_extra
 from broker.storage.state.table import PAGE_ENTRIES, BlockEntry
 from tests.pipeline.stores import PATHS, T0, Owner
 

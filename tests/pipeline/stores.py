@@ -17,9 +17,9 @@ from typing import Any
 from broker.storage.format.block import Outcome
 from broker.storage.format.codec import Codec
 from broker.storage.format.record import RecordKind
+from broker.storage.log.writer import OpenBlock
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.log.writer import OpenBlock
 from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row
@@ -99,7 +99,7 @@ class Owner(engine.Owner):
 
 
 class MemoryBlobs:
-    """Blocking reads of the objects of a MemoryStore, as ``pipeline.blobs`` has them for real stores.
+    """Blocking reads of the objects of a MemoryStore, as ``pipeline.objects`` has them for real stores.
 
     ``asked`` lists every range that was read, ``bytes_read`` adds up what came. ``before``, called with each key before
     it is read, in whatever thread reads it, may change the store or raise.

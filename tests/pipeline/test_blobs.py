@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import pytest
 
+from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, Unreachable
 from broker.pipeline.store import objects as blobs_module
 from broker.pipeline.store.aws import S3Environment
-from broker.pipeline.store.objects import FileBlobs, S3Blobs, check_store, open_blobs
-from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, Unreachable
+from broker.pipeline.store.objects import FileObjectClient, S3ObjectClient, check_store, open_object_client
 from broker.storage.format.document import encode_document
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.store import StoreFormat
@@ -53,60 +53,60 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 
 def test_reads_ranges(store: Store) -> None:
     """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys are as they are."""
-    blobs = open_blobs(store.url)
-    assert blobs.url == store.url
+    objects = open_object_client(store.url)
+    assert objects.url == store.url
     for key in KEYS:
         data = key.encode()
-        assert blobs.get(key) == data
+        assert objects.get(key) == data
         for start, end in [(0, None), (3, None), (0, 4), (2, 5), (4, 5000), (len(data), None), (len(data), len(data) + 9),
                            (5000, 6000), (5000, None), (3, 3), (4, 2)]:
-            assert blobs.get(key, start, end) == data[start:end], (key, start, end)
+            assert objects.get(key, start, end) == data[start:end], (key, start, end)
 
 
 def test_says_what_is_not_there(store: Store) -> None:
-    blobs = open_blobs(store.url)
+    objects = open_object_client(store.url)
     with pytest.raises(NotFound, match=ShardPaths(3).log(Position(1, 0))):
-        blobs.get(ShardPaths(3).log(Position(1, 0)), 0, 10)
+        objects.get(ShardPaths(3).log(Position(1, 0)), 0, 10)
     with pytest.raises(NotFound):
-        blobs.get("v1/shards")  # a folder, where there are folders
+        objects.get("v1/shards")  # a folder, where there are folders
 
 
 def test_reads_many_side_by_side(store: Store) -> None:
     """In the order they were asked for, None for what is not there; also from several threads."""
-    blobs = open_blobs(store.url)
+    objects = open_object_client(store.url)
     ranges = [(key, n % 3, None if n % 2 else 20) for n, key in enumerate(KEYS * 10)]
     ranges.insert(5, ("v1/none", 0, None))
     want = [None if key == "v1/none" else key.encode()[start:end] for key, start, end in ranges]
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda _: blobs.get_many(ranges), range(4))) == [want] * 4
-    assert blobs.get_many([]) == []
+        assert list(threads.map(lambda _: objects.get_many(ranges), range(4))) == [want] * 4
+    assert objects.get_many([]) == []
 
 
 def test_lists_in_order(store: Store) -> None:
     """By prefix, which may end within a name; within a folder also after a key."""
-    blobs = open_blobs(store.url)
+    objects = open_object_client(store.url)
     for prefix in ("", "v1/", "v1/shards/", "v1/shards/0/log/", "v1/shards/1", "v1/shards/0/log/00000001-",
                    STREAM.prefix, STREAM.prefix[:-8], "v1/none/", "none", ".tmp", "v1/shards/0/lock"):
         for after in ("", KEYS[1], KEYS[3], "v1/shards/0/log/", "v2") if prefix.startswith("v1/shards/0/log/") else ("",):
             want = [ObjectInfo(key, len(key.encode())) for key in KEYS if key.startswith(prefix) and key > after]
-            assert blobs.list(prefix, after) == want, (prefix, after)
+            assert objects.list(prefix, after) == want, (prefix, after)
 
 
 def test_one_client_for_a_process_and_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked child does not get its parent's, whose threads and connections it has not."""
-    first = open_blobs(store.url)
-    assert open_blobs(store.url) is first
+    first = open_object_client(store.url)
+    assert open_object_client(store.url) is first
     monkeypatch.setattr("os.getpid", lambda: -1)
-    assert open_blobs(store.url) is not first
+    assert open_object_client(store.url) is not first
 
 
 async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
     """None there; one that others can read; one of a newer version; a flipped bit; objects without it."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoStore, match="there is no jetblock store"):
-        check_store(FileBlobs(str(tmp_path / "empty")))
+        check_store(FileObjectClient(str(tmp_path / "empty")))
     with pytest.raises(NoStore, match="no storage directory"):
-        open_blobs(f"file://{tmp_path}/nowhere")
+        open_object_client(f"file://{tmp_path}/nowhere")
 
     made = StoreFormat.make(bytes(range(16)), 5)
     newer = encode_document(ObjectKind.FORMAT, Position(0, 0), bytes(16),
@@ -117,24 +117,24 @@ async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
         writer = open_store(f"file://{tmp_path}/{name}")
         await writer.put(FORMAT, [content])
         await writer.close()
-    assert check_store(FileBlobs(str(tmp_path / "good"))) == made
+    assert check_store(FileObjectClient(str(tmp_path / "good"))) == made
     with pytest.raises(Newer, match=r"v1/format.*upgrade jetblock"):
-        check_store(FileBlobs(str(tmp_path / "newer")))
+        check_store(FileObjectClient(str(tmp_path / "newer")))
     for name in ("flipped", "cut"):
         with pytest.raises(Damaged, match=r"v1/format"):
-            check_store(FileBlobs(str(tmp_path / name)))
+            check_store(FileObjectClient(str(tmp_path / name)))
     writer = open_store(f"file://{tmp_path}/empty")
     await writer.put(ShardPaths(0).log(Position(1, 0)), [b"x"])
     await writer.close()
     with pytest.raises(Damaged, match="v1/format is not there, though other objects"):
-        check_store(FileBlobs(str(tmp_path / "empty")))
+        check_store(FileObjectClient(str(tmp_path / "empty")))
 
 
 @pytest.mark.parametrize("url", ["", "/data", "memory://", "http://host/x", "s3://", "s3://a", "s3://key:secret@bucket/x",
                                  "file://"])
 def test_refuses_urls(url: str) -> None:
     with pytest.raises(BadOption, match="option store: ") as refused:
-        open_blobs(url)
+        open_object_client(url)
     assert "secret" not in str(refused.value)
 
 
@@ -142,7 +142,7 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mon
     """Refusals are told at once, with the file and the remedy; what passes is tried again."""
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "x").write_bytes(b"data")
-    blobs = FileBlobs(str(tmp_path))
+    objects = FileObjectClient(str(tmp_path))
     pauses: list[float] = []
     monkeypatch.setattr("time.sleep", pauses.append)
     real, failures = os.open, [OSError(5, "Input/output error")] * 3
@@ -153,15 +153,15 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mon
         return real(path, *args)
 
     monkeypatch.setattr("broker.storage.objectstore.file.os.open", failing)
-    assert blobs.get("v1/x") == b"data"
+    assert objects.get("v1/x") == b"data"
     assert pauses == [0.05, 0.1, 0.2]
     failures += [OSError(5, "Input/output error")] * 50
     with pytest.raises(Unreachable, match=r"v1/x: Input/output error"):
-        blobs.get("v1/x")
+        objects.get("v1/x")
     assert sum(pauses) < 10
     failures[:] = [PermissionError(13, "Permission denied")]
     with pytest.raises(Unreachable, match=r"v1/x: Permission denied: give .* access"):
-        blobs.get("v1/x")
+        objects.get("v1/x")
 
 
 # ---- S3 that refuses, fails, or is something else
@@ -231,7 +231,7 @@ def _environ(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
 def test_tries_again_what_passes(endpoint: type[_Script]) -> None:
     """Overload and failures of the server are waited out."""
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>"), (500, b""), (429, b"")]
-    assert S3Blobs("bucket").get("v1/x", 2, 5) == b"234"
+    assert S3ObjectClient("bucket").get("v1/x", 2, 5) == b"234"
     assert endpoint.asked == ["bytes=2-4"] * 4
 
 
@@ -240,7 +240,7 @@ def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.Monkey
     monkeypatch.setattr(blobs_module, "_RETRY", blobs_module.timedelta(seconds=1))
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>")] * 100
     with pytest.raises(Unreachable, match=r"s3://bucket at http://127.0.0.1:\d+: v1/x: SlowDown \(503\): check") as raised:
-        S3Blobs("bucket").get("v1/x")
+        S3ObjectClient("bucket").get("v1/x")
     assert "the-secret" not in str(raised.value)
     assert len(endpoint.answers) > 80
 
@@ -248,8 +248,8 @@ def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.Monkey
 def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
     """It sends whole objects: they are cut here, and asked for as a whole from then on."""
     endpoint.ranges = False
-    blobs = S3Blobs("bucket")
-    assert (blobs.get("v1/x", 2, 5), blobs.get("v1/x", 7), blobs.get("v1/x", 20, 30)) == (b"234", b"789", b"")
+    objects = S3ObjectClient("bucket")
+    assert (objects.get("v1/x", 2, 5), objects.get("v1/x", 7), objects.get("v1/x", 20, 30)) == (b"234", b"789", b"")
     assert endpoint.asked == ["bytes=2-4", "", "", ""]
 
 
@@ -268,10 +268,10 @@ def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
 def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: bytes, kind: type[Exception], said: str
                                   ) -> None:
     """For a get and for a listing alike; with the URL, and nothing of what was signed."""
-    blobs = S3Blobs("bucket", "some/prefix")
-    calls: list[Callable[[], object]] = [lambda: blobs.get("v1/x"), lambda: blobs.get("v1/x", 0, 9)]
+    objects = S3ObjectClient("bucket", "some/prefix")
+    calls: list[Callable[[], object]] = [lambda: objects.get("v1/x"), lambda: objects.get("v1/x", 0, 9)]
     if kind is not NotFound:
-        calls.append(lambda: blobs.list("v1/"))
+        calls.append(lambda: objects.list("v1/"))
     for call in calls:
         endpoint.answers[:] = [(status, body)]
         with pytest.raises(kind, match=said) as raised:
@@ -283,7 +283,7 @@ def test_refusals_name_the_remedy(endpoint: type[_Script], status: int, body: by
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs_module, "_RETRY", blobs_module.timedelta(seconds=1))
     _environ(monkeypatch, AWS_ENDPOINT_URL=f"http://127.0.0.1:{free_port()}", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
-    for call in (lambda: S3Blobs("bucket").get("v1/x"), lambda: S3Blobs("bucket").list("v1/")):
+    for call in (lambda: S3ObjectClient("bucket").get("v1/x"), lambda: S3ObjectClient("bucket").list("v1/")):
         with pytest.raises(Unreachable, match=r"s3://bucket at http://127.*HTTP error: error sending request: check that it "
                                               r"is up, its address \(AWS_ENDPOINT_URL\)"):
             call()
@@ -294,7 +294,7 @@ def test_no_credentials_anywhere(endpoint: type[_Script], monkeypatch: pytest.Mo
     monkeypatch.setattr(blobs_module, "_RETRY", blobs_module.timedelta(seconds=1))
     _environ(monkeypatch, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"], AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(Unreachable, match=r"no credentials were found.*AWS_ACCESS_KEY_ID.*executors"):
-        S3Blobs("bucket").get("v1/x")
+        S3ObjectClient("bucket").get("v1/x")
 
 
 # ---- the environment
@@ -374,15 +374,15 @@ def test_a_profile_s_keys_reach_the_store(minio: S3Server, tmp_path: Path, monke
                            f"[wrong]\naws_access_key_id = {minio.env['AWS_ACCESS_KEY_ID']}\naws_secret_access_key = no\n"
                            f"[bad]\ncredential_process = false\n")
     _environ(monkeypatch, AWS_ENDPOINT_URL=minio.endpoint, AWS_PROFILE="here", AWS_SHARED_CREDENTIALS_FILE=str(credentials))
-    assert S3Blobs(minio.bucket).get("ready", 0, 4) == bytes(4)
+    assert S3ObjectClient(minio.bucket).get("ready", 0, 4) == bytes(4)
     monkeypatch.setenv("AWS_PROFILE", "wrong")
     with pytest.raises(Unreachable, match=r"SignatureDoesNotMatch"):
-        S3Blobs(minio.bucket).get("ready", 0, 4)
+        S3ObjectClient(minio.bucket).get("ready", 0, 4)
     monkeypatch.setenv("AWS_PROFILE", "bad")
     with pytest.raises(Unreachable, match=r"credential_process of the profile 'bad' failed"):
-        S3Blobs(minio.bucket).get("ready", 0, 4)
+        S3ObjectClient(minio.bucket).get("ready", 0, 4)
     _environ(monkeypatch, **minio.env)
     with pytest.raises(NoStore, match=r"s3://no-such-bucket/prefix at http.*NoSuchBucket: create the bucket"):
-        check_store(S3Blobs("no-such-bucket", "prefix"))
+        check_store(S3ObjectClient("no-such-bucket", "prefix"))
     with pytest.raises(NoStore, match=r"there is no jetblock store, v1/format is not there"):
-        check_store(S3Blobs(minio.bucket, "no/such/prefix"))
+        check_store(S3ObjectClient(minio.bucket, "no/such/prefix"))

@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.pipeline.read.decode import Block, Rows, parse_headers, readable
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.read.columns import NUMPY
-from broker.storage.state.dead import DeadSet
+from broker.pipeline.read.decode import Block, Rows, parse_headers, readable
+from broker.pipeline.read.subjects import SubjectTest
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec, decompress
 from broker.storage.format.errors import Corrupt, FormatError
@@ -26,6 +25,7 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.state.dead import DeadSet
 from tests.pipeline.stores import HEADERS, T0
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "blocks").glob("*.bin"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.pipeline.spark.errors import MissingModule, plainly, plainly_each
 from broker.pipeline.errors import NoStream
+from broker.pipeline.spark.errors import MissingModule, plainly, plainly_each
 
 
 def deep(depth: int = 5) -> int:

@@ -1,4 +1,4 @@
-"""The store's streams at one moment: which, as of when, with how little read, and while a broker goes on."""
+"""The store's streams at one snapshot: which, as of when, with how little read, and while a broker goes on."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.pipeline.store.objects import FileBlobs, open_blobs
 from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, NoStream
-from broker.pipeline.plan.snapshot import AsOf, StreamMoment, last_of, matcher, names, newest, read_moment, seq_at_time
-from broker.storage.state import pages
+from broker.pipeline.plan.snapshot import AsOf, StreamSnapshot, last_of, matcher, names, newest, read_store, seq_at_time
+from broker.pipeline.store.objects import FileObjectClient, open_object_client
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Unpackable, pack_value, unpack_value
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.read.lazy import LeanRef, unpack_table_page
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.url import open_store
 from broker.storage.paths import FORMAT, parse
+from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state import pages
 from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import PATHS, T0, MemoryBlobs, Owner, of_a_broker, varied
 from tests.real.s3 import S3Server
@@ -47,28 +47,29 @@ async def test_is_what_the_log_says(seed: int) -> None:
         stream.remove(stream.last_seq - 1, stream.last_seq - 1)
     await owner.log.persisted()
     state = (await read_snapshot(store)).state
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     summaries = 0
-    for moment in read_moment(blobs, account="*"):
-        known = state.stream(moment.account, moment.name)
+    for snapshot in read_store(objects, account="*"):
+        known = state.stream(snapshot.account, snapshot.name)
         assert known is not None
-        assert (moment.stream_id, moment.config, moment.created_ns, moment.first_seq, moment.last_seq, moment.msgs,
-                moment.bytes, moment.first_time_ns, moment.last_time_ns, moment.end_seq, moment.offline, moment.shard) == (
+        assert (snapshot.stream_id, snapshot.config, snapshot.created_ns, snapshot.first_seq, snapshot.last_seq, snapshot.msgs,
+                snapshot.bytes, snapshot.first_time_ns, snapshot.last_time_ns, snapshot.end_seq, snapshot.offline,
+                snapshot.shard) == (
             known.stream_id, known.config, known.created_ns, known.first_seq, known.last_seq, known.msgs,
             known.bytes, known.first_time_ns, known.last_time_ns, known.last_seq, None, 0)
-        assert moment.position == state.position
-        assert [entry.pack() for entry in moment.blocks] == [entry.pack() for entry in known.blocks]
-        assert len(moment.blocks) == len(known.blocks)
-        summaries += sum(isinstance(entry.ref, LeanRef) and entry.ref.subjects is not None for entry in moment.blocks)
-        assert {name: one.pack() for name, one in moment.consumers.items()} == {
+        assert snapshot.position == state.position
+        assert [entry.pack() for entry in snapshot.blocks] == [entry.pack() for entry in known.blocks]
+        assert len(snapshot.blocks) == len(known.blocks)
+        summaries += sum(isinstance(entry.ref, LazyBlockRef) and entry.ref.subjects is not None for entry in snapshot.blocks)
+        assert {name: one.pack() for name, one in snapshot.consumers.items()} == {
             name: one.pack() for name, one in known.consumers.items()}
-        assert moment.full_name == f"{moment.account}/{moment.name}"
-        [alone] = read_moment(blobs, account=moment.account, stream=moment.name)
+        assert snapshot.full_name == f"{snapshot.account}/{snapshot.name}"
+        [alone] = read_store(objects, account=snapshot.account, stream=snapshot.name)
         assert [entry.pack() for entry in alone.blocks] == [entry.pack() for entry in known.blocks]
-        again = newest(blobs, 0, moment.account, moment.name, moment.stream_id)
+        again = newest(objects, 0, snapshot.account, snapshot.name, snapshot.stream_id)
         assert again is not None
-        assert again.last_seq == moment.last_seq
-        assert newest(blobs, 0, moment.account, moment.name, moment.stream_id + 1) is None
+        assert again.last_seq == snapshot.last_seq
+        assert newest(objects, 0, snapshot.account, snapshot.name, snapshot.stream_id + 1) is None
     assert len(state.streams) == 6
     assert summaries > 0, "no table came from a page"
     await owner.kill()
@@ -92,10 +93,10 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
     await owner.log.persisted()
 
     def pages_read(stream: str) -> int:
-        blobs = MemoryBlobs(store)
-        [moment] = read_moment(blobs, stream=stream)
-        assert moment.msgs == len(owner.streams[stream].live)
-        return sum((end or 0) - start for key, start, end in blobs.asked if "/pages/" in key)
+        objects = MemoryBlobs(store)
+        [snapshot] = read_store(objects, stream=stream)
+        assert snapshot.msgs == len(owner.streams[stream].live)
+        return sum((end or 0) - start for key, start, end in objects.asked if "/pages/" in key)
 
     assert pages_read("large") > pages_read("small") + 500
     snapshot = await read_snapshot(store)
@@ -107,8 +108,8 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
             data = store.objects[key]
             store.objects[key] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
             break
-    [moment] = read_moment(MemoryBlobs(store), stream="small")
-    assert (moment.last_seq, moment.blocks and len(moment.blocks)) == (2, 2)
+    [snapshot] = read_store(MemoryBlobs(store), stream="small")
+    assert (snapshot.last_seq, snapshot.blocks and len(snapshot.blocks)) == (2, 2)
     await owner.kill()
 
 
@@ -131,12 +132,12 @@ async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
     owner.streams["c"].delete()
     await owner.log.persisted()
     await owner.make("d")
-    blobs = MemoryBlobs(store)
-    assert [(m.name, m.last_seq, m.stream_id) for m in read_moment(blobs, stream="a")] == [
+    objects = MemoryBlobs(store)
+    assert [(m.name, m.last_seq, m.stream_id) for m in read_store(objects, stream="a")] == [
         ("a", 2, owner.streams["a"].stream_id)]
-    assert [(m.name, m.last_seq) for m in read_moment(blobs)] == [("a", 2), ("b", 2), ("d", 0)]
+    assert [(m.name, m.last_seq) for m in read_store(objects)] == [("a", 2), ("b", 2), ("d", 0)]
     with pytest.raises(NoStream):
-        read_moment(blobs, stream="c")
+        read_store(objects, stream="c")
     await owner.kill()
 
 
@@ -147,10 +148,10 @@ async def test_names_and_accounts() -> None:
     await owner.start()
     for name, account in [("ORDERS", "$G"), ("ORDERS-eu", "$G"), ("logs", "$G"), ("a,b", "$G"), ("x", "ACME"), ("x", "B")]:
         await owner.make(name, account)
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
 
     def found(stream: str, account: str = "$G", *, none_ok: bool = False) -> list[str]:
-        return [moment.full_name for moment in read_moment(blobs, stream=stream, account=account, none_ok=none_ok)]
+        return [snapshot.full_name for snapshot in read_store(objects, stream=stream, account=account, none_ok=none_ok)]
 
     assert found("ORDERS") == ["$G/ORDERS"]
     assert found("ORDERS*") == ["$G/ORDERS", "$G/ORDERS-eu"]
@@ -196,12 +197,12 @@ async def test_as_of(seed: int) -> None:
         if rng.random() < 0.1:
             await owner.again()
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
 
     def live(as_of: str) -> list[int]:
-        moment = next(m for m in read_moment(blobs, as_of=as_of) if m.name == "s")
-        assert moment.last_seq == stream.last_seq
-        return [seq for seq in stream.live if seq <= moment.end_seq]
+        snapshot = next(m for m in read_store(objects, as_of=as_of) if m.name == "s")
+        assert snapshot.last_seq == stream.last_seq
+        return [seq for seq in stream.live if seq <= snapshot.end_seq]
 
     for position, last in then:
         assert live(str(position)) == [seq for seq in stream.live if seq <= last], position
@@ -230,18 +231,18 @@ async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
     stream = await owner.make("s")
     stream.append([(b"s", b"", b"x")] * 3)
     await owner.log.persisted()
-    moment = read_moment(MemoryBlobs(store), stream="s")[0]
-    [entry] = moment.blocks
+    snapshot = read_store(MemoryBlobs(store), stream="s")[0]
+    [entry] = snapshot.blocks
     packed = entry.ref.pack()
     run = BlockRef.unpack([int(BlockPlace.RUN), 1, 500, 7, *packed[4:]])
     await owner.kill()
 
-    blobs = MemoryBlobs(store)
-    assert last_of(blobs, moment, AsOf(position=moment.position)) == 3
-    moment.blocks, moment.position = [BlockEntry(run)], Position(2, 0)
-    assert last_of(blobs, moment, AsOf(position=Position(1, 500))) == 3
+    objects = MemoryBlobs(store)
+    assert last_of(objects, snapshot, AsOf(position=snapshot.position)) == 3
+    snapshot.blocks, snapshot.position = [BlockEntry(run)], Position(2, 0)
+    assert last_of(objects, snapshot, AsOf(position=Position(1, 500))) == 3
     with pytest.raises(BadOption, match=r"rewritten at 00000001-0000000001f4.*seq:N"):
-        last_of(blobs, moment, AsOf(position=Position(1, 4)))
+        last_of(objects, snapshot, AsOf(position=Position(1, 4)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -249,16 +250,16 @@ async def test_sequences_by_time(seed: int) -> None:
     """The first message of a time or later, by one get at most."""
     store = MemoryStore()
     owner = await varied(store, seed, steps=20, large=False)
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     tried = 0
-    for moment in read_moment(blobs, account="*"):
-        rows = owner.streams[moment.name].rows()
+    for snapshot in read_store(objects, account="*"):
+        rows = owner.streams[snapshot.name].rows()
         times = {row[4] + off for row in rows for off in (-1, 0, 1)}
         for at in [*random.Random(seed).sample(sorted(times), min(len(times), 40)), 0, T0 * 2]:
-            blobs.asked.clear()
-            seq = seq_at_time(blobs, moment, at)
-            assert len(blobs.asked) <= 1
-            assert moment.first_seq <= seq <= moment.last_seq + 1
+            objects.asked.clear()
+            seq = seq_at_time(objects, snapshot, at)
+            assert len(objects.asked) <= 1
+            assert snapshot.first_seq <= seq <= snapshot.last_seq + 1
             assert all(row[4] < at for row in rows if row[0] < seq), (at, seq)
             assert all(row[4] >= at for row in rows if row[0] >= seq), (at, seq)
             tried += 1
@@ -275,20 +276,20 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
     stream.append([(b"s", b"", b"1")] * 3)
     stream.append([(b"s", b"", b"1")] * 3)  # the same block, a millisecond later
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    [moment] = read_moment(blobs, stream="s")
-    assert seq_at_time(blobs, moment, moment.last_time_ns) == 4
+    objects = MemoryBlobs(store)
+    [snapshot] = read_store(objects, stream="s")
+    assert seq_at_time(objects, snapshot, snapshot.last_time_ns) == 4
     stream.purge(6)
     stream.append([(b"s", b"", b"2")])
     await owner.log.persisted()
     await owner.round()
-    [entry] = moment.blocks
+    [entry] = snapshot.blocks
     store.objects.pop(PATHS.log(entry.ref.position), None)  # as the sweeper does, once it was let go of
-    assert seq_at_time(blobs, moment, moment.last_time_ns) == 7
+    assert seq_at_time(objects, snapshot, snapshot.last_time_ns) == 7
     stream.delete()
     await owner.log.persisted()
     with pytest.raises(NoStream, match=r"stream \$G/s was deleted while it was read"):
-        seq_at_time(blobs, moment, moment.last_time_ns)
+        seq_at_time(objects, snapshot, snapshot.last_time_ns)
     await owner.kill()
 
 
@@ -299,17 +300,17 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
     owner = Owner(store, seed=3)
     await owner.start()
     one, two = await owner.make("one"), await owner.make("two")
-    blobs = FileBlobs(str(tmp_path / "store"))
-    moments: list[list[StreamMoment]] = []
+    objects = FileObjectClient(str(tmp_path / "store"))
+    snapshots: list[list[StreamSnapshot]] = []
     done = False
 
     def read() -> None:
         while not done:
-            moments.append(read_moment(blobs))
+            snapshots.append(read_store(objects))
 
     reading = asyncio.create_task(asyncio.to_thread(read))
     rounds = 0
-    while len(moments) < 25 or rounds < 12:
+    while len(snapshots) < 25 or rounds < 12:
         assert not reading.done(), reading.result()
         for stream in (one, two):
             stream.append([(b"x", b"", b"data")] * 3)
@@ -326,14 +327,14 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
     done = True
     await reading
     last = Position(0, 0)
-    for a, b in moments:
+    for a, b in snapshots:
         assert a.position == b.position >= last
         last = a.position
         assert (a.first_seq, a.last_seq, a.msgs) == (b.first_seq, b.last_seq, b.msgs)
         assert a.msgs == a.last_seq - a.first_seq + 1
         assert [(e.ref.first_seq, e.ref.last_seq) for e in a.blocks] == [(e.ref.first_seq, e.ref.last_seq) for e in b.blocks]
         assert sum(min(e.ref.last_seq, a.last_seq) - max(e.ref.first_seq, a.first_seq) + 1 for e in a.blocks) == a.msgs
-    assert len({a.position for a, _ in moments}) > 5
+    assert len({a.position for a, _ in snapshots}) > 5
     await owner.kill()
     await store.close()
 
@@ -341,7 +342,7 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
 async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
     """Through the front door: limits, deletes and a purge are in the numbers."""
     live = await of_a_broker(tmp_path / "store")
-    orders, logs = (read_moment(FileBlobs(str(tmp_path / "store")), stream=name)[0] for name in ("ORDERS", "LOGS"))
+    orders, logs = (read_store(FileObjectClient(str(tmp_path / "store")), stream=name)[0] for name in ("ORDERS", "LOGS"))
     assert (orders.msgs, logs.msgs) == (len(live["ORDERS"]), len(live["LOGS"]))
     assert (logs.first_seq, logs.last_seq) == (live["LOGS"][0][0], live["LOGS"][-1][0])
     assert orders.config["subjects"] == ["orders.*.*"]
@@ -369,16 +370,16 @@ async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: p
     streams[0].purge(9)
     await owner.log.persisted()
     state = (await read_snapshot(store)).state
-    blobs = open_blobs(url)
-    for moment in read_moment(blobs):
-        known = state.stream("$G", moment.name)
+    objects = open_object_client(url)
+    for snapshot in read_store(objects):
+        known = state.stream("$G", snapshot.name)
         assert known is not None
-        assert [entry.pack() for entry in moment.blocks] == [entry.pack() for entry in known.blocks]
-        assert (moment.position, moment.msgs) == (state.position, len(owner.streams[moment.name].live))
-    [one] = read_moment(blobs, stream="one", as_of=str(streams[0].rows()[7][4]))
+        assert [entry.pack() for entry in snapshot.blocks] == [entry.pack() for entry in known.blocks]
+        assert (snapshot.position, snapshot.msgs) == (state.position, len(owner.streams[snapshot.name].live))
+    [one] = read_store(objects, stream="one", as_of=str(streams[0].rows()[7][4]))
     assert [seq for seq in streams[0].live if seq <= one.end_seq][-1] in (streams[0].rows()[7][0], streams[0].rows()[8][0])
     with pytest.raises(NoStream, match=rf"{url}: no stream 'three' .* there is: 'one', 'two'"):
-        read_moment(blobs, stream="three")
+        read_store(objects, stream="three")
     await owner.kill()
     await store.close()
 
@@ -405,7 +406,7 @@ async def test_damage_names_its_object() -> None:
     for broken in (data[:70] + bytes([data[70] ^ 4]) + data[71:], data[:100], b""):
         store.objects[key] = broken
         with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}.*inspect"):
-            read_moment(MemoryBlobs(store), stream="s")
+            read_store(MemoryBlobs(store), stream="s")
 
 
 async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
@@ -423,10 +424,10 @@ async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
     data = store.objects[key]
     at = data.index(b"the.bad.one")
     store.objects[key] = data[:at] + b"T" + data[at + 1:]
-    assert read_moment(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    assert read_store(MemoryBlobs(store), stream="good")[0].last_seq == 1
     for stream in ("bad", "*"):
         with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}"):
-            read_moment(MemoryBlobs(store), stream=stream)
+            read_store(MemoryBlobs(store), stream=stream)
 
 
 async def test_a_newer_segment_or_store() -> None:
@@ -440,12 +441,12 @@ async def test_a_newer_segment_or_store() -> None:
     data[60:64] = crc32(data[:60]).to_bytes(4, "little")
     store.objects[key] = bytes(data)
     with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 2.*upgrade jetblock"):
-        read_moment(MemoryBlobs(store), stream="s")
+        read_store(MemoryBlobs(store), stream="s")
     del store.objects[FORMAT]
     with pytest.raises(Damaged, match="v1/format is not there"):
-        read_moment(MemoryBlobs(store), stream="s")
+        read_store(MemoryBlobs(store), stream="s")
     with pytest.raises(NoStore):
-        read_moment(MemoryBlobs(MemoryStore()), stream="s")
+        read_store(MemoryBlobs(MemoryStore()), stream="s")
 
 
 async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
@@ -458,10 +459,10 @@ async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
     owner.log.block(bad).add_record(200, {"from": "the future"})
     good.append([(b"x", b"", b"1")])
     await owner.log.persisted()
-    moments = {moment.name: moment for moment in read_moment(MemoryBlobs(store))}
-    assert "record kind 200" in str(moments["bad"].offline)
-    assert moments["good"].offline is None
-    assert read_moment(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    snapshots = {snapshot.name: snapshot for snapshot in read_store(MemoryBlobs(store))}
+    assert "record kind 200" in str(snapshots["bad"].offline)
+    assert snapshots["good"].offline is None
+    assert read_store(MemoryBlobs(store), stream="good")[0].last_seq == 1
     await owner.kill()
 
 
@@ -475,7 +476,7 @@ async def test_finds_all_shards() -> None:
         stream.append([(b"x", b"", b"1")] * (shard + 1))
         await owner.log.persisted()
         await owner.kill()
-    assert [(m.name, m.shard, m.last_seq) for m in read_moment(MemoryBlobs(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
+    assert [(m.name, m.shard, m.last_seq) for m in read_store(MemoryBlobs(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
     assert {key.shard for key in map(parse, store.objects) if key is not None} == {None, 0, 1, 2}
 
 
@@ -484,9 +485,9 @@ async def test_a_store_on_which_no_broker_ran_yet() -> None:
     only = {FORMAT: store.objects[FORMAT]}
     store.objects.clear()
     store.objects.update(only)
-    assert read_moment(MemoryBlobs(store), none_ok=True) == []
+    assert read_store(MemoryBlobs(store), none_ok=True) == []
     with pytest.raises(NoStream, match="there is: none"):
-        read_moment(MemoryBlobs(store), stream="s")
+        read_store(MemoryBlobs(store), stream="s")
 
 
 # ---- pages without their summaries unpacked
@@ -512,7 +513,7 @@ def test_lean_pages_are_the_same_pages() -> None:
         room, entries = unpack_table_page(body)
         plain_room, plain = unpack_value(body)
         assert room == plain_room
-        assert [BlockEntry.unpack(one, LeanRef.unpack).pack() for one in entries] == [
+        assert [BlockEntry.unpack(one, LazyBlockRef.unpack).pack() for one in entries] == [
             BlockEntry.unpack(one).pack() for one in plain]
 
 
@@ -529,6 +530,6 @@ def test_lean_pages_that_are_none() -> None:
             unpack_table_page(msgpack.packb(value))
     ref = BlockRef(BlockPlace.LOG, Position(1, 1), 0, 1, 1, 2, 3, 4, 5, 6, 1, 100, 100, 7, T0, T0, ())
     for summary in ([[b"a", 1, 2]], [["text", 1, 2, 3]], 5, [[b"a", 1.5, 2, 3]]):
-        lean = LeanRef.unpack([*ref.pack()[:-1], msgpack.packb(summary)])
+        lean = LazyBlockRef.unpack([*ref.pack()[:-1], msgpack.packb(summary)])
         with pytest.raises(Corrupt, match="subjects"):
             _ = lean.subjects

@@ -8,14 +8,14 @@ import random
 import pytest
 
 from broker.pipeline.errors import Damaged
-from broker.pipeline.plan.snapshot import StreamMoment, moment_of, read_moment
-from broker.pipeline.plan.plan import PIECE_BYTES_MIN, TASK_BYTES_MIN, Estimate, Piece, estimate, pack, pieces, weight
+from broker.pipeline.plan.plan import PIECE_BYTES_MIN, TASK_BYTES_MIN, Estimate, ScanTask, estimate, pack, tasks, weight
 from broker.pipeline.plan.selection import Selection
-from broker.storage.state.applied import StreamState
+from broker.pipeline.plan.snapshot import StreamSnapshot, read_store, snapshot_of
 from broker.storage.format.block import BlockPlace, BlockRef, SubjectSummary
 from broker.storage.format.header import Position
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import StreamPaths
+from broker.storage.state.applied import StreamState
 from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryBlobs, Row, varied
 
@@ -52,45 +52,45 @@ def wanted(selection: Selection, row: Row) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_wanted_message_is_in_one_piece(seed: int) -> None:
-    """Random stores and selections: pieces rise, lie within their blocks and bounds, hold each live message that is wanted
-    once and no more of them than they say; packed in any way they are the same pieces, or parts of them."""
+    """Random stores and selections: tasks rise, lie within their blocks and bounds, hold each live message that is wanted
+    once and no more of them than they say; packed in any way they are the same tasks, or parts of them."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
-    moments = [moment for moment in read_moment(MemoryBlobs(store), account="*") if owner.streams[moment.name].live]
+    snapshots = [snapshot for snapshot in read_store(MemoryBlobs(store), account="*") if owner.streams[snapshot.name].live]
     planned = pruned = 0
     for _ in range(150):
-        moment = rng.choice(moments)
-        rows = owner.streams[moment.name].rows()
+        snapshot = rng.choice(snapshots)
+        rows = owner.streams[snapshot.name].rows()
         selection = a_selection(rng, rows)
-        found = pieces(moment, selection)
+        found = tasks(snapshot, selection)
         planned += len(found)
-        pruned += len(moment.blocks) - len(found)
+        pruned += len(snapshot.blocks) - len(found)
         matching = [row[0] for row in rows if wanted(selection, row)]
         for payload in (True, False):
             target = rng.choice([1, 70_000, 200_000, 10 * MIB])
             packed = pack(found, target, payload=payload, min_partitions=rng.choice([1, 3, 50]))
             assert all(packed)
-            parts = [piece for part in packed for piece in part]
+            parts = [task for part in packed for task in part]
             seen: list[int] = []
             last = 0
-            for piece in parts:
-                assert last < piece.first_seq <= piece.last_seq
-                assert piece.ref.first_seq <= piece.first_seq
-                assert piece.last_seq <= piece.ref.last_seq
-                assert piece.first_seq >= max(selection.first_seq, moment.first_seq)
-                last = piece.last_seq
-                inside = [seq for seq in matching if piece.first_seq <= seq <= piece.last_seq]
-                assert len(inside) <= piece.messages <= piece.last_seq - piece.first_seq + 1
-                assert not any(piece.dead is not None and seq in piece.dead for seq in inside)
+            for task in parts:
+                assert last < task.first_seq <= task.last_seq
+                assert task.ref.first_seq <= task.first_seq
+                assert task.last_seq <= task.ref.last_seq
+                assert task.first_seq >= max(selection.first_seq, snapshot.first_seq)
+                last = task.last_seq
+                inside = [seq for seq in matching if task.first_seq <= seq <= task.last_seq]
+                assert len(inside) <= task.messages <= task.last_seq - task.first_seq + 1
+                assert not any(task.dead is not None and seq in task.dead for seq in inside)
                 seen += inside
             assert seen == matching, (seed, selection)
-            assert {piece.key for piece in parts} == {piece.key for piece in found}
-        total = estimate([moment], selection)
-        assert (total.blocks, total.blocks_of) == (len(found), len(moment.blocks))
-        assert len(matching) <= total.messages == sum(piece.messages for piece in found)
-        assert total.index_bytes == sum(piece.ref.index_bytes for piece in found)
-        assert total.frames_bytes <= sum(piece.ref.frames_bytes for piece in found)
+            assert {task.key for task in parts} == {task.key for task in found}
+        total = estimate([snapshot], selection)
+        assert (total.blocks, total.blocks_of) == (len(found), len(snapshot.blocks))
+        assert len(matching) <= total.messages == sum(task.messages for task in found)
+        assert total.index_bytes == sum(task.ref.index_bytes for task in found)
+        assert total.frames_bytes <= sum(task.ref.frames_bytes for task in found)
     assert planned > 100
     assert pruned > 150
     await owner.kill()
@@ -99,14 +99,14 @@ async def test_each_wanted_message_is_in_one_piece(seed: int) -> None:
 async def test_as_of_bounds_pieces() -> None:
     store = MemoryStore()
     owner = await varied(store, 2, steps=20, large=False)
-    blobs = MemoryBlobs(store)
-    [moment] = read_moment(blobs, stream="many")
+    objects = MemoryBlobs(store)
+    [snapshot] = read_store(objects, stream="many")
     half = list(owner.streams["many"].live)[len(owner.streams["many"].live) // 2]
-    [bounded] = read_moment(blobs, stream="many", as_of=f"seq:{half}")
-    found = pieces(bounded, Selection())
-    assert found[-1].last_seq == pieces(bounded, Selection(last_seq=1 << 40))[-1].last_seq == half
+    [bounded] = read_store(objects, stream="many", as_of=f"seq:{half}")
+    found = tasks(bounded, Selection())
+    assert found[-1].last_seq == tasks(bounded, Selection(last_seq=1 << 40))[-1].last_seq == half
     for last_seq in (half, 5):
-        for one, other in zip(pieces(bounded, Selection(last_seq=last_seq)), pieces(moment, Selection(last_seq=last_seq)),
+        for one, other in zip(tasks(bounded, Selection(last_seq=last_seq)), tasks(snapshot, Selection(last_seq=last_seq)),
                               strict=True):
             assert one._replace(dead=None) == other._replace(dead=None)
     await owner.kill()
@@ -121,10 +121,10 @@ def a_ref(n: int, *, subjects: SubjectSummary | None = None, frames_bytes: int =
                     T0 + n * 10**9 + 999_999_999, subjects)
 
 
-def a_moment(*refs: BlockRef) -> StreamMoment:
+def a_moment(*refs: BlockRef) -> StreamSnapshot:
     state = StreamState(0x77, "$G", "s", {}, T0)
     state.last_seq = refs[-1].last_seq
-    return moment_of(state, 0, Position(1, 99), [BlockEntry(ref) for ref in refs])
+    return snapshot_of(state, 0, Position(1, 99), [BlockEntry(ref) for ref in refs])
 
 
 def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
@@ -138,53 +138,53 @@ def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
 def test_prunes_by_summaries() -> None:
     """Blocks whose summary has no wanted subject are not read; others from the first to the last such message; those
     without a summary as a whole."""
-    moment = a_moment(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")), a_ref(2),
+    snapshot = a_moment(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")), a_ref(2),
                       a_ref(3, subjects=summary(3, b"b.x", b"b.y", b"c")))
-    found = pieces(moment, Selection(subjects=(b"*.y",)))
-    assert [(piece.first_seq, piece.last_seq, piece.messages) for piece in found] == [
+    found = tasks(snapshot, Selection(subjects=(b"*.y",)))
+    assert [(task.first_seq, task.last_seq, task.messages) for task in found] == [
         (1000, 1000, 1), (2001, 3000, 1000), (3999, 3999, 1)]
-    assert all(piece.ref.subjects is None for piece in found)
-    assert estimate([moment], Selection(subjects=(b"*.y",))).unsure == 1
-    assert estimate([moment], Selection()) == Estimate(4, 4, 4000, 40_000, 32_000_000, 0)
-    assert [piece.key for piece in pieces(moment, Selection(suffixes=(b"y",), first_ns=T0 + 10**9))] == [
+    assert all(task.ref.subjects is None for task in found)
+    assert estimate([snapshot], Selection(subjects=(b"*.y",))).unsure == 1
+    assert estimate([snapshot], Selection()) == Estimate(4, 4, 4000, 40_000, 32_000_000, 0)
+    assert [task.key for task in tasks(snapshot, Selection(suffixes=(b"y",), first_ns=T0 + 10**9))] == [
         "v1/shards/0/log/00000001-000000000003", "v1/shards/0/log/00000001-000000000004"]
-    assert pieces(moment, Selection(first_seq=5, last_seq=4)) == []
+    assert tasks(snapshot, Selection(first_seq=5, last_seq=4)) == []
 
 
 def test_names_objects_of_all_places() -> None:
     """Segments and runs of the shard, runs of the stream alone."""
-    moment = a_moment(a_ref(0), a_ref(1, place=BlockPlace.RUN), a_ref(2, place=BlockPlace.STREAM_RUN))
-    assert [piece.key for piece in pieces(moment, Selection())] == [
+    snapshot = a_moment(a_ref(0), a_ref(1, place=BlockPlace.RUN), a_ref(2, place=BlockPlace.STREAM_RUN))
+    assert [task.key for task in tasks(snapshot, Selection())] == [
         "v1/shards/0/log/00000001-000000000001", "v1/shards/0/runs/00000001-000000000002-0000000000000005",
         StreamPaths("$G", "s", 0x77).run(Position(1, 3), 5)]
 
 
 def test_a_stream_off_line_gives_no_plan() -> None:
     """Its blocks may say more than they ought to; but for who does not ask for it."""
-    moment = a_moment(a_ref(0))
-    moment.offline = "record kind 200 is unknown"
-    for call in (pieces, lambda moment, selection: estimate([moment], selection)):
+    snapshot = a_moment(a_ref(0))
+    snapshot.offline = "record kind 200 is unknown"
+    for call in (tasks, lambda snapshot, selection: estimate([snapshot], selection)):
         with pytest.raises(Damaged, match=r"stream \$G/s is off line, and no rows .* record kind 200"):
-            call(moment, Selection())
+            call(snapshot, Selection())
 
 
-def sizes(packed: list[list[Piece]], *, payload: bool = True) -> list[int]:
-    return [sum(weight(piece, payload=payload) for piece in part) for part in packed]
+def sizes(packed: list[list[ScanTask]], *, payload: bool = True) -> list[int]:
+    return [sum(weight(task, payload=payload) for task in part) for part in packed]
 
 
 def test_packs_to_the_target() -> None:
     """200 blocks of 8 MB: eight to a partition of 64 MiB; of indexes alone, all in few tasks."""
-    found = pieces(a_moment(*[a_ref(n) for n in range(200)]), Selection())
+    found = tasks(a_moment(*[a_ref(n) for n in range(200)]), Selection())
     packed = pack(found, 64 * MIB)
     assert [len(part) for part in packed] == [8] * 25
     assert all(32 * MIB <= size <= 64 * MIB for size in sizes(packed))
-    assert [piece for part in packed for piece in part] == found
+    assert [task for part in packed for task in part] == found
     assert len(pack(found, 64 * MIB, payload=False)) == 1
     assert pack([], 64 * MIB) == []
 
 
 def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
-    found = pieces(a_moment(*[a_ref(n, frames_bytes=800_000) for n in range(100)]), Selection())  # 81 MB
+    found = tasks(a_moment(*[a_ref(n, frames_bytes=800_000) for n in range(100)]), Selection())  # 81 MB
     assert len(pack(found, 64 * MIB)) == 2
     assert len(pack(found, 64 * MIB, min_partitions=4)) == 4
     assert len(pack(found, 64 * MIB, min_partitions=500)) == pytest.approx(81_000_000 / TASK_BYTES_MIN, abs=2)
@@ -194,27 +194,27 @@ def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
 
 def test_a_block_larger_than_a_partition_is_parted() -> None:
     """By its sequences, which it keeps all of, in order."""
-    [piece] = pieces(a_moment(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
-    packed = pack([piece], 64 * MIB)
+    [task] = tasks(a_moment(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
+    packed = pack([task], 64 * MIB)
     assert [len(part) for part in packed] == [1] * 5
     assert all(32 * MIB <= size <= 66 * MIB for size in sizes(packed))
     assert [part[0].first_seq for part in packed] == [1, *(part[0].last_seq + 1 for part in packed[:-1])]
     assert packed[-1][0].last_seq == 70_000
-    one, = pieces(a_moment(a_ref(0, frames_bytes=300 * MIB, count=1)), Selection())
+    one, = tasks(a_moment(a_ref(0, frames_bytes=300 * MIB, count=1)), Selection())
     assert pack([one], 64 * MIB) == [[one]]
 
 
 def test_weighs_what_will_be_read() -> None:
     """Few messages of a block cost few of its frames; a get costs something however small it is."""
-    whole, = pieces(a_moment(a_ref(0)), Selection())
+    whole, = tasks(a_moment(a_ref(0)), Selection())
     assert weight(whole) == 8_010_000
     assert weight(whole, payload=False) == PIECE_BYTES_MIN
-    few, = pieces(a_moment(a_ref(0, subjects=summary(0, b"a", b"b", b"c"))), Selection(subjects=(b"b", b"c")))
+    few, = tasks(a_moment(a_ref(0, subjects=summary(0, b"a", b"b", b"c"))), Selection(subjects=(b"b", b"c")))
     assert few.messages == 2
     assert 200_000 < weight(few) < 400_000
-    some, = pieces(a_moment(a_ref(0)), Selection(first_seq=101, last_seq=200))
+    some, = tasks(a_moment(a_ref(0)), Selection(first_seq=101, last_seq=200))
     assert 800_000 < weight(some) < 1_200_000
-    tiny, = pieces(a_moment(a_ref(0, frames_bytes=10, index_bytes=90)), Selection())
+    tiny, = tasks(a_moment(a_ref(0, frames_bytes=10, index_bytes=90)), Selection())
     assert weight(tiny) == PIECE_BYTES_MIN
 
 
@@ -222,13 +222,13 @@ async def test_pickled_pieces_are_small_and_the_same() -> None:
     """What Spark carries to its tasks: about two hundred bytes a block, the dead included."""
     store = MemoryStore()
     owner = await varied(store, 4, steps=30, large=False)
-    for moment in read_moment(MemoryBlobs(store), account="*"):
-        found = pieces(moment, Selection())
+    for snapshot in read_store(MemoryBlobs(store), account="*"):
+        found = tasks(snapshot, Selection())
         again = pickle.loads(pickle.dumps(found))
-        assert [piece._replace(dead=None) for piece in again] == [piece._replace(dead=None) for piece in found]
-        assert [piece.dead and list(piece.dead.seqs()) for piece in again] == [
-            piece.dead and list(piece.dead.seqs()) for piece in found]
+        assert [task._replace(dead=None) for task in again] == [task._replace(dead=None) for task in found]
+        assert [task.dead and list(task.dead.seqs()) for task in again] == [
+            task.dead and list(task.dead.seqs()) for task in found]
         assert type(again[0].ref) is BlockRef if again else True
-    found = pieces(a_moment(*[a_ref(n, subjects=summary(n, b"a", b"b")) for n in range(100)]), Selection())
+    found = tasks(a_moment(*[a_ref(n, subjects=summary(n, b"a", b"b")) for n in range(100)]), Selection())
     assert len(pickle.dumps(found)) / 100 < 200
     await owner.kill()

@@ -20,9 +20,9 @@ SECONDS_MAX = 30
 
 PLAN = """
 import json, pickle, resource, sys, time
-from broker.pipeline.blobs import open_blobs
-from broker.pipeline.moment import read_moment
-from broker.pipeline.plan import pack, pieces
+from broker.pipeline.objects import open_object_client
+from broker.pipeline.snapshot import read_store
+from broker.pipeline.plan import pack, tasks
 from broker.pipeline.selection import Selection
 
 def peak():
@@ -30,12 +30,12 @@ def peak():
 
 url, stream, subject = sys.argv[1:]
 before, began, cpu = peak(), time.monotonic(), time.process_time()
-[moment] = read_moment(open_blobs(url), stream=stream)
+[snapshot] = read_store(open_object_client(url), stream=stream)
 selection = Selection(subjects=(subject.encode(),)) if subject else Selection()
-found = pieces(moment, selection)
+found = tasks(snapshot, selection)
 parts = [pickle.dumps(part) for part in pack(found, 64 << 20)]
-print(json.dumps({"blocks": len(moment.blocks), "pieces": len(found), "parts": len(parts),
-                  "bytes": sum(map(len, parts)), "messages": sum(piece.messages for piece in found),
+print(json.dumps({"blocks": len(snapshot.blocks), "tasks": len(found), "parts": len(parts),
+                  "bytes": sum(map(len, parts)), "messages": sum(task.messages for task in found),
                   "seconds": time.monotonic() - began, "cpu": time.process_time() - cpu, "memory": peak() - before}))
 """
 
@@ -72,23 +72,23 @@ def planned(url: str, subject: str = "") -> dict[str, float]:
 async def test_all_of_blocks_without_summaries(plain: str) -> None:
     """Nothing can be pruned: every block is planned, eight to a partition of 64 MiB."""
     found = planned(plain)
-    assert (found["pieces"], found["messages"]) == (BLOCKS, BLOCKS * BLOCK_MESSAGES)
+    assert (found["tasks"], found["messages"]) == (BLOCKS, BLOCKS * BLOCK_MESSAGES)
     assert BLOCKS / 8 <= found["parts"] <= BLOCKS / 7
 
 
 async def test_all_of_blocks_with_summaries(summed_up: str) -> None:
     """Summaries that nobody asks for cost little."""
-    assert planned(summed_up)["pieces"] == BLOCKS
+    assert planned(summed_up)["tasks"] == BLOCKS
 
 
 async def test_a_third_by_subject(summed_up: str) -> None:
     """Every summary is looked at, 1.6 million subjects in all."""
     found = planned(summed_up, "orders.asia.*.03.*")
-    assert BLOCKS / 3.2 < found["pieces"] < BLOCKS / 2.8
-    assert found["messages"] == found["pieces"] * (BLOCK_MESSAGES // 16)
+    assert BLOCKS / 3.2 < found["tasks"] < BLOCKS / 2.8
+    assert found["messages"] == found["tasks"] * (BLOCK_MESSAGES // 16)
 
 
 async def test_one_block_by_subject(summed_up: str) -> None:
     """A pattern that one block alone has."""
     found = planned(summed_up, "orders.*.00077777.>")
-    assert (found["pieces"], found["parts"]) == (1, 1)
+    assert (found["tasks"], found["parts"]) == (1, 1)

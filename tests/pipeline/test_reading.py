@@ -1,4 +1,4 @@
-"""Reading pieces: the rows that the plain reader gives, whatever is asked for; errors, never wrong rows; no thread left."""
+"""Reading tasks: the rows that the plain reader gives, whatever is asked for; errors, never wrong rows; no thread left."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pytest
 import pytest_asyncio
 
 from broker.inspect.messages import read_messages
-from broker.pipeline.read import scan as reading
-from broker.pipeline.store.objects import Blobs, open_blobs
 from broker.pipeline.errors import Damaged, Gone, Newer, PipelineError
-from broker.pipeline.plan.snapshot import StreamMoment, read_moment
-from broker.pipeline.plan.plan import Piece, pieces
-from broker.pipeline.read.scan import read_pieces
+from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, requested, spark_type
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read import scan as reading
+from broker.pipeline.read.scan import read_tasks
+from broker.pipeline.store.objects import ObjectClient, open_object_client
 from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockEntry
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.pipeline.stores import HEADERS, PATHS, T0, MemoryBlobs, Owner, Row, varied
 
 EXACT = requested("messages", [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
@@ -39,9 +39,9 @@ SEQ = requested("messages", [("seq", "bigint")])
 EVERYTHING = Selection()
 
 
-def planned(blobs: Blobs, name: str, selection: Selection = EVERYTHING, account: str = "$G") -> list[Piece]:
-    [moment] = read_moment(blobs, account=account, stream=name)
-    return list(pieces(moment, selection))
+def planned(objects: ObjectClient, name: str, selection: Selection = EVERYTHING, account: str = "$G") -> list[ScanTask]:
+    [snapshot] = read_store(objects, account=account, stream=name)
+    return list(tasks(snapshot, selection))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
@@ -98,8 +98,8 @@ def reading_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("jetblock-read")]
 
 
-def blobs_of(store: ObjectStore) -> Blobs:
-    return MemoryBlobs(store) if isinstance(store, MemoryStore) else open_blobs(store.url)
+def blobs_of(store: ObjectStore) -> ObjectClient:
+    return MemoryBlobs(store) if isinstance(store, MemoryStore) else open_object_client(store.url)
 
 
 # ---- the right rows
@@ -111,7 +111,7 @@ async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypa
     bounds as they are, and with ones so small that every way through the reader is taken."""
     rng = random.Random(seed)
     owner = await varied(store, seed, steps=25, large=seed % 3 == 0)
-    blobs = blobs_of(store)
+    objects = blobs_of(store)
     for name, stream in owner.streams.items():
         rows = [tuple(message) async for message in read_messages(store, f"{stream.stream_id:016x}")]
         assert rows == stream.rows()
@@ -122,10 +122,10 @@ async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypa
                                       ("_LOAD_BYTES", (1, 1 << 30)), ("_BATCH_ROWS", (1, 500)), ("_AHEAD_BYTES", (1, 9000))):
                     monkeypatch.setattr(reading, bound, rng.choice(values))
             selection = some_selection(rng, rows)
-            found = planned(blobs, name, selection, stream.account)
-            batches = read_pieces(blobs, found, selection, EXACT, prefetch=rng.choice([0, 1, 3]))
+            found = planned(objects, name, selection, stream.account)
+            batches = read_tasks(objects, found, selection, EXACT, prefetch=rng.choice([0, 1, 3]))
             assert rows_of(batches) == matching(rows, selection), (name, selection)
-            batches = read_pieces(blobs, found, selection, SEQ, prefetch=rng.choice([0, 2]))
+            batches = read_tasks(objects, found, selection, SEQ, prefetch=rng.choice([0, 2]))
             assert [seq for batch in batches for seq in batch[0].to_pylist()] == [
                 row[0] for row in matching(rows, selection)], (name, selection)
             monkeypatch.undo()
@@ -136,11 +136,11 @@ async def test_every_column() -> None:
     """Shows each column of the view as it is defined, in any order and subset, with the exact types."""
     store = MemoryStore()
     owner = await varied(store, 3)
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     rng = random.Random(3)
     for name, stream in owner.streams.items():
-        found = planned(blobs, name, account=stream.account)
-        blocks = {seq: piece for piece in found for seq in range(piece.ref.first_seq, piece.ref.last_seq + 1)
+        found = planned(objects, name, account=stream.account)
+        blocks = {seq: task for task in found for seq in range(task.ref.first_seq, task.ref.last_seq + 1)
                   if seq in stream.live}
         rows = stream.rows()
         wanted: dict[str, Callable[[Row], Any]] = {
@@ -152,7 +152,7 @@ async def test_every_column() -> None:
             names = rng.sample([column.name for column in VIEWS["messages"]], rng.randrange(1, 8))
             schema = requested("messages", [(one, spark_type(column.type)) for one in names
                                             for column in VIEWS["messages"] if column.name == one])
-            batches = list(read_pieces(blobs, found, EVERYTHING, schema))
+            batches = list(read_tasks(objects, found, EVERYTHING, schema))
             assert all(batch.schema.equals(schema, check_metadata=True) for batch in batches)
             table = pa.Table.from_batches(batches, schema)
             for one in names:
@@ -163,7 +163,7 @@ async def test_every_column() -> None:
                 column = table[one].cast(pa.int64()) if one == "ts" else table[one]
                 assert column.to_pylist() == [wanted[one](row) for row in rows], (name, one)
         parsed = requested("messages", [("HEADERS", spark_type(PAIRS))])
-        assert [pair for batch in read_pieces(blobs, found, EVERYTHING, parsed) for pair in batch["HEADERS"].to_pylist()] == [
+        assert [pair for batch in read_tasks(objects, found, EVERYTHING, parsed) for pair in batch["HEADERS"].to_pylist()] == [
             [{"name": of.decode("utf-8", "replace"), "value": value.decode("utf-8", "replace")}
              for of, value in protocol_headers.items(row[2])] if row[2] else None for row in rows]
     assert protocol_headers.items(HEADERS) == [(b"Nats-Msg-Id", b"1"), (b"X-Kind", b"a: b"), (b"X-Kind", b"twice")]
@@ -179,8 +179,8 @@ async def test_positions_in_a_block_with_gaps() -> None:
     await owner.log.persisted()
     stream.remove(2, 9)
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    [batch] = read_pieces(blobs, planned(blobs, "s"), EVERYTHING,
+    objects = MemoryBlobs(store)
+    [batch] = read_tasks(objects, planned(objects, "s"), EVERYTHING,
                           requested("messages", [("seq", "bigint"), ("pos", "int")]))
     assert batch.to_pydict() == {"seq": [1, 10, 11, 13, 14, 15], "pos": [0, 4, 5, 6, 7, 8]}
     await owner.kill()
@@ -194,13 +194,13 @@ async def test_sequences_that_no_long_holds() -> None:
     await owner.log.persisted()
     stream.append([(b"s.a", b"", b"y")])
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    first, second = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    first, second = planned(objects, "s")
     data = requested("messages", [("data", "binary")])
-    assert [batch[0].to_pylist() for batch in read_pieces(blobs, [first, second], EVERYTHING, data)] == [[b"x"], [b"y"]]
-    assert [batch[0].to_pylist() for batch in read_pieces(blobs, [first], EVERYTHING, SEQ)] == [[(1 << 63) - 1]]
+    assert [batch[0].to_pylist() for batch in read_tasks(objects, [first, second], EVERYTHING, data)] == [[b"x"], [b"y"]]
+    assert [batch[0].to_pylist() for batch in read_tasks(objects, [first], EVERYTHING, SEQ)] == [[(1 << 63) - 1]]
     with pytest.raises(PipelineError, match="9223372036854775808 do not fit"):
-        list(read_pieces(blobs, [second], EVERYTHING, SEQ))
+        list(read_tasks(objects, [second], EVERYTHING, SEQ))
     await owner.kill()
 
 
@@ -221,16 +221,16 @@ async def test_what_is_fetched() -> None:
     body = random.Random(1).randbytes(1000)
     stream.append([(b"s.rare" if i in (5, 700, 705, 900, 4000) else b"s.often", b"", body) for i in range(5000)])
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    [piece] = planned(blobs, "s")
-    ref = piece.ref
+    objects = MemoryBlobs(store)
+    [task] = planned(objects, "s")
+    ref = task.ref
     assert ref.frames_bytes == 5_000_000
 
-    def asked(schema: pa.Schema, selection: Selection = EVERYTHING, of: Piece = piece
+    def asked(schema: pa.Schema, selection: Selection = EVERYTHING, of: ScanTask = task
               ) -> tuple[int, list[tuple[int, int | None]]]:
-        blobs.asked.clear()
-        found = sum(batch.num_rows for batch in read_pieces(blobs, [of], selection, schema))
-        return found, [(start, end) for _, start, end in blobs.asked]
+        objects.asked.clear()
+        found = sum(batch.num_rows for batch in read_tasks(objects, [of], selection, schema))
+        return found, [(start, end) for _, start, end in objects.asked]
 
     index = (ref.index_offset, ref.index_offset + ref.index_bytes)
     rare = Selection(subjects=(b"s.rare",))
@@ -244,7 +244,7 @@ async def test_what_is_fetched() -> None:
     assert (found, gets[0]) == (5, index)
     assert gets[1:] == [(first, first + frame), (second, second + 2 * frame), (first + 30 * frame, first + 31 * frame)]
     assert asked(EXACT) == (5000, [(index[0], ref.frames_offset + ref.frames_bytes)])
-    found, gets = asked(EXACT, of=piece._replace(first_seq=2000, last_seq=2001))
+    found, gets = asked(EXACT, of=task._replace(first_seq=2000, last_seq=2001))
     assert (found, gets) == (2, [index, (first + 15 * frame, first + 16 * frame)])
     await owner.kill()
 
@@ -257,18 +257,18 @@ async def test_small_blocks_share_their_turns() -> None:
     for i in range(300):
         stream.append([(b"s.a", b"", b"%d" % i)] * 3)
         await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     assert len(found) == 300
-    batches = list(read_pieces(blobs, found, EVERYTHING, EXACT))
+    batches = list(read_tasks(objects, found, EVERYTHING, EXACT))
     assert rows_of(batches) == stream.rows()
     assert batches[0].num_rows == 3
     assert len(batches) <= 8
-    blobs.asked.clear()
-    some = read_pieces(blobs, found, EVERYTHING, EXACT, prefetch=3)
+    objects.asked.clear()
+    some = read_tasks(objects, found, EVERYTHING, EXACT, prefetch=3)
     assert next(some).num_rows == 3
     some.close()  # type: ignore[attr-defined]
-    assert len(blobs.asked) < 30
+    assert len(objects.asked) < 30
     assert reading_threads() == []
     await owner.kill()
 
@@ -291,13 +291,13 @@ async def test_blocks_of_one_object_share_gets() -> None:
     store = MemoryStore()
     key, data, refs = run_of([(1, 100), (101, 150), (200, 400)])
     await store.put(key, [data])
-    blobs = MemoryBlobs(store)
-    found = [Piece("$G", "s", 7, 0, key, ref, ref.first_seq, ref.last_seq, None) for ref in refs]
+    objects = MemoryBlobs(store)
+    found = [ScanTask("$G", "s", 7, 0, key, ref, ref.first_seq, ref.last_seq, None) for ref in refs]
     # Loads grow from one block on, so that LIMIT takes little: the first one is fetched alone.
-    batches = read_pieces(blobs, found, EVERYTHING, EXACT, prefetch=0)
+    batches = read_tasks(objects, found, EVERYTHING, EXACT, prefetch=0)
     assert [row[0] for row in rows_of(batches)] == [*range(1, 151), *range(200, 401)]
-    assert len(blobs.asked) == 2
-    assert blobs.asked[1][1:] == (refs[1].index_offset, len(data))
+    assert len(objects.asked) == 2
+    assert objects.asked[1][1:] == (refs[1].index_offset, len(data))
 
 
 # ---- bounds
@@ -310,17 +310,17 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         stream.append([(b"s.a", b"", owner.rng.randbytes(100_000))])
         await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     monkeypatch.setattr(reading, "_LOAD_BYTES", 1)
     monkeypatch.setattr(reading, "_BATCH_BYTES", 1)
     for prefetch, ahead, most in ((3, 1 << 30, 4), (8, 500_000, 3), (8, 1, 1)):
         monkeypatch.setattr(reading, "_AHEAD_BYTES", ahead)
-        blobs.asked.clear()
+        objects.asked.clear()
         seen = 0
-        for batch in read_pieces(blobs, found, EVERYTHING, EXACT, prefetch=prefetch):
+        for batch in read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch):
             seen += batch.num_rows
-            assert len(blobs.asked) <= seen + most, (prefetch, ahead)
+            assert len(objects.asked) <= seen + most, (prefetch, ahead)
         assert seen == 12
     await owner.kill()
 
@@ -333,10 +333,10 @@ async def test_threads_end(ending: str) -> None:
     for _ in range(40):
         stream.append([(b"s.a", b"", owner.rng.randbytes(300_000))])
         await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
-    blobs.asked.clear()
-    batches = read_pieces(blobs, found, EVERYTHING, EXACT)
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
+    objects.asked.clear()
+    batches = read_tasks(objects, found, EVERYTHING, EXACT)
     assert next(batches).num_rows == 1
     assert reading_threads() != []
     if ending == "all":
@@ -348,7 +348,7 @@ async def test_threads_end(ending: str) -> None:
             list(batches)
     elif ending == "close":
         batches.close()  # type: ignore[attr-defined]
-        assert len(blobs.asked) < 20
+        assert len(objects.asked) < 20
     del batches
     assert reading_threads() == []
     await owner.kill()
@@ -360,19 +360,19 @@ async def test_a_block_larger_than_a_group(monkeypatch: pytest.MonkeyPatch) -> N
     owner, stream = await one_stream(store)
     stream.append([(b"s.%d" % (i % 3), HEADERS if i % 7 == 0 else b"", owner.rng.randbytes(50_000)) for i in range(60)])
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     monkeypatch.setattr(reading, "_GROUP_BYTES", 400_000)
     monkeypatch.setattr(reading, "_BATCH_BYTES", 1)
-    batches = list(read_pieces(blobs, found, EVERYTHING, EXACT))
+    batches = list(read_tasks(objects, found, EVERYTHING, EXACT))
     assert rows_of(batches) == stream.rows()
     assert len(batches) >= 8
     assert all(batch.nbytes < 450_000 for batch in batches)
-    blobs.asked.clear()
-    some = read_pieces(blobs, found, EVERYTHING, EXACT)
+    objects.asked.clear()
+    some = read_tasks(objects, found, EVERYTHING, EXACT)
     next(some)
     some.close()  # type: ignore[attr-defined]
-    assert len(blobs.asked) <= 4
+    assert len(objects.asked) <= 4
     await owner.kill()
 
 
@@ -384,10 +384,10 @@ async def test_a_block_of_many_messages_and_no_payload() -> None:
     await owner.log.persisted()
     stream.remove(3, 3)
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     for columns in ([("seq", "bigint")], [("seq", "bigint"), ("subject", "string")]):
-        batches = list(read_pieces(blobs, found, EVERYTHING, requested("messages", columns)))
+        batches = list(read_tasks(objects, found, EVERYTHING, requested("messages", columns)))
         assert [batch.num_rows for batch in batches] == [65536, 65536, 18927]
         assert [seq for batch in batches for seq in batch[0].to_pylist()] == [1, 2, *range(4, 150_001)]
     await owner.kill()
@@ -422,11 +422,11 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
                        for j in range(300)])
         await owner.log.persisted()
     await owner.kill()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     rows = stream.rows()
-    piece = found[2]
-    ref, sound = piece.ref, store.objects[piece.key]
+    task = found[2]
+    ref, sound = task.ref, store.objects[task.key]
     rng = random.Random(int(codec))
     places = [(section, start + rng.randrange(size)) for section, start, size in (
         ("index", ref.index_offset, 76), ("index", ref.index_offset, ref.index_bytes),
@@ -436,24 +436,24 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
     for prefetch in (0, 3):
         for damaged, section in [(flipped(sound, at), section) for section, at in places] + [
                 (sound[:at], section) for section, at in cuts]:
-            store.objects[piece.key] = damaged
-            got, error = until_error(read_pieces(blobs, found, EVERYTHING, EXACT, prefetch=prefetch))
+            store.objects[task.key] = damaged
+            got, error = until_error(read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch))
             said = str(error)
             assert isinstance(error, Damaged | Newer), said
-            assert piece.key in said
+            assert task.key in said
             assert "stream $G/s" in said
             assert section in said
             assert "at byte " in said
             assert got == rows[:len(got)]
             assert len(got) <= 600
     # Where no frame is needed none is looked at.
-    store.objects[piece.key] = flipped(sound, ref.frames_offset)
+    store.objects[task.key] = flipped(sound, ref.frames_offset)
     names = requested("messages", [("subject", "string")])
-    assert sum(batch.num_rows for batch in read_pieces(blobs, found, EVERYTHING, names)) == 1200
+    assert sum(batch.num_rows for batch in read_tasks(objects, found, EVERYTHING, names)) == 1200
     # Another block's index in the right place, checksums and all.
-    store.objects[piece.key] = store.objects[found[1].key]
+    store.objects[task.key] = store.objects[found[1].key]
     with pytest.raises(Damaged, match="belongs to another block"):
-        list(read_pieces(blobs, [piece], EVERYTHING, names))
+        list(read_tasks(objects, [task], EVERYTHING, names))
 
 
 # ---- objects that go away
@@ -466,19 +466,19 @@ async def test_blocks_that_are_swept_after_the_plan() -> None:
     for _ in range(12):
         stream.append([(b"s.a", b"", b"x" * 50)] * 50)
         await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     rows = stream.rows()
     stream.remove(1, 420)
     for _ in range(4):
         stream.append([(b"s.a", b"", b"later")])
         await owner.log.persisted()
         await owner.round()
-    gone = [piece.key for piece in found if piece.key not in store.objects]
-    assert gone == [piece.key for piece in found[:8]]
+    gone = [task.key for task in found if task.key not in store.objects]
+    assert gone == [task.key for task in found[:8]]
     for prefetch in (0, 3):
         # The ninth block is still there, and of it comes what was planned.
-        assert rows_of(read_pieces(blobs, found, EVERYTHING, EXACT, prefetch=prefetch)) == rows[400:]
+        assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch)) == rows[400:]
     await owner.kill()
 
 
@@ -488,8 +488,8 @@ async def test_a_stream_that_is_deleted_after_the_plan() -> None:
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 5)
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     stream.delete()
     other = await owner.make("other")
     async with asyncio.timeout(30):
@@ -498,11 +498,11 @@ async def test_a_stream_that_is_deleted_after_the_plan() -> None:
             await owner.log.persisted()
             await owner.round()
             await asyncio.sleep(0)
-    assert rows_of(read_pieces(blobs, found, EVERYTHING, EXACT)) == []
+    assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT)) == []
     again = await owner.make("s")
     again.append([(b"s.a", b"", b"of another stream")] * 5)
     await owner.log.persisted()
-    assert rows_of(read_pieces(blobs, found, EVERYTHING, EXACT)) == []
+    assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT)) == []
     await owner.kill()
 
 
@@ -515,10 +515,10 @@ async def test_an_object_that_is_lost() -> None:
         await owner.log.persisted()
     await owner.round()
     await owner.kill()
-    blobs = MemoryBlobs(store)
-    found = planned(blobs, "s")
+    objects = MemoryBlobs(store)
+    found = planned(objects, "s")
     del store.objects[found[3].key]
-    got, error = until_error(read_pieces(blobs, found, EVERYTHING, EXACT))
+    got, error = until_error(read_tasks(objects, found, EVERYTHING, EXACT))
     assert isinstance(error, Gone)
     assert got == stream.rows()[:len(got)]
     assert found[3].key in str(error)
@@ -531,7 +531,7 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
     """Shows that messages are read from where they lie now, exactly once each, when their object goes before the index is
     read, before the frames are, and between two groups of frames; and that a second move is followed, too."""
     store = MemoryStore()
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     monkeypatch.setattr("broker.storage.log.writer.FRAME_BYTES", 200)  # several frames a block
     monkeypatch.setattr(reading, "_TOGETHER_BYTES", 0)
     monkeypatch.setattr(reading, "_GROUP_BYTES", 1)
@@ -539,24 +539,24 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
     moved, moved_data, moved_refs = run_of([(1, 150), (151, 400)], number=2)
     again, again_data, again_refs = run_of([(1, 200), (201, 300), (301, 500)], number=3)
     await store.put(key, [data])
-    piece = Piece("$G", "s", 7, 0, key, ref, 11, 390, None)
+    task = ScanTask("$G", "s", 7, 0, key, ref, 11, 390, None)
 
-    def newest(*_: Any) -> StreamMoment:
+    def newest(*_: Any) -> StreamSnapshot:
         refs = moved_refs if moved in store.objects else again_refs
-        return StreamMoment("$G", "s", 7, 0, {}, T0, 21, 500, 480, 0, T0, T0, Position(1, 3), 500,
+        return StreamSnapshot("$G", "s", 7, 0, {}, T0, 21, 500, 480, 0, T0, T0, Position(1, 3), 500,
                             [BlockEntry(one) for one in refs], {})
 
     def before(asked: str) -> None:
-        if asked == key and len([one for one in blobs.asked if one[0] == key]) == when and key in store.objects:
+        if asked == key and len([one for one in objects.asked if one[0] == key]) == when and key in store.objects:
             del store.objects[key]
             store.objects[moved] = moved_data
-        elif asked == moved and len([one for one in blobs.asked if one[0] == moved]) == 2:
+        elif asked == moved and len([one for one in objects.asked if one[0] == moved]) == 2:
             del store.objects[moved]
             store.objects[again] = again_data
 
-    blobs.before = before
+    objects.before = before
     monkeypatch.setattr(reading, "newest", newest)
-    got = [row[0] for row in rows_of(read_pieces(blobs, [piece], EVERYTHING, EXACT, prefetch=when - 1))]
+    got = [row[0] for row in rows_of(read_tasks(objects, [task], EVERYTHING, EXACT, prefetch=when - 1))]
     read_before = [seq for seq in got if seq < 21]  # the stream begins at 21 by now
     assert got == read_before + list(range(21, 391))
     assert read_before == list(range(11, 11 + len(read_before)))
@@ -569,10 +569,10 @@ async def test_defaults_are_whole() -> None:
     """Shows the view as it comes when no columns are named."""
     store = MemoryStore()
     owner = await varied(store, 5, steps=10)
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     schema = arrow_schema("messages")
     assert schema.names == ["seq", "subject", "ts", "headers", "data"]
     mixed = owner.streams["mixed"]
-    table = pa.Table.from_batches(read_pieces(blobs, planned(blobs, "mixed", account="ACME/é"), EVERYTHING, schema), schema)
+    table = pa.Table.from_batches(read_tasks(objects, planned(objects, "mixed", account="ACME/é"), EVERYTHING, schema), schema)
     assert table.to_pydict()["data"] == [row[3] for row in mixed.rows()]
     await owner.kill()

@@ -130,7 +130,7 @@ def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
 
 async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
     """A DataFrame keeps the plan of its first query. Objects that are let go of afterwards are survived: what was in them
-    is left out, what was kept is read. What was purged from an object that is still there belongs to the plan's moment."""
+    is left out, what was kept is read. What was purged from an object that is still there belongs to the plan's snapshot."""
     url = f"file://{tmp_path}/store"
     owner = Owner(open_store(url), seed=3)
     await owner.start()

@@ -44,7 +44,7 @@ def _batches(folder: Path, what: str) -> set[str]:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_each_message_once_through_kills_of_the_jvm(spark: Any, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """A driver of its own is killed four times at some moment between a batch's plan and its end; one more finishes."""
+    """A driver of its own is killed four times at some snapshot between a batch's plan and its end; one more finishes."""
     rng = random.Random()
     (tmp_path / "store").mkdir()
     asyncio.run(_filled(tmp_path / "store"))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from broker.pipeline.read import query
-from broker.pipeline.spark import stream
 from broker.pipeline.errors import BadOption, Damaged, DataLoss, NoStream
 from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.options import Options
+from broker.pipeline.read import query
+from broker.pipeline.spark import stream
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockTable
 from tests.pipeline.stores import MemoryBlobs, Owner, Stream
@@ -31,7 +31,7 @@ SCHEMA = StructType().add("stream", StringType()).add("seq", LongType()).add("da
 class Query:
     """A streaming query as Spark runs it: offsets that survive it as text, batches that may be planned again."""
 
-    def __init__(self, blobs: MemoryBlobs, **options: str) -> None:
+    def __init__(self, objects: MemoryBlobs, **options: str) -> None:
         self.options = {"store": "s3://bucket/there", "stream": "S", **options}
         self.start()
         self.rows: list[tuple[str, int]] = []
@@ -81,11 +81,11 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def blobs(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryBlobs:
+def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryBlobs:
     """The store, as what every URL leads to."""
     made = MemoryBlobs(store)
     for module in (stream, query):
-        monkeypatch.setattr(module, "open_blobs", lambda url: made)
+        monkeypatch.setattr(module, "open_object_client", lambda url: made)
     return made
 
 
@@ -105,11 +105,11 @@ async def add(stream: Stream, count: int, subject: str = "a", size: int = 5) -> 
 # ---- batches
 
 
-async def test_a_query_follows_a_stream(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryBlobs) -> None:
     """Each batch has what came since the last one, each message once; nothing new is the same offset again."""
     s = await owner.make("S")
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     assert query.batch() == list(range(1, 11))
     assert query.plan() == query.committed
     assert query.reader.partitions(query.begin(), query.begin()) == []
@@ -124,13 +124,13 @@ async def test_a_query_follows_a_stream(owner: Owner, blobs: MemoryBlobs) -> Non
     assert query.reader.reportLatestOffset() == json.loads(query.committed)
 
 
-async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects: MemoryBlobs) -> None:
     s = await owner.make("S")
     for _ in range(7):
         await add(s, 100)
     s.remove(120, 139)
     await owner.log.persisted()
-    query = Query(blobs, maxMessagesPerTrigger="150")
+    query = Query(objects, maxMessagesPerTrigger="150")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(150)
     query.reader.prepareForTriggerAvailableNow()
     found = query.batches()
@@ -138,22 +138,22 @@ async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, blobs: M
     assert [seq for some in found for seq in some] == list(s.live)
 
 
-async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objects: MemoryBlobs) -> None:
     """As the stream counts them; one message at least."""
     s = await owner.make("S")
     for _ in range(5):
         await add(s, 100, size=67)  # 100 bytes each, as the stream counts
-    query = Query(blobs, maxBytesPerTrigger="25000")
+    query = Query(objects, maxBytesPerTrigger="25000")
     assert query.reader.getDefaultReadLimit() == ReadMaxBytes(25000)
     assert list(map(len, query.batches())) == [250, 250]
     await add(s, 3, size=30_000)
     assert list(map(len, query.batches())) == [1, 1, 1]
 
 
-async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, objects: MemoryBlobs) -> None:
     s = await owner.make("S")
     await add(s, 400, size=67)
-    query = Query(blobs, maxMessagesPerTrigger="100", maxBytesPerTrigger="5000")
+    query = Query(objects, maxMessagesPerTrigger="100", maxBytesPerTrigger="5000")
     assert len(query.batch()) == 50
     await add(s, 400, size=1)
     query.batches()
@@ -165,12 +165,12 @@ async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Own
         query.plan(ReadMinRows(5))
 
 
-async def test_available_now_ends_where_it_began(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryBlobs) -> None:
     """What comes after the trigger began is left for the next one, streams included."""
     s, t = await owner.make("S"), await owner.make("T")
     await add(s, 30)
     await add(t, 3)
-    query = Query(blobs, stream="*", maxMessagesPerTrigger="8")
+    query = Query(objects, stream="*", maxMessagesPerTrigger="8")
     query.reader.prepareForTriggerAvailableNow()
     query.batch()
     u = await owner.make("U")
@@ -185,11 +185,11 @@ async def test_available_now_ends_where_it_began(owner: Owner, blobs: MemoryBlob
                                   + [("U", n) for n in range(1, 11)])
 
 
-async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, objects: MemoryBlobs) -> None:
     """After a restart, with more in the store, a new epoch and a checkpoint; but for what was removed meanwhile."""
     s = await owner.make("S")
     await add(s, 50)
-    query = Query(blobs, maxMessagesPerTrigger="20")
+    query = Query(objects, maxMessagesPerTrigger="20")
     query.batch()
     end = query.plan()
     rows = query.read(end)
@@ -206,22 +206,22 @@ async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, blobs:
     assert query.read(end) == [row for row in rows if row[1] not in (25, 26)]
 
 
-async def test_subjects_narrow_a_stream(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_subjects_narrow_a_stream(owner: Owner, objects: MemoryBlobs) -> None:
     s = await owner.make("S")
     for n in range(6):
         await add(s, 10, f"{'even' if n % 2 == 0 else 'odd'}.{n}")
-    query = Query(blobs, subjects="S.even.*", maxMessagesPerTrigger="15")
+    query = Query(objects, subjects="S.even.*", maxMessagesPerTrigger="15")
     found = query.batches()
     assert [seq for some in found for seq in some] == [*range(1, 11), *range(21, 31), *range(41, 51)]
     assert max(map(len, found)) <= 15
     assert len(found) == 2
 
 
-async def test_several_streams_share_a_limit(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_several_streams_share_a_limit(owner: Owner, objects: MemoryBlobs) -> None:
     busy, quiet = await owner.make("busy"), await owner.make("quiet")
     await add(busy, 1000)
     await add(quiet, 10)
-    query = Query(blobs, stream="busy,quiet", maxMessagesPerTrigger="50")
+    query = Query(objects, stream="busy,quiet", maxMessagesPerTrigger="50")
     query.batch()
     assert query.rows == [("busy", n) for n in range(1, 41)] + [("quiet", n) for n in range(1, 11)]
 
@@ -230,19 +230,19 @@ async def test_several_streams_share_a_limit(owner: Owner, blobs: MemoryBlobs) -
 
 
 @pytest.mark.parametrize(("text", "first"), [("earliest", 3), ("latest", 21), ("seq:7", 7), ("7", 7), ("21", 21)])
-async def test_where_a_query_starts(owner: Owner, blobs: MemoryBlobs, text: str, first: int) -> None:
+async def test_where_a_query_starts(owner: Owner, objects: MemoryBlobs, text: str, first: int) -> None:
     s = await owner.make("S")
     await add(s, 10)
     await add(s, 10)
     s.purge(2)
     await owner.log.persisted()
-    query = Query(blobs, startingOffsets=text)
+    query = Query(objects, startingOffsets=text)
     assert query.batch() == list(range(first, 21))
     await add(s, 2)
     assert query.batch() == [21, 22]
 
 
-async def test_a_query_starts_at_a_time(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryBlobs) -> None:
     """Of the first message that is not earlier, in each stream."""
     s, t = await owner.make("S"), await owner.make("T")
     for _ in range(4):
@@ -252,34 +252,34 @@ async def test_a_query_starts_at_a_time(owner: Owner, blobs: MemoryBlobs) -> Non
         await owner.log.persisted()
     for seq in (1, 14, 15, 16, 40):
         at = s.live[seq][4]
-        query = Query(blobs, stream="*", startingOffsets=str(at) if at < 1 else f"time:{at}")
+        query = Query(objects, stream="*", startingOffsets=str(at) if at < 1 else f"time:{at}")
         query.batch()
         assert query.rows == ([("S", n) for n, row in s.live.items() if row[4] >= at]
                               + [("T", n) for n, row in t.live.items() if row[4] >= at])
-    query = Query(blobs, stream="*", startingOffsets="2100-01-01T00:00:00Z")
+    query = Query(objects, stream="*", startingOffsets="2100-01-01T00:00:00Z")
     assert query.batch() == []
     await add(s, 1)
     assert query.batch() == [41]
 
 
-async def test_a_query_starts_where_another_ended(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_query_starts_where_another_ended(owner: Owner, objects: MemoryBlobs) -> None:
     s, t = await owner.make("S"), await owner.make("T")
     await add(s, 10)
     await add(t, 10)
-    one = Query(blobs, stream="*", maxMessagesPerTrigger="7")
+    one = Query(objects, stream="*", maxMessagesPerTrigger="7")
     one.batch()
     assert one.committed is not None
-    other = Query(blobs, stream="*", startingOffsets=one.committed)
+    other = Query(objects, stream="*", startingOffsets=one.committed)
     other.batch()
     assert sorted(one.rows + other.rows) == [("S", n) for n in range(1, 11)] + [("T", n) for n in range(1, 11)]
 
 
-async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, objects: MemoryBlobs) -> None:
     """Spark asks for the initial offset again while the first batch is not committed; then that batch, as it is on
     record, still begins where it did."""
     s = await owner.make("S")
     await add(s, 10)
-    query = Query(blobs, startingOffsets="latest")
+    query = Query(objects, startingOffsets="latest")
     assert query.begin() is query.begin()
     await add(s, 5)
     end = query.plan()
@@ -292,27 +292,27 @@ async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: 
     assert "began" not in json.loads(query.committed)
 
 
-async def test_a_start_that_does_not_fit_is_refused(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: MemoryBlobs) -> None:
     s = await owner.make("S")
     await add(s, 10)
     with pytest.raises(BadOption, match="ends at sequence 10, before 12"):
-        Query(blobs, startingOffsets="seq:12").begin()
+        Query(objects, startingOffsets="seq:12").begin()
     with pytest.raises(BadOption, match=r"names the stream \$G/X, which is not there"):
-        Query(blobs, startingOffsets='{"v": 1, "streams": {"$G/X": {"id": "00000000000000aa", "next": 1}}}').begin()
+        Query(objects, startingOffsets='{"v": 1, "streams": {"$G/X": {"id": "00000000000000aa", "next": 1}}}').begin()
     with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and made anew"):
-        Query(blobs, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
+        Query(objects, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
     with pytest.raises(BadOption, match="option startingOffsets='soon'"):
-        Query(blobs, startingOffsets="soon")
+        Query(objects, startingOffsets="soon")
     with pytest.raises(NoStream, match=r"no stream 'X' in account '\$G'; there is: \$G/S"):
-        Query(blobs, stream="S,X").begin()
+        Query(objects, stream="S,X").begin()
 
 
 # ---- streams that come and go
 
 
-async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, objects: MemoryBlobs) -> None:
     """Where a wildcard lets it in; also when there was none at all."""
-    query = Query(blobs, stream="S*", startingOffsets="latest")
+    query = Query(objects, stream="S*", startingOffsets="latest")
     assert query.batch() == []
     s = await owner.make("S1")
     other = await owner.make("other")
@@ -349,11 +349,11 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("how", LOSSES)
-async def test_a_loss_ends_a_query(owner: Owner, blobs: MemoryBlobs, how: str) -> None:
+async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryBlobs, how: str) -> None:
     """With the stream, what was expected and what is there; whether it is noticed before the next batch or when a batch on
     record is planned again."""
     await add(await owner.make("S"), 20)
-    query = Query(blobs, maxMessagesPerTrigger="10")
+    query = Query(objects, maxMessagesPerTrigger="10")
     query.batch()
     on_record = query.plan()
     await _lose(owner, how)
@@ -365,11 +365,11 @@ async def test_a_loss_ends_a_query(owner: Owner, blobs: MemoryBlobs, how: str) -
 
 
 @pytest.mark.parametrize("how", LOSSES)
-async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, blobs: MemoryBlobs, how: str,
+async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects: MemoryBlobs, how: str,
                                                            caplog: pytest.LogCaptureFixture) -> None:
     """The query goes on with what is there, and says once what it missed."""
     await add(await owner.make("S"), 20)
-    query = Query(blobs, stream="S*", maxMessagesPerTrigger="10", failOnDataLoss="false")
+    query = Query(objects, stream="S*", maxMessagesPerTrigger="10", failOnDataLoss="false")
     query.batch()
     on_record = query.plan()
     await _lose(owner, how)
@@ -381,20 +381,20 @@ async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, blobs: 
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert re.search(said, record.getMessage())
-    again = Query(blobs, stream="S*", failOnDataLoss="false")
+    again = Query(objects, stream="S*", failOnDataLoss="false")
     again.committed = json.dumps({"v": 1, "streams": {}})
     assert again.read(on_record) == (rows if how == "purge" else [])
 
 
-async def test_a_restored_store_is_a_loss(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_a_restored_store_is_a_loss(owner: Owner, objects: MemoryBlobs) -> None:
     """It ends before what was read: its next messages will have sequences that were read."""
     s = await owner.make("S")
     await add(s, 10)
-    kept = dict(blobs.objects)
+    kept = dict(objects.objects)
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
-    blobs.objects = kept
+    objects.objects = kept
     query.start()
     with pytest.raises(DataLoss, match="went back: expected sequence 21, found that it ends at 10"):
         query.plan()
@@ -405,11 +405,11 @@ async def test_a_restored_store_is_a_loss(owner: Owner, blobs: MemoryBlobs) -> N
 
 
 @pytest.mark.parametrize("config", [{"max_msgs_per_subject": 1}, {"retention": "workqueue"}, {"retention": "interest"}])
-async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner, blobs: MemoryBlobs,
+async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner, objects: MemoryBlobs,
                                                                     config: dict[str, Any]) -> None:
     s = await owner.make("S", config=config)
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
     await add(s, 5)
     s.purge(13)
@@ -417,10 +417,10 @@ async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner
     assert query.batch() == [14, 15]
 
 
-async def test_deletes_further_on_are_no_loss(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_deletes_further_on_are_no_loss(owner: Owner, objects: MemoryBlobs) -> None:
     s = await owner.make("S")
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
     await add(s, 5)
     s.remove(12, 14)
@@ -428,11 +428,11 @@ async def test_deletes_further_on_are_no_loss(owner: Owner, blobs: MemoryBlobs) 
     assert query.batch() == [11, 15]
 
 
-async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, blobs: MemoryBlobs,
+async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: MemoryBlobs,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     s = await owner.make("S")
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
     seen = query.reader._progress._follower.look()["$G/S"]
     seen.state.offline = "a record is damaged"
@@ -443,31 +443,31 @@ async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, blobs: Memor
 # ---- following
 
 
-async def test_a_look_reads_only_what_is_new(owner: Owner, blobs: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much lies there: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
     s = await owner.make("S")
     for _ in range(60):
         await add(s, 3)
     await owner.round()
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
-    blobs.asked.clear()
+    objects.asked.clear()
     assert query.plan() == query.committed
-    nothing_new = len(blobs.asked)
+    nothing_new = len(objects.asked)
     assert nothing_new <= 4
     monkeypatch.delattr(BlockTable, "__iter__")
-    blobs.asked.clear()
+    objects.asked.clear()
     await add(s, 3)
     assert query.batch() == [181, 182, 183]
-    keys = [key for key, _, _ in blobs.asked]
+    keys = [key for key, _, _ in objects.asked]
     assert not any("/pages/" in key for key in keys)
     assert len(keys) <= nothing_new + 6
 
 
-async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, blobs: MemoryBlobs, store: MemoryStore) -> None:
+async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: MemoryBlobs, store: MemoryStore) -> None:
     """Checkpoints, sweeps, kills and clean ends between and during looks: each message is read once."""
     s = await owner.make("S")
-    query = Query(blobs, maxMessagesPerTrigger="1000")
+    query = Query(objects, maxMessagesPerTrigger="1000")
     for n in range(60):
         s = owner.streams["S"]
         await add(s, 1 + n % 3)
@@ -484,10 +484,10 @@ async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, blobs: Me
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_state_that_was_followed_is_the_state_that_is_replayed(owner: Owner, blobs: MemoryBlobs, seed: int) -> None:
+async def test_a_state_that_was_followed_is_the_state_that_is_replayed(owner: Owner, objects: MemoryBlobs, seed: int) -> None:
     """Streams made and deleted, messages removed, checkpoints, sweeps and new epochs, looked at now and then."""
     rng = random.Random(seed)
-    follower = Follower(blobs, "*", "*")
+    follower = Follower(objects, "*", "*")
     await owner.make("S0")
     for n in range(120):
         s = owner.streams[rng.choice(sorted(owner.streams))]
@@ -511,7 +511,7 @@ async def test_a_state_that_was_followed_is_the_state_that_is_replayed(owner: Ow
             await owner.again(clean=rng.random() < 0.5)
         await owner.log.persisted()
         if rng.random() < 0.4:
-            assert _all(follower) == _all(Follower(blobs, "*", "*"))
+            assert _all(follower) == _all(Follower(objects, "*", "*"))
     assert list(follower.look()) == sorted(f"$G/{name}" for name in owner.streams)
 
 
@@ -520,17 +520,17 @@ def _all(follower: Follower) -> dict[str, Any]:
             for name, seen in follower.look().items()}
 
 
-async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, blobs: MemoryBlobs) -> None:
+async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryBlobs) -> None:
     """The next number is gone and a checkpoint lies beyond: the log did not end there."""
     s = await owner.make("S")
     await add(s, 10)
-    query = Query(blobs)
+    query = Query(objects)
     query.batch()
-    there = set(blobs.objects)
+    there = set(objects.objects)
     await add(s, 10)
-    [following] = {key for key in blobs.objects if "/log/" in key} - there
+    [following] = {key for key in objects.objects if "/log/" in key} - there
     s.remove(11, 20)
-    while following in blobs.objects:  # until as many checkpoints are there as are kept
+    while following in objects.objects:  # until as many checkpoints are there as are kept
         await add(s, 1)
         await owner.round()
     assert query.batch() == list(range(21, s.last_seq + 1))

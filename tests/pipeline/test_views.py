@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.pipeline.store.objects import open_blobs
-from broker.pipeline.plan.snapshot import StreamMoment, read_moment
-from broker.pipeline.plan.plan import Piece, pieces
+from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.schema import VIEWS, arrow_schema, requested, spark_type
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
 from broker.pipeline.read.views import catalogue_rows, live_messages, read_subjects
+from broker.pipeline.store.objects import open_object_client
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryBlobs, Owner, Row, Stream, of_a_broker, varied
@@ -37,22 +37,22 @@ def tuples(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     return found
 
 
-def dicts(view: str, moments: Iterable[StreamMoment]) -> list[dict[str, Any]]:
+def dicts(view: str, snapshots: Iterable[StreamSnapshot]) -> list[dict[str, Any]]:
     schema = all_columns(view)
-    batches = list(catalogue_rows(view, moments, schema))
+    batches = list(catalogue_rows(view, snapshots, schema))
     assert all(batch.schema.equals(schema) for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def counted(stream: Stream, found: list[Piece], rows: list[Row]) -> list[tuple[Any, ...]]:
+def counted(stream: Stream, found: list[ScanTask], rows: list[Row]) -> list[tuple[Any, ...]]:
     """The view's rows, counted message by message."""
     wanted = []
-    for piece in found:
+    for task in found:
         of_subject: dict[bytes, list[int]] = {}
         for seq, subject, _, _, _ in rows:
-            if piece.first_seq <= seq <= piece.last_seq:
+            if task.first_seq <= seq <= task.last_seq:
                 of_subject.setdefault(subject, []).append(seq)
-        wanted += [(stream.name, subject, piece.key, len(seqs), seqs[0], seqs[-1], stream.account)
+        wanted += [(stream.name, subject, task.key, len(seqs), seqs[0], seqs[-1], stream.account)
                    for subject, seqs in sorted(of_subject.items())]
     return wanted
 
@@ -67,7 +67,7 @@ async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> 
     from summaries where they are at hand and from indexes, with never a frame read."""
     store = MemoryStore()
     owner = await varied(store, seed)
-    blobs = MemoryBlobs(store)
+    objects = MemoryBlobs(store)
     rng = random.Random(seed)
     for name, stream in owner.streams.items():
         rows = stream.rows()
@@ -75,17 +75,17 @@ async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> 
         for selection in (Selection(), Selection(subjects=(b"few.1.x", b"many.alarm.*", b"mixed.>")),
                           Selection(first_seq=middle[0]), Selection(last_seq=middle[0], subjects=(b"*.a", b"few.>")),
                           Selection(first_ns=middle[4])):
-            [moment] = read_moment(blobs, account=stream.account, stream=name)
-            found = pieces(moment, selection, summaries=summaries)
-            blobs.asked.clear()
+            [snapshot] = read_store(objects, account=stream.account, stream=name)
+            found = tasks(snapshot, selection, summaries=summaries)
+            objects.asked.clear()
             wanted = counted(stream, found, [
                 row for row in rows if selection.matches_subject(row[1]) and row[4] >= (selection.first_ns or 0)])
-            assert tuples(read_subjects(blobs, found, selection, SUBJECTS)) == wanted
-            frames = {piece.key: piece.ref.frames_offset for piece in found}
-            assert all(end is not None and end <= frames[key] for key, _, end in blobs.asked)
-            if summaries and all(piece.ref.subjects is not None and piece.dead is None for piece in found) and (
-                    selection == Selection()) and rows and moment.first_seq == found[0].ref.first_seq:
-                assert blobs.asked == []
+            assert tuples(read_subjects(objects, found, selection, SUBJECTS)) == wanted
+            frames = {task.key: task.ref.frames_offset for task in found}
+            assert all(end is not None and end <= frames[key] for key, _, end in objects.asked)
+            if summaries and all(task.ref.subjects is not None and task.dead is None for task in found) and (
+                    selection == Selection()) and rows and snapshot.first_seq == found[0].ref.first_seq:
+                assert objects.asked == []
     await owner.kill()
 
 
@@ -98,9 +98,9 @@ async def test_subjects_with_many_to_a_block() -> None:
     stream.append([(b"s.%03d" % (i % 200), b"", b"x") for i in range(1000)])
     stream.append([(b"s.\xff", b"", b"x")])
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    [moment] = read_moment(blobs, stream="s")
-    [batch] = read_subjects(blobs, pieces(moment, Selection(), summaries=True), Selection(), arrow_schema("subjects"))
+    objects = MemoryBlobs(store)
+    [snapshot] = read_store(objects, stream="s")
+    [batch] = read_subjects(objects, tasks(snapshot, Selection(), summaries=True), Selection(), arrow_schema("subjects"))
     assert batch.schema.names == ["stream", "subject", "block", "count", "first_seq", "last_seq"]
     found = tuples([batch])
     assert len(found) == 201
@@ -117,13 +117,13 @@ async def test_blocks() -> None:
     gaps; in ``few`` they have, and it is never too low."""
     store = MemoryStore()
     owner = await varied(store, 2)
-    moments = read_moment(MemoryBlobs(store), account="*")
-    found = dicts("blocks", moments)
-    for moment in moments:
-        stream = next(one for one in owner.streams.values() if (one.account, one.name) == (moment.account, moment.name))
-        mine = [row for row in found if (row["account"], row["stream"]) == (moment.account, moment.name)]
-        assert len(mine) == len(moment.blocks)
-        for row, entry in zip(mine, moment.blocks, strict=True):
+    snapshots = read_store(MemoryBlobs(store), account="*")
+    found = dicts("blocks", snapshots)
+    for snapshot in snapshots:
+        stream = next(one for one in owner.streams.values() if (one.account, one.name) == (snapshot.account, snapshot.name))
+        mine = [row for row in found if (row["account"], row["stream"]) == (snapshot.account, snapshot.name)]
+        assert len(mine) == len(snapshot.blocks)
+        for row, entry in zip(mine, snapshot.blocks, strict=True):
             ref = entry.ref
             live = [seq for seq in stream.live if ref.first_seq <= seq <= ref.last_seq]
             gapless = ref.last_seq - ref.first_seq + 1 == ref.count
@@ -154,10 +154,10 @@ async def test_live_messages_of_a_block_that_is_cut() -> None:
     for first, last in ((5, 5), (30, 34), (1, 20), (60, 60), (21, 21)):
         stream.remove(first, last)
     await owner.log.persisted()
-    [moment] = read_moment(MemoryBlobs(store), stream="s")
-    [entry] = moment.blocks
-    assert moment.first_seq == 22
-    assert live_messages(entry, moment.first_seq) == len(stream.live) == 73
+    [snapshot] = read_store(MemoryBlobs(store), stream="s")
+    [entry] = snapshot.blocks
+    assert snapshot.first_seq == 22
+    assert live_messages(entry, snapshot.first_seq) == len(stream.live) == 73
     assert live_messages(BlockEntry(entry.ref), 51) == 50
     await owner.kill()
 
@@ -170,8 +170,8 @@ async def test_streams_and_consumers() -> None:
     one.append([(b"one.only", b"", b"x")] * 9)
     one.deliver(one.last_seq, one.last_seq - 4)
     await owner.log.persisted()
-    moments = read_moment(MemoryBlobs(store), account="*")
-    streams = {row["name"]: row for row in dicts("streams", moments)}
+    snapshots = read_store(MemoryBlobs(store), account="*")
+    streams = {row["name"]: row for row in dicts("streams", snapshots)}
     assert set(streams) == set(owner.streams)
     for name, stream in owner.streams.items():
         row, rows = streams[name], stream.rows()
@@ -184,7 +184,7 @@ async def test_streams_and_consumers() -> None:
         assert bool(row["blocks"]) == bool(row["stored_bytes"]) == bool(rows)
         assert (row["consumers"], row["offline"], row["shard"]) == (1, None, 0)
     assert json.loads(streams["mixed"]["config"])["description"] == "of another account"
-    consumers = {row["stream"]: row for row in dicts("consumers", moments)}
+    consumers = {row["stream"]: row for row in dicts("consumers", snapshots)}
     assert set(consumers) == set(owner.streams)
     said = consumers["one"]
     assert (said["name"], said["account"], json.loads(said["config"])) == ("c", "$G", {"durable_name": "c"})
@@ -204,12 +204,12 @@ async def test_names_that_no_utf8_has() -> None:
     stream = await owner.make("s\ud800", config={"description": "\udfff"})
     stream.append([(b"s.a", b"", b"x")])
     await owner.log.persisted()
-    blobs = MemoryBlobs(store)
-    moments = read_moment(blobs)
-    assert [row["name"] for row in dicts("streams", moments)] == ["s?"]
-    assert [row["stream"] for row in dicts("consumers", moments)] == ["s?"]
-    assert [row["stream"] for row in dicts("blocks", moments)] == ["s?"]
-    [row] = tuples(read_subjects(blobs, pieces(moments[0], Selection()), Selection(), SUBJECTS))
+    objects = MemoryBlobs(store)
+    snapshots = read_store(objects)
+    assert [row["name"] for row in dicts("streams", snapshots)] == ["s?"]
+    assert [row["stream"] for row in dicts("consumers", snapshots)] == ["s?"]
+    assert [row["stream"] for row in dicts("blocks", snapshots)] == ["s?"]
+    [row] = tuples(read_subjects(objects, tasks(snapshots[0], Selection()), Selection(), SUBJECTS))
     assert (row[0], row[1], row[3]) == ("s?", b"s.a", 1)
     await owner.kill()
 
@@ -217,21 +217,21 @@ async def test_names_that_no_utf8_has() -> None:
 async def test_a_store_of_a_broker(tmp_path: Path) -> None:
     """Shows all views of a store that a broker wrote, through deletes, a purge, a limit, a kill and a consumer."""
     live = await of_a_broker(tmp_path / "store", messages=90)
-    blobs = open_blobs(f"file://{tmp_path}/store")
-    moments = read_moment(blobs)
-    streams = {row["name"]: row for row in dicts("streams", moments)}
+    objects = open_object_client(f"file://{tmp_path}/store")
+    snapshots = read_store(objects)
+    streams = {row["name"]: row for row in dicts("streams", snapshots)}
     assert {name: row["messages"] for name, row in streams.items()} == {name: len(rows) for name, rows in live.items()}
     assert json.loads(streams["LOGS"]["config"])["max_msgs"] == 100
-    assert sum(row["live"] for row in dicts("blocks", moments)) == sum(map(len, live.values()))
-    [consumer] = dicts("consumers", moments)
+    assert sum(row["live"] for row in dicts("blocks", snapshots)) == sum(map(len, live.values()))
+    [consumer] = dicts("consumers", snapshots)
     assert (consumer["stream"], consumer["name"], consumer["num_ack_pending"]) == ("ORDERS", "worker", 0)
     assert consumer["delivered_consumer_seq"] == consumer["ack_floor_consumer_seq"] == 10
-    for moment in moments:
+    for snapshot in snapshots:
         counts: dict[bytes, int] = {}
         for _, subject, _, count, *_ in tuples(read_subjects(
-                blobs, pieces(moment, Selection(), summaries=True), Selection(), SUBJECTS)):
+                objects, tasks(snapshot, Selection(), summaries=True), Selection(), SUBJECTS)):
             counts[subject] = counts.get(subject, 0) + count
         wanted: dict[bytes, int] = {}
-        for _, subject, _, _ in live[moment.name]:
+        for _, subject, _, _ in live[snapshot.name]:
             wanted[subject] = wanted.get(subject, 0) + 1
         assert counts == wanted

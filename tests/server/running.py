@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.server.server import Server
 from broker.server.options import ServerOptions
+from broker.server.server import Server
 
 __all__ = ["running"]
 

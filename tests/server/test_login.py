@@ -17,9 +17,9 @@ import pytest
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.server.auth.authenticator import BcryptCheck, Credentials, warnings
+from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connect_options import go_quoted
 from broker.server.options import ServerOptions
-from broker.server.auth.passwords import PasswordChecks
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
 from .running import running

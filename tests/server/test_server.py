@@ -15,8 +15,8 @@ import uvloop
 from nats.errors import NoRespondersError
 
 from broker.protocol.parser import Msg
-from broker.server.server import Server, duration, rfc3339, uptime
 from broker.server.options import ServerOptions
+from broker.server.server import Server, duration, rfc3339, uptime
 
 from .running import running
 from .wire import Wire

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
-import broker.storage.checkpoint.orphans as strays
+import broker.storage.checkpoint.orphans as orphans
 from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
-from broker.storage.state.applied import LetGo, position_key
 from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.log.putter import Putter, Segment
 from broker.storage.put import Patience
-from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.state.applied import Released, position_key
 
 __all__ = ["RULES"]
 
@@ -99,7 +99,7 @@ def relist(patch: pytest.MonkeyPatch) -> None:
 
 def keep_seals(patch: pytest.MonkeyPatch) -> None:
     """Seals are swept like segments, and by every round."""
-    find_strays = Sweeper._find_strays
+    find_strays = Sweeper._find_orphans
 
     async def never(self: Sweeper, key: str) -> bool:
         return False
@@ -111,12 +111,12 @@ def keep_seals(patch: pytest.MonkeyPatch) -> None:
         await find_strays(self, epoch, checkpointer)
         self._finding = None
 
-    patch.setattr(strays, "_without_seals", all_of_them)
+    patch.setattr(orphans, "_without_seals", all_of_them)
     patch.setattr(Sweeper, "_is_seal", never)
-    patch.setattr(Sweeper, "_find_strays", broken)
+    patch.setattr(Sweeper, "_find_orphans", broken)
 
 
-def letgo(patch: pytest.MonkeyPatch) -> None:
+def released(patch: pytest.MonkeyPatch) -> None:
     """What a root covers is deleted at once, without a record of it in the log, and by who is no longer owner too."""
     async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
         state, kept = self._log.state, checkpointer.roots
@@ -130,7 +130,7 @@ def letgo(patch: pytest.MonkeyPatch) -> None:
         for key in unnamed:
             state.segments.pop(key)
             state.unnamed.discard(key)
-        self._queue.append((0, LetGo(kept[-1].position, segments, pages, [r for r in roots if r is not None])))
+        self._queue.append((0, Released(kept[-1].position, segments, pages, [r for r in roots if r is not None])))
         self._wake.set()
 
     patch.setattr(Sweeper, "after_round", broken)
@@ -148,5 +148,5 @@ def applied_only(patch: pytest.MonkeyPatch) -> None:
 
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     rule.__name__.replace("_", "-"): rule
-    for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, letgo, applied_only)}
+    for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only)}
 

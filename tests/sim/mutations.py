@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 import broker.cluster.ownership as ownership
-import broker.storage.state.applied as applied
 import broker.storage.checkpoint.checkpointer as checkpointer
-import broker.storage.state.pages as pages
-import broker.storage.read.recovery as recovery
 import broker.storage.put as settle
+import broker.storage.read.recovery as recovery
 import broker.storage.shard as shard
+import broker.storage.state.applied as applied
+import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
-from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
-from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 
 __all__ = ["MUTATIONS"]
 
@@ -52,7 +52,7 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
 
 def never_muted(patch: pytest.MonkeyPatch) -> None:
     """The owner does not fall silent past its lease."""
-    patch.setattr(Log, "muted", property(lambda self: False))
+    patch.setattr(Log, "lease_expired", property(lambda self: False))
 
 
 def lease_from_end(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from broker.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
-from broker.storage.state.applied import ShardState, StreamState
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import BlockRef, Outcome
 from broker.storage.format.claim import Claim
@@ -34,14 +33,15 @@ from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import ObjectInfo, StoreError
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key, parse
 from broker.storage.put import Fenced
-from broker.storage.shard import Shard, ShardSettings
 from broker.storage.read.snapshot import CutOff, replay, run_blocking
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.state.applied import ShardState, StreamState
 from tests.sim.loop import SimLoop
 
 __all__ = ["Lost", "World"]

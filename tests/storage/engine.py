@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 from broker.clock import ManualClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Taken, take
-from broker.storage.state.applied import ShardState
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import Buffers, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.shard import Shard, ShardSettings
 from broker.storage.read.snapshot import read_snapshot
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
+from broker.storage.shard import Shard, ShardSettings
+from broker.storage.state.applied import ShardState
 from tests.sim.loop import SimLoop
 
 __all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "dump", "fast", "in_virtual_time", "read_all"]
@@ -226,7 +226,7 @@ def dump(state: ShardState) -> dict[str, Any]:
         "names": dict(sorted(state.names.items())),
         "segments": dict(sorted(state.segments.items())),
         "unnamed": sorted(state.unnamed),
-        "letgo": {at: letgo.body() for at, letgo in sorted(state.letgo.items())},
+        "letgo": {at: released.body() for at, released in sorted(state.released.items())},
         "streams": {s.stream_id: {
             "who": (s.account, s.name, s.config, s.created_ns, s.extra, s.ceiling, s.offline),
             "outcome": s.outcome, "last_time_ns": s.last_time_ns, "position": s.position,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.storage.state.applied import ConsumerState, LetGo, ShardState, pack_runs, unpack_runs
-from broker.storage.state.dead import DeadSet
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
+from broker.storage.state.applied import ConsumerState, Released, ShardState, pack_runs, unpack_runs
+from broker.storage.state.dead import DeadSet
 from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 
@@ -174,21 +174,21 @@ def test_blocks_of_a_stream_that_nothing_made_are_no_accident() -> None:
     state.replaying = True
     segment(state, 1, first=1, last=2)
     with pytest.raises(Corrupt, match="0000000000000007"):
-        state.settle()
+        state.finish_replay()
     segment(state, 2, records=[(RecordKind.STREAM_DELETE, {})])
-    state.settle()
+    state.finish_replay()
 
 
 def test_let_go_leaves_the_table_of_segments_and_done_ends_it() -> None:
     """A record lets go; a later one says that all of it is deleted."""
     state = made()
     segment(state, 2)
-    body = LetGo(Position(0, 0), [Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).body()
+    body = Released(Position(0, 0), [Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).body()
     segment(state, 3, records=[(RecordKind.LETGO, body)], stream_id=0)
     assert list(state.segments) == [(1 << 48) + 3]
-    assert state.letgo[Position(1, 3)].segments == [Position(1, 1), Position(1, 2)]
+    assert state.released[Position(1, 3)].segments == [Position(1, 1), Position(1, 2)]
     segment(state, 4, records=[(RecordKind.LETGO, {"done": [[1, 3]]})], stream_id=0)
-    assert state.letgo == {}
+    assert state.released == {}
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))))

@@ -20,8 +20,8 @@ from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
-from broker.storage.shard import ShardSettings
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.shard import ShardSettings
 from tests.storage.engine import MS, PATHS, SECOND, Counting, Publisher, Rig, Stream, dump, in_virtual_time
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,

@@ -15,8 +15,8 @@ from broker.storage.format.record import RecordKind
 from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.shard import ShardSettings
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.shard import ShardSettings
 from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 MINUTE = 60.0
@@ -63,7 +63,7 @@ def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
         await stays_still(shared)
         assert kept.msgs == len(await read_all(shared, "kept"))
         assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
-        assert not rig.log.state.letgo, "what is deleted is told, so that no later owner deletes it again"
+        assert not rig.log.state.released, "what is deleted is told, so that no later owner deletes it again"
     in_virtual_time(main)
 
 

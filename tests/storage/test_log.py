@@ -370,18 +370,18 @@ def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> Non
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         await asyncio.sleep(60)
-        assert not rig.log.muted
+        assert not rig.log.lease_expired
         assert 11 <= rig.log.position.number <= 13
         assert all(len(b.core.records) for b in stream.persisted_blocks)
         rig.store.down = True
         stream.publish()
         await asyncio.sleep(9)
-        assert not rig.log.muted
+        assert not rig.log.lease_expired
         await asyncio.sleep(11)
-        assert rig.log.muted
+        assert rig.log.lease_expired
         rig.store.down = False
         await rig.log.persisted()
-        assert not rig.log.muted
+        assert not rig.log.lease_expired
     in_virtual_time(main)
 
 
@@ -390,15 +390,15 @@ def test_the_end_of_a_mute_time_is_told() -> None:
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         told: list[int] = []
-        rig.log.on_unmuted = lambda: told.append(clock.monotonic_ns())
+        rig.log.on_lease_renewed = lambda: told.append(clock.monotonic_ns())
         await asyncio.sleep(60)
         assert not told
         rig.store.down = True
         await asyncio.sleep(25)
-        assert rig.log.muted
+        assert rig.log.lease_expired
         rig.store.down = False
         await asyncio.sleep(30)
-        assert not rig.log.muted
+        assert not rig.log.lease_expired
         assert len(told) == 1
     in_virtual_time(main)
 
@@ -421,7 +421,7 @@ def test_without_a_lease_an_idle_log_writes_nothing() -> None:
         rig, _ = await opened(clock)
         await asyncio.sleep(3600)
         assert rig.log.commit_count == 1
-        assert not rig.log.muted
+        assert not rig.log.lease_expired
     in_virtual_time(main)
 
 

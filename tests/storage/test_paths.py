@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from broker.storage import paths
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
-from broker.storage.paths import NAME_BYTES_MAX, Key, ShardPaths, StreamPaths, escape, parse, unescape
 from broker.storage.log.writer import encode_segment, seal_block
+from broker.storage.paths import NAME_BYTES_MAX, Key, ShardPaths, StreamPaths, escape, parse, unescape
 from tests.storage.format.whole import AT, Row, open_block
 
 names = (st.text(min_size=1, max_size=300) | st.text(alphabet="./\\~%:*?ABCabc\x00-_ ", min_size=1, max_size=60)

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.storage.read.cache import Cache
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
+from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
-from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, seal_block
 
 SHARD = ShardPaths(0)
 AT = Position(1, 7)
@@ -181,7 +181,7 @@ async def test_a_kept_segment_is_read_without_a_get() -> None:
     for block in opened:
         block.append_run(1, [b"S"] * 2, None, [b"a" * 300, b"b%d" % block.stream_id], 5)
     sealed = [SealedBlock.folded(block, Position(1, 8)) for block in opened]
-    reader.keep(Position(1, 8), b"".join(encode_segment(Position(1, 8), bytes(16), sealed)))
+    reader.admit_segment(Position(1, 8), b"".join(encode_segment(Position(1, 8), bytes(16), sealed)))
     for block in sealed:
         assert block.ref is not None
         chunk = reader.cached_chunk(Stored(block.ref), 1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from broker.clock import ManualClock
-from broker.storage.state.applied import ShardState
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import Position
@@ -17,10 +16,11 @@ from broker.storage.format.record import RecordKind
 from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.read.recovery import recover
 from broker.storage.put import Fenced
-from broker.storage.shard import ShardSettings
+from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import read_snapshot, replay, run_blocking
+from broker.storage.shard import ShardSettings
+from broker.storage.state.applied import ShardState
 from tests.storage.engine import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,
@@ -168,7 +168,7 @@ def test_the_logs_beginning_gone_stops() -> None:
 
 
 def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
-    """Puts in flight beyond the one that was lost to the seal stay strays, whoever reads."""
+    """Puts in flight beyond the one that was lost to the seal stay orphans, whoever reads."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = await filled(clock, shared, 3, ShardSettings(log=LogSettings(segment_bytes=10)))

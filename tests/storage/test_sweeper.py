@@ -8,18 +8,18 @@ import pytest
 
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import LogSettings
+from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse
 from broker.storage.put import Fenced
-from broker.storage.shard import Shard, ShardSettings
 from broker.storage.read.snapshot import read_snapshot
-from broker.storage.checkpoint.sweeper import Sweeper
-from broker.storage.log.writer import encode_segment
+from broker.storage.shard import Shard, ShardSettings
 from tests.storage.engine import (
     MS,
     PATHS,
@@ -75,7 +75,7 @@ def test_dead_segments_old_pages_and_old_roots_go() -> None:
         assert len(keys(shared, "pages")) <= 8
         assert len(keys(shared, "log")) <= 30
         assert keys(shared, "epochs") == [PATHS.epoch(1)]
-        assert len(rig.log.state.letgo) <= 2, "what is deleted is forgotten"
+        assert len(rig.log.state.released) <= 2, "what is deleted is forgotten"
         assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
     in_virtual_time(main)
 
@@ -215,21 +215,21 @@ async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
         stream.publish()
         await asyncio.sleep(0.1)
     end = old.log.position.number
-    strays = [PATHS.log(Position(1, end + 2)), PATHS.log(Position(1, end + 3)), PATHS.pages(Position(1, 1))]
-    assert all(key in shared.objects for key in strays)
-    return strays
+    orphans = [PATHS.log(Position(1, end + 2)), PATHS.log(Position(1, end + 3)), PATHS.pages(Position(1, 1))]
+    assert all(key in shared.objects for key in orphans)
+    return orphans
 
 
 def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None:
     """Segments beyond an epoch's end, and pages that no root names."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        strays = await leave_strays(shared, clock)
+        orphans = await leave_strays(shared, clock)
         new = Rig(shared, clock, "new", 2, settings=often())
         await new.open()
         await churn(new, 2)
         await asyncio.sleep(10)
-        assert not any(key in shared.objects for key in strays)
+        assert not any(key in shared.objects for key in orphans)
         assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
     in_virtual_time(main)
 
@@ -238,7 +238,7 @@ def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
     """Seals stay for ever, one for each process run: the next owner tells them by what the log knows, not by a GET each."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        strays = await leave_strays(shared, clock)
+        orphans = await leave_strays(shared, clock)
         for epoch in range(2, 12):
             await (await Rig(shared, clock, f"b{epoch}", epoch, settings=often(segments=1 << 20)).open()).abandon()
         counting = Counting(shared)
@@ -247,11 +247,11 @@ def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
         counting.calls.clear()
         await churn(new, 3)
         await asyncio.sleep(20)
-        assert not any(key in shared.objects for key in strays)
+        assert not any(key in shared.objects for key in orphans)
         seals = {key for key in keys(shared, "log") if shared.objects[key][8] == ObjectKind.SEAL}
         assert len(seals) == 11
         asked = {key for operation, key in counting.calls if operation == "get" and key in seals}
-        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "where strays are"
+        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "where orphans are"
     in_virtual_time(main)
 
 
@@ -268,7 +268,7 @@ def test_many_strays_are_asked_for_side_by_side() -> None:
         assert await shard.checkpointer.cut()
         await shard.sweeper.after_round(shard.checkpointer)
         await asyncio.sleep(3)  # the record goes within a second
-        assert sum(len(letgo.segments) for letgo in new.log.state.letgo.values()) >= 1000
+        assert sum(len(released.segments) for released in new.log.state.released.values()) >= 1000
         await asyncio.sleep(60)
         assert len(keys(shared, "log")) < 20
     in_virtual_time(main)
@@ -280,13 +280,13 @@ def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: t
     """What the sweeper asks for is asked for again: its answers can wait, and the log goes on meanwhile."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
-        strays = await leave_strays(shared, clock)
+        orphans = await leave_strays(shared, clock)
         new = Rig(shared, clock, "new", 2, settings=often())
         await new.open()
         failed: list[str] = []
 
         async def fail(called: str, key: str) -> None:
-            if called == operation and (called == "list" or key in strays) and len(failed) < 5:
+            if called == operation and (called == "list" or key in orphans) and len(failed) < 5:
                 failed.append(key)
                 raise error(f"{called} {key}: injected")
 
@@ -294,7 +294,7 @@ def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: t
         await churn(new, 2)
         await asyncio.sleep(60)
         assert len(failed) == 5
-        assert not any(key in shared.objects for key in strays)
+        assert not any(key in shared.objects for key in orphans)
         await churn(new, 2)
         assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
     in_virtual_time(main)
@@ -307,8 +307,8 @@ def test_what_an_owner_let_go_of_and_did_not_delete_the_next_one_deletes() -> No
         old = Rig(shared, clock, "old", 1, settings=often(grace_ns=1000 * SECOND))
         shard = await old.open()
         await churn(old, 30)
-        assert old.log.state.letgo
-        dead = [PATHS.log(p) for letgo in old.log.state.letgo.values() for p in letgo.segments]
+        assert old.log.state.released
+        dead = [PATHS.log(p) for released in old.log.state.released.values() for p in released.segments]
         assert all(key in shared.objects for key in dead)
         await shard.abandon()
         new = Rig(shared, clock, "new", 2, settings=often())

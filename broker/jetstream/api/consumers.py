@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import is_group_name
-from broker.jetstream.wire.errors import ApiError, invalid_json
-from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
-from broker.jetstream.wire.numbers import INT64_MAX
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
+from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError, invalid_json
+from broker.jetstream.wire.numbers import INT64_MAX
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.consumer import Consumer

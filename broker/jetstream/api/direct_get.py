@@ -16,11 +16,11 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import level_refused
-from broker.jetstream.api.messages import GetRequest, find
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream.api import consumers as consumer_api
 from broker.jetstream.api import messages as message_api
 from broker.jetstream.api import streams as stream_api
-from broker.jetstream.wire import fields as wire
-from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.direct_get import DirectGets
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.settings import level_refused
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 

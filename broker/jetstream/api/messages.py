@@ -11,8 +11,8 @@ from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.api.request import Request, Route, Tracked
+from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, ApiError
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.api.request import Request, Route
-from broker.jetstream.wire.errors import BAD_REQUEST, ApiError, invalid_config
-from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
-from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.jetstream.config.stream import StreamConfigRequest
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
+from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import BAD_REQUEST, ApiError, invalid_config
+from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_literal, is_valid
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
+from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError, invalid_config
-from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
 from broker.protocol.subject import collide, is_literal, is_valid, subset
 
 __all__ = ["DESCRIPTION_MAX", "METADATA_MAX", "NAME_MAX", "UNSUPPORTED", "check_stream", "check_supported",

@@ -2,15 +2,16 @@
 
 Owns the consumer's configuration and life, and the order in which its parts are asked:
 
-    pull request ──> Intake, Waiting ─┐                              ┌──> Deliveries to an inbox or the deliver_subject
-    listeners ─────> PushSide ────────┼─> Pump ── Cursor (messages) ─┤
+    pull request ──> PullAdmission, Waiting ─┐                              ┌──> Deliveries to an inbox or the deliver_subject
+    listeners ─────> PushSide ────────┼─> DeliveryLoop ── Cursor (messages) ─┤
     commit landed ─> wake ────────────┘     └─── AckState ───────────┴──> take_delta: a record in the stream's next block
-    ack ───────────> Answers ───────────────────────^
+    ack ───────────> AckHandler ───────────────────────^
 
-    Supply: what has to come from the store first       Idleness: whether anybody uses it       Alarm: its one timer
+    Prefetcher: what has to come from the store first       InactivityTimer: whether anybody uses it
+    DeadlineTimer: its one timer
 
 All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; what needs
-the store is a ``Loading`` after which the pump runs again. Time comes from the clock, timers from ``loop`` (call_soon,
+the store is a ``Loading`` after which the delivery runs again. Time comes from the clock, timers from ``loop`` (call_soon,
 call_later), so a test may own both.
 
 It does not judge configurations (consumer_rules), say where a new consumer begins (consumer_start), store anything
@@ -28,25 +29,25 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
-from broker.jetstream.consumer.delivery import status
-from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
-from broker.jetstream.consumer.timer import Alarm, Scheduler
-from broker.jetstream.consumer.acks.handler import Answers, sample_percent
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.consumer.info import consumer_info
-from broker.jetstream.consumer.start import check_reset
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.handler import AckHandler, sample_percent
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.filters import Filters
-from broker.jetstream.consumer.inactivity import Idleness
-from broker.jetstream.consumer.delivery.admission import Intake, send_statuses
-from broker.jetstream.settings import level_refused
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.consumer.delivery.admission import PullAdmission, send_statuses
 from broker.jetstream.consumer.delivery.flow_control import Replay
+from broker.jetstream.consumer.delivery.loop import DeliveryLoop, Verdict
 from broker.jetstream.consumer.delivery.pull import Waiting
-from broker.jetstream.consumer.delivery.loop import Pump, Verdict
 from broker.jetstream.consumer.delivery.push import PushSide
-from broker.jetstream.consumer.prefetch import Supply
+from broker.jetstream.consumer.inactivity import InactivityTimer
+from broker.jetstream.consumer.info import consumer_info
+from broker.jetstream.consumer.prefetch import Prefetcher
+from broker.jetstream.consumer.start import check_reset
+from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
+from broker.jetstream.filters import Filters
+from broker.jetstream.settings import level_refused
+from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -87,26 +88,26 @@ class Consumer:
         self._resume = int(state.extra.get("resume", 0))
         filters = Filters([f.encode() for f in config.filters])
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
-        self._supply = Supply(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
+        self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._pump = Pump(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
-        self._answers = Answers(stream, self._acks, self._cursor, self._events, rng, ack_prefix, self._request,
+        self._loop_of_delivery = DeliveryLoop(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
+        self._answers = AckHandler(stream, self._acks, self._cursor, self._events, rng, ack_prefix, self._request,
                                 self._told)
         if restored:
             # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
         self._push: PushSide | None = None
-        self._intake: Intake | None = None
+        self._admission: PullAdmission | None = None
         if config.push:
-            self._push = self._pump.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
+            self._push = self._loop_of_delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
                                                     self._interest, self._kick)
         else:
-            waiting = self._pump.waiting = Waiting(config.max_waiting)
-            self._intake = Intake(bus, self._acks, self._cursor, waiting)
+            waiting = self._loop_of_delivery.waiting = Waiting(config.max_waiting)
+            self._admission = PullAdmission(bus, self._acks, self._cursor, waiting)
         if config.replay_policy == "original":
-            self._pump.replay = Replay(stream.last_seq)
-        self._alarm = Alarm(self._loop, clock, self._tick)
-        self._idleness = Idleness(rng, self._acks)
+            self._loop_of_delivery.replay = Replay(stream.last_seq)
+        self._timer = DeadlineTimer(self._loop, clock, self._tick)
+        self._inactivity = InactivityTimer(rng, self._acks)
         self._closed = True
         self._ended = False
         self._was_paused = False
@@ -127,7 +128,7 @@ class Consumer:
         if self._ended:
             return
         self._closed = False
-        self._supply.open()
+        self._prefetcher.open()
         if self._push is not None:
             self._push.open()
         mono_ns = self._clock.monotonic_ns()
@@ -142,8 +143,8 @@ class Consumer:
         self._closed = self._ended = True
         if self._push is not None:
             self._push.close()
-        self._alarm.cancel()
-        self._supply.close()
+        self._timer.cancel()
+        self._prefetcher.close()
 
     def shutdown(self) -> None:
         """Stop because the server does: every waiting pull hears of it."""
@@ -200,14 +201,14 @@ class Consumer:
 
     async def counted(self) -> None:
         """Wait until ``num_pending`` is exact, for an ``info`` that follows without a wait between."""
-        await self._supply.counted()
+        await self._prefetcher.counted()
 
     def info(self) -> dict[str, Any]:
         """ConsumerInfo as JSON members, less ``type``."""
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
-        waiting, push = self._pump.waiting, self._push
+        waiting, push = self._loop_of_delivery.waiting, self._push
         return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
                              num_waiting=0 if waiting is None else len(waiting),
                              push_bound=push is not None and push.active, now_ns=self._clock.now_ns())
@@ -218,11 +219,11 @@ class Consumer:
         """``persisted_seq`` moved."""
         if self._closed:
             return
-        if self._pump.waiting or (self._push is not None and self._push.active):
+        if self._loop_of_delivery.waiting or (self._push is not None and self._push.active):
             self._kick()
         elif self.stream.persisted_seq - self._cursor.counted > _COUNT_LAG:
             # Rather now than after the cache let go of them.
-            self._supply.load(self._cursor.count())
+            self._prefetcher.load(self._cursor.count())
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
                 purged: bool = False) -> None:
@@ -244,13 +245,13 @@ class Consumer:
             if gone or lost:
                 acks.drop(gone)
                 acks.drop(lost)
-                acks.settle()
+                acks.advance_floor()
                 if gone:
                     acks.last_ack_ns = self._clock.now_ns()
                 self._changed()
                 self._kick()
         if not self._cursor.exact:
-            self._supply.count()
+            self._prefetcher.count()
 
     def purged(self, next_seq: int) -> None:
         """Everything that this consumer could get below ``next_seq`` was purged: it goes on there.
@@ -261,15 +262,15 @@ class Consumer:
         self._acks.purge(next_seq)
         # What could not be read may be behind us now.
         self._resume_at_ns = 0
-        self._supply.forgive()
+        self._prefetcher.forgive()
         self._changed()
-        self._supply.count()
+        self._prefetcher.count()
         self._kick()
 
     def doubt(self) -> None:
         """Something went wrong while the stream told it of a change: count afresh what is to come."""
         self._cursor.doubt()
-        self._supply.count()
+        self._prefetcher.count()
 
     def take_delta(self) -> dict[str, Any] | None:
         """CONSUMER_STATE record body of what changed since the last call; None: nothing, or nothing is stored."""
@@ -286,7 +287,7 @@ class Consumer:
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
-        self._idleness.used_ns = mono_ns
+        self._inactivity.used_ns = mono_ns
         for i in range(start, end):
             _, reply, hlen, body = ops[i]
             if not reply:
@@ -297,42 +298,42 @@ class Consumer:
             self._request(reply, body[hlen:] if hlen else body, mono_ns)
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
+        """AckHandler to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
-        self._idleness.used_ns = mono_ns
+        self._inactivity.used_ns = mono_ns
         acks = self._acks
         replies = self._answers.take(ops, start, end, now_ns, mono_ns)
-        acks.settle()
+        acks.advance_floor()
         if replies:
             self._acknowledge(replies)
         if acks.changed:
             self._changed()
-            self._alarm.set(acks.next_due_ns)
+            self._timer.set(acks.next_due_ns)
         if not self._cursor.known:
-            self._supply.count()
+            self._prefetcher.count()
         if acks.queue or self._blocked:
             self._kick()
 
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
         """One pull request, from MSG.NEXT or behind a +NXT."""
-        intake = self._intake
-        if intake is None:
+        admission = self._admission
+        if admission is None:
             send_statuses(self._bus, [(reply, status.PUSH_BASED)])
             return
-        entry = intake.judge(reply, body, self.config, mono_ns)
+        entry = admission.judge(reply, body, self.config, mono_ns)
         if entry is not None:
-            self._alarm.set(min(entry.expires_ns, entry.heartbeat_at_ns))
+            self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
             self._kick()
 
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
-        if self._intake is not None:
-            self._intake.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
+        if self._admission is not None:
+            self._admission.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
 
     def _dismiss(self, text: bytes, *, pending: bool = False) -> None:
         """End every waiting pull with ``text``; ``pending``: and with what it still wanted."""
-        waiting = self._pump.waiting
+        waiting = self._loop_of_delivery.waiting
         if waiting is not None and not self._closed:
             send_statuses(self._bus, waiting.drain(text, pending=pending))
 
@@ -356,14 +357,14 @@ class Consumer:
     # ---- delivery
 
     def _kick(self) -> None:
-        """Run the pump when the loop comes to it."""
+        """Run the delivery when the loop comes to it."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._closed or self._supply.loading:
+        if self._closed or self._prefetcher.loading:
             return
         mono_ns = self._clock.monotonic_ns()
         self._blocked = False
@@ -371,22 +372,22 @@ class Consumer:
             return
         self._resume_at_ns = 0
         if not self._cursor.known:
-            self._supply.count()
+            self._prefetcher.count()
             return
         if self.paused:
             self._sweep(mono_ns, at_end=True)
             return
-        if self.stream.log.muted:
+        if self.stream.log.lease_expired:
             return  # past the lease: the commit that ends this wakes us
         acks = self._acks
-        step = self._pump.run(self._clock.now_ns(), mono_ns)
+        step = self._loop_of_delivery.run(self._clock.now_ns(), mono_ns)
         if acks.ahead:
             # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
             acks.forget_ahead(acks.delivered_sseq + 1)
         if acks.changed:
-            self._idleness.used_ns = mono_ns
+            self._inactivity.used_ns = mono_ns
             self._changed()
-            self._alarm.set(acks.next_due_ns)
+            self._timer.set(acks.next_due_ns)
         match step.verdict:
             case Verdict.MORE:
                 self._kick()
@@ -396,7 +397,7 @@ class Consumer:
                 self._blocked = True
                 self._sweep(mono_ns, at_end=False)
             case Verdict.LOADING:
-                self._supply.load(step.loading)
+                self._prefetcher.load(step.loading)
             case Verdict.LATER:
                 self._resume_at(step.at_ns)
 
@@ -404,13 +405,13 @@ class Consumer:
         """There is no use in trying to deliver before ``at_ns`` (monotonic)."""
         self._resume_at_ns = at_ns
         if not self._closed:
-            self._alarm.set(at_ns)
+            self._timer.set(at_ns)
 
     def _interest(self, interested: bool) -> None:
         """Whether anybody listens to deliver_subject."""
         mono_ns = self._clock.monotonic_ns()
         if interested:
-            self._idleness.end()
+            self._inactivity.end()
             self._resume_at_ns = 0
             self._kick()
         else:
@@ -423,31 +424,31 @@ class Consumer:
         """Begin (again) to count the time that nobody uses the consumer."""
         push = self._push
         listened = push is not None and push.active
-        self._idleness.begin(0 if listened else self.config.inactive_threshold, mono_ns, pull=push is None)
+        self._inactivity.begin(0 if listened else self.config.inactive_threshold, mono_ns, pull=push is None)
 
     def _rearm(self, mono_ns: int) -> None:
-        """Set the alarm to the earliest of all that is due."""
+        """Set the timer to the earliest of all that is due."""
         if self._closed:
             return
-        alarm, pump = self._alarm, self._pump
-        alarm.set(self._acks.next_due_ns)
-        alarm.set(self._resume_at_ns or None)
-        alarm.set(self._idleness.at_ns or None)
-        if pump.waiting is not None:
-            alarm.set(pump.waiting.next_due_ns)
+        timer, delivery = self._timer, self._loop_of_delivery
+        timer.set(self._acks.next_due_ns)
+        timer.set(self._resume_at_ns or None)
+        timer.set(self._inactivity.at_ns or None)
+        if delivery.waiting is not None:
+            timer.set(delivery.waiting.next_due_ns)
         if self._push is not None:
-            alarm.set(self._push.next_beat_ns)
+            timer.set(self._push.next_beat_ns)
         if self.config.pause_until is not None:
             left_ns = self.config.pause_until - self._clock.now_ns()
             if left_ns > 0:
-                alarm.set(mono_ns + left_ns)
+                timer.set(mono_ns + left_ns)
 
     def _tick(self) -> None:
         """Something may be due: look at everything that waits for time."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
-        acks, pump, push = self._acks, self._pump, self._push
+        acks, delivery, push = self._acks, self._loop_of_delivery, self._push
         due = acks.next_due_ns
         if due is not None and due <= mono_ns:
             over = acks.expire(mono_ns)
@@ -456,14 +457,14 @@ class Consumer:
             if over:
                 self._changed()
             self._kick()
-        if pump.waiting is not None:
-            due = pump.waiting.next_due_ns
+        if delivery.waiting is not None:
+            due = delivery.waiting.next_due_ns
             if due is not None and due <= mono_ns:
                 # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
                 # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
         if push is not None:
-            push.beat(mono_ns, pump.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1)
+            push.beat(mono_ns, delivery.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1)
         paused = self.paused
         if self._was_paused and not paused:
             self._events.pause(False, self.config.pause_until)
@@ -472,7 +473,7 @@ class Consumer:
         if self._resume_at_ns and self._resume_at_ns <= mono_ns:
             self._resume_at_ns = 0
             self._kick()
-        if self._idleness.over(mono_ns, self._intake) and self.on_inactive is not None:
+        if self._inactivity.over(mono_ns, self._admission) and self.on_inactive is not None:
             self.on_inactive(self)
         else:
             self._rearm(mono_ns)
@@ -481,14 +482,14 @@ class Consumer:
 
     def _adopt(self, config: ConsumerConfig) -> None:
         """Hand the configuration to the parts."""
-        acks, pump = self._acks, self._pump
-        pump.acked = config.ack_policy != "none"
-        waits = (config.backoff or [config.ack_wait or _ACK_WAIT_NS]) if pump.acked else []
+        acks, delivery = self._acks, self._loop_of_delivery
+        delivery.acked = config.ack_policy != "none"
+        waits = (config.backoff or [config.ack_wait or _ACK_WAIT_NS]) if delivery.acked else []
         if waits != acks.waits_ns:
             acks.set_waits(waits, self._clock.now_ns(), self._clock.monotonic_ns())
         acks.max_deliver = max(config.max_deliver, 0)
-        pump.ack_pending_max = max(config.max_ack_pending, 0) if pump.acked else 0
-        pump.headers_only = config.headers_only
+        delivery.ack_pending_max = max(config.max_ack_pending, 0) if delivery.acked else 0
+        delivery.headers_only = config.headers_only
         self._answers.policy = config.ack_policy
         self._answers.sample_percent = sample_percent(config.sample_freq)
         self._was_paused = self.paused

@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 
 from broker.jetstream.consumer.acks.state import AckState
-from broker.jetstream.consumer.delivery.admission import Intake
+from broker.jetstream.consumer.delivery.admission import PullAdmission
 
-__all__ = ["Idleness"]
+__all__ = ["InactivityTimer"]
 
 
-class Idleness:
+class InactivityTimer:
     """Attributes: ``used_ns`` when the consumer was last used; ``at_ns`` when it may have been idle for too long, 0:
     that is not awaited. Both monotonic.
     """
@@ -41,24 +41,24 @@ class Idleness:
         """Somebody listens: it is not idle until ``begin``."""
         self.at_ns = 0
 
-    def over(self, mono_ns: int, intake: Intake | None) -> bool:
+    def over(self, mono_ns: int, admission: PullAdmission | None) -> bool:
         """Whether, as ``at_ns`` has come, it has been idle for too long; if not, ``at_ns`` is when to ask again.
 
-        ``intake`` is the way in of its pull requests; None for a push consumer to which nobody listens.
+        ``admission`` is the way in of its pull requests; None for a push consumer to which nobody listens.
         """
         if not self.at_ns or self.at_ns > mono_ns:
             return False
-        self.at_ns = self._again_ns(mono_ns, intake)
+        self.at_ns = self._again_ns(mono_ns, admission)
         return not self.at_ns
 
-    def _again_ns(self, mono_ns: int, intake: Intake | None) -> int:
-        if intake is None:
+    def _again_ns(self, mono_ns: int, admission: PullAdmission | None) -> int:
+        if admission is None:
             return 0
         threshold_ns = self._threshold_ns
         if mono_ns - self.used_ns < threshold_ns:
             return self.used_ns + threshold_ns
-        intake.sweep(mono_ns, at_end=True)
-        if intake.waiting:
+        admission.sweep(mono_ns, at_end=True)
+        if admission.waiting:
             return mono_ns + threshold_ns
         last_ns = self._acks.last_due_ns
         if last_ns is not None and last_ns + threshold_ns > mono_ns:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.numbers import INT64_MAX
 
 __all__ = ["consumer_info"]

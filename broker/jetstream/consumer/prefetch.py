@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.clock import Clock
-from broker.jetstream.consumer.timer import Scheduler
 from broker.jetstream.consumer.cursor import Cursor, Loading
+from broker.jetstream.consumer.timer import Scheduler
 
-__all__ = ["Supply"]
+__all__ = ["Prefetcher"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _RECOUNT_NS = 200_000_000
 """Between counts of what is to come, while limits remove messages of which it is not known whether they were ours."""
 
 
-class Supply:
+class Prefetcher:
     """The reads of one consumer; ``open`` allows counts, ``close`` forbids them.
 
     Attributes: ``loading`` a read is under way, so there is no use in trying to deliver.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.filters import Filters
+from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream

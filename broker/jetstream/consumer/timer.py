@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from broker.clock import Clock
 
-__all__ = ["Alarm", "Scheduler"]
+__all__ = ["DeadlineTimer", "Scheduler"]
 
 _NEVER_NS = 1 << 63
 
@@ -22,7 +22,7 @@ class Scheduler(Protocol):
     def create_task(self, coro: Coroutine[Any, Any, None]) -> Any: ...
 
 
-class Alarm:
+class DeadlineTimer:
     """Rings once, at the earliest time that it was set to since it last rang; whoever hears it looks at all that is due."""
 
     def __init__(self, loop: Scheduler, clock: Clock, ring: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Reading a live stream: chunks for consumers, single messages, counts and places to start.
+"""Queries a live stream: chunks for consumers, single messages, counts and places to start.
 
 Owns: finding which block and which message answers a question, over the live state.
 Does not own: loading and caching (storage.reader), the subjects (subject_state), the consumers' cursors.
@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.filters import ALL, Filters
+from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows, may_match
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.storage.log.writer import OpenBlock
 
-__all__ = ["Loading", "Reading"]
+__all__ = ["Loading", "Queries"]
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Loading:
         self.seq = seq
 
 
-class Reading:
+class Queries:
     """The reading side of one stream."""
 
     def __init__(self, stream: Stream, live: Live) -> None:
@@ -117,7 +117,7 @@ class Reading:
         if block.gapless and block.subjects is not None and len(block.subjects) == 1:
             seq = live.next_live(block, seq)
             return seq - block.first_seq if seq <= block.last_seq else -1
-        rows = live.hot(block)
+        rows = live.resident(block)
         if rows is None:
             return None
         assert isinstance(rows, Head)
@@ -333,7 +333,7 @@ class Reading:
             block = blocks[i]
             first = max(block.first_seq, live.first_seq)
             if block.first_time_ns < time_ns:
-                rows = live.hot(block)
+                rows = live.resident(block)
                 if rows is None:
                     # Held until the next look, which finds it.
                     rows = await self._stream.heads.of(block)
@@ -357,14 +357,14 @@ class Reading:
             total = await self.count(filters)
             return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
         total, end = 0, live.persisted_seq
-        cold = []
+        not_loaded = []
         for block in blocks_from(live, seq, end):
             if may_match(block, filters):
                 if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
                 else:
-                    cold.append(block)
-        async with aclosing(self._stream.heads.each(cold)) as walk:
+                    not_loaded.append(block)
+        async with aclosing(self._stream.heads.each(not_loaded)) as walk:
             async for block, rows in walk:
                 if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
                     total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)

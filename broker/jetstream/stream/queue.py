@@ -5,7 +5,7 @@ Does not own: what a publish leads to (sequencer), nor how full the log is (log)
 
 A stream is mostly *open*: publishes pass straight through. It is
 
-    busy    while an operation that needs cold heads loads them: later publishes and mutations queue behind it
+    busy    while an operation that needs not_loaded heads loads them: later publishes and mutations queue behind it
     full    while the log has no room: publishes queue
 
 Queued bytes are bounded; who brings more is refused. Sources of queued publishes are held (their reads pause) for at most
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
 
-__all__ = ["HOLD_SECONDS", "Inlet", "Room", "Run"]
+__all__ = ["HOLD_SECONDS", "PublishQueue", "Room", "Run"]
 
 HOLD_SECONDS = 1.0
 
@@ -48,7 +48,7 @@ class Room(Protocol):
     def when_room(self, fn: Callable[[], object]) -> None: ...
 
 
-class Inlet:
+class PublishQueue:
     """One stream's queue.
 
     Args: ``sequence`` takes a run when its turn has come; ``refuse`` answers one that is not taken.

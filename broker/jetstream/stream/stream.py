@@ -3,7 +3,7 @@
 Owns: how its parts stand together, its side of the log (sealing, persisted), restart, and what it shows of itself.
 Does not own: which streams exist, their records of creation and their subscriptions (account).
 
-    publish ──> inlet ──> sequencer ──> live ──> open block ──> log
+    publish ──> publish_queue ──> sequencer ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
     consumers, gets <── reading <── live, storage.reader
@@ -30,27 +30,27 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
-from broker.jetstream.stream.state import memory_blocks
-from broker.jetstream.wire import fields as wire
-from broker.jetstream.stream.state.decision import decide
-from broker.jetstream.stream.publish.dedupe import Dedupe
-from broker.jetstream.stream.retention.enforcement import Enforcement
-from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.state.front import Removal, joined
-from broker.jetstream.stream.state.heads import Heads, blocks_from
-from broker.jetstream.stream.queue import Inlet
-from broker.jetstream.stream.state.live import Live, LiveBlock
-from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.jetstream.stream.queries import Loading, Reading
+from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
+from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.queries import Loading, Queries
+from broker.jetstream.stream.queue import PublishQueue
+from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
-from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows
-from broker.jetstream.stream.publish.sequencer import Sequencer
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
+from broker.jetstream.stream.state import memory_blocks
+from broker.jetstream.stream.state.decision import decide
+from broker.jetstream.stream.state.front import Removal, joined
+from broker.jetstream.stream.state.heads import Heads, blocks_from
+from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.usage import Usage
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
@@ -58,14 +58,14 @@ from broker.storage.objectstore.base import NotFound, StoreError
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
-    from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.config.stream import StreamConfig
-    from broker.storage.state.applied import StreamState
+    from broker.jetstream.consumer.consumer import Consumer
     from broker.storage.format.frame import Chunk
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
-    from broker.storage.read.reader import BlockReader
     from broker.storage.log.writer import OpenBlock, SealedBlock
+    from broker.storage.read.reader import BlockReader
+    from broker.storage.state.applied import StreamState
 
 __all__ = ["Stream"]
 
@@ -143,8 +143,8 @@ class Stream:
         self.enforcement = Enforcement(self, config, empty=state is None)
         self.standstill = Standstill(self)
         self.sequencer = Sequencer(self)
-        self.inlet = Inlet(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
-        self.reading = Reading(self, self.live)
+        self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
+        self.queries = Queries(self, self.live)
         self._configure(config)
         if state is None:
             if config.first_seq:
@@ -236,8 +236,8 @@ class Stream:
 
     def publish(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Take publishes from the bus (a BatchHandler). Never waits: what must wait is queued, or refused."""
-        if self.inlet.closed or not self.log.room():
-            self.inlet.take(ops, start, end, source, now_ns)
+        if self.queue.closed or not self.log.room():
+            self.queue.take(ops, start, end, source, now_ns)
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
@@ -271,7 +271,7 @@ class Stream:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
-        if not self.stored and not self.inlet.busy and not self.heads.walks:
+        if not self.stored and not self.queue.busy and not self.heads.walks:
             # Not while an operation under way holds on to blocks.
             shrunk, self._shrunk = self._shrunk, {}
             memory_blocks.rewrite(live, shrunk.values())
@@ -284,7 +284,7 @@ class Stream:
     def failed(self, error: Exception) -> None:
         """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
         self.offline = f"it cannot be stored: {error!r}"
-        self.inlet.shut()
+        self.queue.shut()
         asyncio.get_running_loop().call_soon(self.on_failed, self)
 
     def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
@@ -318,10 +318,10 @@ class Stream:
 
     def wait_for_ceiling(self) -> None:
         """Queue publishes until the ceiling that was asked for is persisted."""
-        self.inlet.begin()
-        self.log.wait(self.inlet.end, of=self)
+        self.queue.begin()
+        self.log.wait(self.queue.end, of=self)
 
-    def rest(self) -> None:
+    def prepare_shutdown(self) -> None:
         """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
         if self._asynchronous and self._ceiling_asked > self.live.last_seq + 1:
             self._ceiling_asked = self.ceiling = self.live.last_seq + 1
@@ -331,8 +331,8 @@ class Stream:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
-        """See ``Reading.next_chunk``."""
-        return self.reading.next_chunk(seq, filters)
+        """See ``Queries.next_chunk``."""
+        return self.queries.next_chunk(seq, filters)
 
     def may_hold(self, seq: int) -> bool:
         """Whether ``seq`` is live, as far as that is known without reading: a gap within a block may pass for a message."""
@@ -341,40 +341,40 @@ class Stream:
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
         await self.look()
-        return await self.reading.count_from(seq, filters)
+        return await self.queries.count_from(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:
         """The message ``seq``, or None. Raises: ApiError 10008 past the lease; StoreError; FormatError."""
         await self._readable_blocks()
-        return await self.reading.get(seq)
+        return await self.queries.get(seq)
 
     async def get_last(self, wanted: Subject) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
         await self._readable_blocks()
-        return await self.reading.get_last(wanted)
+        return await self.queries.get_last(wanted)
 
     async def get_next(self, wanted: Subject, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
-        return await self.reading.get_next(wanted, seq, start_time_ns)
+        return await self.queries.get_next(wanted, seq, start_time_ns)
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """The last sequence that matches, in a list, or an empty one. Raises: as ``get``."""
         await self._readable_blocks()
-        return await self.reading.last_seqs(filters)
+        return await self.queries.last_seqs(filters)
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """The last sequence at or below ``up_to_seq`` of each matching subject, rising. Raises: as ``get``."""
         await self._readable_blocks()
-        return await self.reading.last_seqs_by_subject(filters, up_to_seq)
+        return await self.queries.last_seqs_by_subject(filters, up_to_seq)
 
     async def seq_at(self, time_ns: int) -> int:
         """The first sequence at or after a time; last_seq + 1 when there is none. Raises: as ``get``."""
         await self._readable_blocks()
-        return await self.reading.seq_at(time_ns)
+        return await self.queries.seq_at(time_ns)
 
     def _readable(self) -> None:
-        if self.log.muted:
+        if self.log.lease_expired:
             raise ApiError(NOT_AVAILABLE)
 
     async def _readable_blocks(self) -> None:
@@ -388,7 +388,7 @@ class Stream:
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
-        await self.inlet.quiet()
+        await self.queue.quiet()
         await self.look()
         return await self.retention.delete(seq)
 
@@ -402,14 +402,14 @@ class Stream:
         if seq == 1:
             return 0
         if filters.all:
-            async with self.inlet.turn():
+            async with self.queue.turn():
                 try:
                     async with asyncio.timeout(WAIT_SECONDS):
                         return await self.retention.purge_front(seq, keep)
                 except TimeoutError:
                     # Publishes wait meanwhile, and not for as long as a store may take.
                     raise ApiError(NOT_AVAILABLE) from None
-        await self.inlet.quiet()
+        await self.queue.quiet()
         return await self.retention.purge_matching(filters, seq, keep)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:
@@ -453,8 +453,8 @@ class Stream:
         off line is refused."""
         if self.offline is not None:
             error = ApiError(STREAM_OFFLINE, err=self.offline)
-            self.inlet.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
-        self.inlet.close()
+            self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
+        self.queue.close()
         self.retention.close()
         self.live.leave()
         if self._dedupe_timer is not None:
@@ -470,7 +470,7 @@ class Stream:
         Source: nats-server, server/store.go, StreamState.
         """
         self._readable()
-        await self.inlet.quiet()
+        await self.queue.quiet()
         await self.look()
         live = self.live
         subjects = await self.subjects.distinct()
@@ -493,10 +493,10 @@ class Stream:
         return shown
 
     def _first_time(self) -> int:
-        """Time of the first live message. Raises: Cold."""
+        """Time of the first live message. Raises: NotLoaded."""
         first_time_ns, exact = self.live.first_time
         if not exact:
-            raise Cold("the time of the first message", (self.live.blocks[self.live.index_at(self.live.first_seq)],))
+            raise NotLoaded("the time of the first message", (self.live.blocks[self.live.index_at(self.live.first_seq)],))
         return first_time_ns
 
     async def _subject_counts(self, filters: Filters) -> dict[str, int]:
@@ -533,7 +533,7 @@ class Stream:
 
     async def rows(self, block: LiveBlock) -> Rows:
         """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
-        return self.live.hot(block) or await self.reader.head(block)
+        return self.live.resident(block) or await self.reader.head(block)
 
     async def load_ids(self) -> None:
         """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from broker.clock import Clock
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.bus import Bus, Source
+from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id
 
 __all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents"]

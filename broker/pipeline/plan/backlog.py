@@ -1,4 +1,4 @@
-"""What of one stream a streaming query has not read yet, taken piece by piece: how far so many messages or bytes reach.
+"""What of one stream a streaming query has not read yet, taken task by task: how far so many messages or bytes reach.
 
 Works on the blocks' references alone, so a limit costs no read. Messages that are dead, and blocks whose subject
 summary says that nothing in them is wanted, cost nothing. Only where a limit ends inside a block whose sequences have

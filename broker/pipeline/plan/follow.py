@@ -11,16 +11,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from broker.pipeline.store.objects import Blobs, check_store
 from broker.pipeline.errors import Damaged, Gone, of_format
-from broker.pipeline.plan.snapshot import StreamMoment, key_of, moment_of, replayed, stepped, wanted_by
-from broker.storage.state.applied import ShardState, StreamState
+from broker.pipeline.plan.snapshot import StreamSnapshot, key_of, replayed, snapshot_of, stepped, wanted_by
+from broker.pipeline.store.objects import ObjectClient, check_store
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
 from broker.storage.read.snapshot import CutOff, catch_up
+from broker.storage.state.applied import ShardState, StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Follower", "Seen"]
@@ -40,14 +40,14 @@ class Seen(NamedTuple):
         """ACCOUNT/NAME"""
         return f"{self.state.account}/{self.state.name}"
 
-    def moment(self, first_seq: int = 1, end_seq: int | None = None) -> StreamMoment:
+    def snapshot(self, first_seq: int = 1, end_seq: int | None = None) -> StreamSnapshot:
         """The stream, with no more of its blocks than those that hold ``first_seq`` up to, and without, ``end_seq``."""
         blocks: list[BlockEntry] = []
         for entry in self.entries(first_seq):
             if end_seq is not None and entry.ref.first_seq >= end_seq:
                 break
             blocks.append(entry)
-        return moment_of(self.state, self.shard, self.position, blocks)
+        return snapshot_of(self.state, self.shard, self.position, blocks)
 
     def entries(self, first_seq: int) -> Iterator[BlockEntry]:
         """Its blocks from the one that holds ``first_seq`` on."""
@@ -57,8 +57,8 @@ class Seen(NamedTuple):
 class Follower:
     """Keeps the state of those streams of a store that the options ``account`` and ``stream`` name."""
 
-    def __init__(self, blobs: Blobs, account: str, stream: str) -> None:
-        self._blobs = blobs
+    def __init__(self, objects: ObjectClient, account: str, stream: str) -> None:
+        self._blobs = objects
         self._wanted = wanted_by(account, stream)
         self._states: dict[int, ShardState] = {}
 

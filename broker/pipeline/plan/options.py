@@ -17,8 +17,8 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from broker.pipeline.errors import BadOption
-from broker.pipeline.plan.snapshot import AsOf, names
 from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
+from broker.pipeline.plan.snapshot import AsOf, names
 from broker.protocol.subject import is_valid
 from broker.storage.objectstore.url import parse_store_url
 

@@ -1,9 +1,9 @@
-"""From a moment and a selection to the parts of blocks that tasks read, packed into partitions; and what it will cost.
+"""From a snapshot and a selection to the parts of blocks that tasks read, packed into partitions; and what it will cost.
 
 A block is pruned by its sequences and times, and by its subject summary where it has one; of a block without, which has
 more subjects than fit, the index decides in the task. Nothing of a block is read here.
 
-What a piece weighs is about what its task will fetch:
+What a task weighs is about what its task will fetch:
 
     index + the frames that hold a wanted message        where payload is asked for
     index                                                 else
@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from broker.pipeline.errors import Damaged
-from broker.pipeline.plan.snapshot import StreamMoment, uncollected
 from broker.pipeline.plan.selection import Selection
-from broker.storage.state.dead import DeadSet
+from broker.pipeline.plan.snapshot import StreamSnapshot, uncollected
 from broker.storage.format.block import BlockRef, SubjectSummary
 from broker.storage.format.errors import FormatError
 from broker.storage.paths import ShardPaths, StreamPaths, object_key
+from broker.storage.state.dead import DeadSet
 
-__all__ = ["Estimate", "Piece", "estimate", "pack", "pieces", "weight"]
+__all__ = ["Estimate", "ScanTask", "estimate", "pack", "tasks", "weight"]
 
 PIECE_BYTES_MIN: Final = 64 << 10
 TASK_BYTES_MIN: Final = 8 << 20
@@ -34,7 +34,7 @@ _FRAME_BYTES: Final = 128 << 10
 _FRAME_MESSAGES: Final = 4096
 
 
-class Piece(NamedTuple):
+class ScanTask(NamedTuple):
     """One block's part of a query."""
 
     account: str
@@ -75,29 +75,29 @@ class Estimate(NamedTuple):
         return self.index_bytes + self.frames_bytes
 
 
-def pieces(moment: StreamMoment, selection: Selection, *, summaries: bool = False) -> list[Piece]:
+def tasks(snapshot: StreamSnapshot, selection: Selection, *, summaries: bool = False) -> list[ScanTask]:
     """The blocks that may hold what is wanted, in order of sequence.
 
-    Args: summaries: each piece's ``ref`` keeps its subjects, for who may do with them instead of the index.
+    Args: summaries: each task's ``ref`` keeps its subjects, for who may do with them instead of the index.
     Raises: Damaged for a stream that is off line, whose blocks nobody can tell.
     """
     with uncollected():
-        return [piece for piece, _ in _pieces(moment, selection, summaries)]
+        return [task for task, _ in _tasks(snapshot, selection, summaries)]
 
 
-def _pieces(moment: StreamMoment, selection: Selection, summaries: bool = False) -> Iterator[tuple[Piece, bool]]:
+def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = False) -> Iterator[tuple[ScanTask, bool]]:
     """Each with whether its subjects are known, or not asked for."""
-    if selection.nothing or not selection.matches_stream(moment.account, moment.name):
+    if selection.nothing or not selection.matches_stream(snapshot.account, snapshot.name):
         return
-    if moment.offline is not None:
-        raise Damaged(f"stream {moment.full_name} is off line, and no rows are given of it: {moment.offline}; `jetblock "
+    if snapshot.offline is not None:
+        raise Damaged(f"stream {snapshot.full_name} is off line, and no rows are given of it: {snapshot.offline}; `jetblock "
                       f"inspect --verify` says more; a newer broker's record needs a newer jetblock here, too")
-    first_seq = max(moment.first_seq, selection.first_seq)
-    last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
-    shard = ShardPaths(moment.shard)
-    own = StreamPaths(moment.account, moment.name, moment.stream_id)
+    first_seq = max(snapshot.first_seq, selection.first_seq)
+    last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
+    shard = ShardPaths(snapshot.shard)
+    own = StreamPaths(snapshot.account, snapshot.name, snapshot.stream_id)
     by_subject, by_time = selection.needs_subject(), selection.needs_time()
-    for entry in moment.blocks:
+    for entry in snapshot.blocks:
         ref = entry.ref
         if ref.last_seq < first_seq:
             continue
@@ -111,7 +111,7 @@ def _pieces(moment: StreamMoment, selection: Selection, summaries: bool = False)
             try:
                 summary = ref.subjects
             except FormatError as error:
-                raise Damaged(f"stream {moment.full_name}: {error}") from None
+                raise Damaged(f"stream {snapshot.full_name}: {error}") from None
         if by_subject:
             sure = summary is not None
             if summary is not None:
@@ -123,7 +123,7 @@ def _pieces(moment: StreamMoment, selection: Selection, summaries: bool = False)
         first, last = max(first, first_seq), min(last, last_seq)
         if first > last:
             continue
-        yield Piece(moment.account, moment.name, moment.stream_id, moment.shard,
+        yield ScanTask(snapshot.account, snapshot.name, snapshot.stream_id, snapshot.shard,
                     object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
                     entry.dead, min(messages, last - first + 1)), sure
 
@@ -134,36 +134,36 @@ def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
                     ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns, summary)
 
 
-def weight(piece: Piece, *, payload: bool = True) -> int:
+def weight(task: ScanTask, *, payload: bool = True) -> int:
     """About how many bytes a task fetches for it."""
-    return max(PIECE_BYTES_MIN, piece.ref.index_bytes + (_frames_bytes(piece) if payload else 0))
+    return max(PIECE_BYTES_MIN, task.ref.index_bytes + (_frames_bytes(task) if payload else 0))
 
 
-def _frames_bytes(piece: Piece) -> int:
+def _frames_bytes(task: ScanTask) -> int:
     """Stored bytes of the frames that hold what is wanted, were all frames of a block alike."""
-    ref = piece.ref
+    ref = task.ref
     total = ref.frames_bytes
     frames = max(1, ref.bytes // _FRAME_BYTES, ref.count // _FRAME_MESSAGES)
     # So much of the block lies between its first and its last sequence; the frames at both ends count whole.
-    between = -(-frames * (piece.last_seq - piece.first_seq + 1) // (ref.last_seq - ref.first_seq + 1)) + 1
-    return total * min(frames, between, piece.messages or frames) // frames
+    between = -(-frames * (task.last_seq - task.first_seq + 1) // (ref.last_seq - ref.first_seq + 1)) + 1
+    return total * min(frames, between, task.messages or frames) // frames
 
 
-def pack(found: Iterable[Piece], target_bytes: int, *, payload: bool = True, min_partitions: int = 1
-         ) -> list[list[Piece]]:
+def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, min_partitions: int = 1
+         ) -> list[list[ScanTask]]:
     """Pieces, in their order, as partitions that read about ``target_bytes`` each.
 
     Args: payload: whether frames will be read, or indexes alone. min_partitions: where there is enough for as many
         tasks, there are as many. A block larger than a partition is parted by its sequences.
     """
-    weighed = [(piece, weight(piece, payload=payload)) for piece in found]
+    weighed = [(task, weight(task, payload=payload)) for task in found]
     total = sum(size for _, size in weighed)
     # Never so small that starting the task is most of its work, save where that was asked for.
     target = max(PIECE_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
-    packed: list[list[Piece]] = []
+    packed: list[list[ScanTask]] = []
     room = 0
-    for piece, size in weighed:
-        for part, part_size in _parted(piece, size, target):
+    for task, size in weighed:
+        for part, part_size in _parted(task, size, target):
             if not packed or part_size > room:
                 packed.append([])
                 room = target
@@ -172,26 +172,26 @@ def pack(found: Iterable[Piece], target_bytes: int, *, payload: bool = True, min
     return packed
 
 
-def _parted(piece: Piece, size: int, target: int) -> Iterator[tuple[Piece, int]]:
-    """A piece as itself, or as some that are about as large as a partition."""
-    span = piece.last_seq - piece.first_seq + 1
+def _parted(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, int]]:
+    """A task as itself, or as some that are about as large as a partition."""
+    span = task.last_seq - task.first_seq + 1
     count = min(-(-size // target), span)
     if count < 2:
-        yield piece, size
+        yield task, size
         return
     for n in range(count):
-        first, last = piece.first_seq + span * n // count, piece.first_seq + span * (n + 1) // count - 1
-        yield piece._replace(first_seq=first, last_seq=last, messages=min(piece.messages, last - first + 1)), size // count
+        first, last = task.first_seq + span * n // count, task.first_seq + span * (n + 1) // count - 1
+        yield task._replace(first_seq=first, last_seq=last, messages=min(task.messages, last - first + 1)), size // count
 
 
-def estimate(moments: Sequence[StreamMoment], selection: Selection) -> Estimate:
+def estimate(snapshots: Sequence[StreamSnapshot], selection: Selection) -> Estimate:
     """How much a query will read, without reading it. Raises: Damaged for a stream that is off line."""
     blocks = messages = index_bytes = frames_bytes = unsure = 0
-    for moment in moments:
-        for piece, sure in _pieces(moment, selection):
+    for snapshot in snapshots:
+        for task, sure in _tasks(snapshot, selection):
             blocks += 1
-            messages += piece.messages
-            index_bytes += piece.ref.index_bytes
-            frames_bytes += _frames_bytes(piece)
+            messages += task.messages
+            index_bytes += task.ref.index_bytes
+            frames_bytes += _frames_bytes(task)
             unsure += not sure
-    return Estimate(blocks, sum(len(moment.blocks) for moment in moments), messages, index_bytes, frames_bytes, unsure)
+    return Estimate(blocks, sum(len(snapshot.blocks) for snapshot in snapshots), messages, index_bytes, frames_bytes, unsure)

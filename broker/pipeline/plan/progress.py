@@ -1,7 +1,7 @@
 """What a streaming query does between Spark and the store, without Spark: where it starts, how far the next batch goes,
 which blocks a batch is made of, and when messages were lost before it read them.
 
-    initial ── latest ── pieces ── latest ── pieces ── …        one ``look`` at the store for each ``latest``
+    initial ── latest ── tasks ── latest ── tasks ── …        one ``look`` at the store for each ``latest``
 
 A batch is all that lives from one offset to another, so a batch that Spark plans again after a restart has the same
 rows, but for what was removed meanwhile.
@@ -21,15 +21,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from broker.pipeline.plan.backlog import StreamBacklog
-from broker.pipeline.store.objects import Blobs
 from broker.pipeline.errors import BadOption, DataLoss, NoStream
+from broker.pipeline.plan.backlog import StreamBacklog
 from broker.pipeline.plan.follow import Follower, Seen
-from broker.pipeline.plan.snapshot import matcher, names, seq_at_time
 from broker.pipeline.plan.offsets import Offsets, Place, Start, share
 from broker.pipeline.plan.options import Options
-from broker.pipeline.plan.plan import Piece, pieces
+from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.selection import SEQ_MAX
+from broker.pipeline.plan.snapshot import matcher, names, seq_at_time
+from broker.pipeline.store.objects import ObjectClient
 
 __all__ = ["Progress"]
 
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 class Progress:
     """One streaming query's view of its streams."""
 
-    def __init__(self, blobs: Blobs, options: Options) -> None:
-        self._blobs = blobs
+    def __init__(self, objects: ObjectClient, options: Options) -> None:
+        self._blobs = objects
         self._options = options
         self._start = Start.parse(options.startingoffsets)
         self._selection = options.selection()
-        self._follower = Follower(blobs, options.account, options.stream)
+        self._follower = Follower(objects, options.account, options.stream)
         self._seen: dict[str, Seen] | None = None
         self._target: dict[str, Place] | None = None
         self._said: set[str] = set()
@@ -108,11 +108,11 @@ class Progress:
         """The end of all streams at the last look, without another one; None before the first."""
         return None if self._seen is None else Offsets.of({name: _end(one) for name, one in self._seen.items()})
 
-    def pieces(self, start: Offsets, end: Offsets) -> list[Piece]:
+    def tasks(self, start: Offsets, end: Offsets) -> list[ScanTask]:
         """The parts of blocks that a batch reads, by stream and sequence. Raises: DataLoss; else as ``Follower.look``."""
         seen = self._look() if self._seen is None else self._seen
         begun = start.start_of(end)
-        found: list[Piece] = []
+        found: list[ScanTask] = []
         for name, upto in end.streams.items():
             one = seen.get(name)
             if one is None or one.state.stream_id != upto.stream_id:
@@ -127,7 +127,7 @@ class Progress:
             self._check(one, first_seq)
             wanted = replace(self._selection, first_seq=max(self._selection.first_seq, first_seq),
                              last_seq=min(self._selection.last_seq or SEQ_MAX, upto.next_seq - 1))
-            found += pieces(one.moment(first_seq, upto.next_seq), wanted)
+            found += tasks(one.snapshot(first_seq, upto.next_seq), wanted)
         return found
 
     def _look(self) -> dict[str, Seen]:
@@ -141,7 +141,7 @@ class Progress:
         if start.latest:
             return _end(one)
         if start.time_ns is not None:
-            return Place(state.stream_id, max(1, seq_at_time(self._blobs, one.moment(), start.time_ns)))
+            return Place(state.stream_id, max(1, seq_at_time(self._blobs, one.snapshot(), start.time_ns)))
         if given is not None and given.stream_id != state.stream_id:
             raise BadOption(f"option startingOffsets: stream {one.name} is now of incarnation {state.stream_id:016x}, not "
                             f"{given.stream_id:016x}: it was deleted and made anew")

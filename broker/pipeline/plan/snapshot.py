@@ -1,4 +1,4 @@
-"""The store's streams at one moment: what a query reads, whatever a broker does meanwhile.
+"""The store's streams at one snapshot: what a query reads, whatever a broker does meanwhile.
 
 All streams of a shard are as of one position of its log: the newest checkpoint and the log after it are replayed here,
 on the driver (``storage.snapshot``), and of checkpoints only the pages of the streams that are asked for are read.
@@ -23,10 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.pipeline.store.objects import Blobs, check_store
 from broker.pipeline.errors import BadOption, Gone, NoStream, Unreachable, of_format
 from broker.pipeline.plan.selection import time_ns
-from broker.storage.state.applied import ConsumerState, StreamState
+from broker.pipeline.store.objects import ObjectClient, check_store
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
@@ -34,10 +33,27 @@ from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import CutOff, Snapshot, Steps, replay, run_answering
+from broker.storage.state.applied import ConsumerState, StreamState
 from broker.storage.state.table import BlockEntry
 
-__all__ = ["AsOf", "Blocks", "StreamMoment", "key_of", "last_of", "matcher", "moment_of", "names", "newest", "read_moment",
-           "replayed", "seq_at_time", "shards_of", "stepped", "uncollected", "wanted_by"]
+__all__ = [
+    "AsOf",
+    "Blocks",
+    "StreamSnapshot",
+    "key_of",
+    "last_of",
+    "matcher",
+    "names",
+    "newest",
+    "read_store",
+    "replayed",
+    "seq_at_time",
+    "shards_of",
+    "snapshot_of",
+    "stepped",
+    "uncollected",
+    "wanted_by",
+]
 
 _POSITION: Final = re.compile(r"([0-9a-fA-F]{8})-([0-9a-fA-F]{12})")
 _TRIES: Final = 3
@@ -81,7 +97,7 @@ class Blocks(Protocol):
 
 
 @dataclass(slots=True)
-class StreamMoment:
+class StreamSnapshot:
     """One stream as the store has it; what is counted is as of ``position``, whatever ``end_seq`` is."""
 
     account: str
@@ -113,17 +129,17 @@ class StreamMoment:
         return f"{self.account}/{self.name}"
 
 
-def moment_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None
-              ) -> StreamMoment:
+def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None
+              ) -> StreamSnapshot:
     """A stream as of ``position`` of its shard's log, with all of its blocks, or these. Shares them with ``state``."""
-    return StreamMoment(
+    return StreamSnapshot(
         state.account, state.name, state.stream_id, shard, state.config, state.created_ns, state.first_seq,
         state.last_seq, state.msgs, state.bytes, state.first_time_ns, state.last_time_ns, position, state.last_seq,
         state.blocks if blocks is None else blocks, state.consumers, state.offline)
 
 
-def read_moment(blobs: Blobs, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
-                none_ok: bool = False) -> list[StreamMoment]:
+def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
+                none_ok: bool = False) -> list[StreamSnapshot]:
     """The streams of ``account`` (``*`` in it as a wildcard) that ``stream`` names, in order of account and name.
 
     Args: stream is a name, or several with commas between (``\\,`` for one within a name), ``*`` in them as a wildcard.
@@ -132,38 +148,38 @@ def read_moment(blobs: Blobs, *, account: str = "$G", stream: str = "*", as_of: 
         is none, or that cannot be told any more.
     """
     bound = None if as_of is None else AsOf.parse(as_of)
-    check_store(blobs)
+    check_store(objects)
     patterns = names(stream)
     wanted = wanted_by(account, stream)
-    found: list[StreamMoment] = []
+    found: list[StreamSnapshot] = []
     others: list[tuple[str, str]] = []
-    for shard in shards_of(blobs):
-        state = replayed(blobs, shard, wanted).state
+    for shard in shards_of(objects):
+        state = replayed(objects, shard, wanted).state
         others += state.unwanted.values()
         for one in state.streams.values():
             # A stream whose create record cannot be read has no name; it is no reason not to read others.
             if wanted(one.account, one.name):
-                found.append(moment_of(one, shard, state.position))
-    found.sort(key=lambda moment: (moment.account, moment.name))
+                found.append(snapshot_of(one, shard, state.position))
+    found.sort(key=lambda snapshot: (snapshot.account, snapshot.name))
     if not none_ok:
         for pattern in patterns:
-            if not any(matcher(pattern)(moment.name) for moment in found):
-                raise _no_stream(blobs, account, pattern, [(m.account, m.name) for m in found] + others)
+            if not any(matcher(pattern)(snapshot.name) for snapshot in found):
+                raise _no_stream(objects, account, pattern, [(m.account, m.name) for m in found] + others)
     if bound is not None:
-        for moment in found:
-            moment.end_seq = last_of(blobs, moment, bound)
+        for snapshot in found:
+            snapshot.end_seq = last_of(objects, snapshot, bound)
     return found
 
 
-def shards_of(blobs: Blobs) -> list[int]:
+def shards_of(objects: ObjectClient) -> list[int]:
     """The numbers of the store's shards: they are dense from 0, and each has a claim that is never deleted."""
     found = 0
-    while blobs.list(ShardPaths(found).epochs):
+    while objects.list(ShardPaths(found).epochs):
         found += 1
     return list(range(found))
 
 
-def replayed(blobs: Blobs, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
+def replayed(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
     """Replay a shard's log, for the streams that are wanted(account, name).
 
     Raises: Damaged; Newer; Unreachable, also when the log moved on faster than it could be read.
@@ -171,10 +187,10 @@ def replayed(blobs: Blobs, shard: int, wanted: Callable[[str, str], bool]) -> Sn
     for _ in range(_TRIES):
         try:
             with uncollected():
-                return stepped(blobs, shard, replay(ShardPaths(shard), wanted))
+                return stepped(objects, shard, replay(ShardPaths(shard), wanted))
         except CutOff as error:
             reason = str(error)
-    raise Unreachable(f"{blobs.url}: {reason}; run it again, nearer to the store")
+    raise Unreachable(f"{objects.url}: {reason}; run it again, nearer to the store")
 
 
 @contextmanager
@@ -191,12 +207,12 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def stepped(blobs: Blobs, shard: int, steps: Steps[T]) -> T:
+def stepped(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
     """Run steps of ``storage.snapshot`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
     try:
-        return run_answering(steps, blobs.get_many, blobs.list)
+        return run_answering(steps, objects.get_many, objects.list)
     except FormatError as error:
-        raise of_format(error, f"{blobs.url}: shard {shard}") from None
+        raise of_format(error, f"{objects.url}: shard {shard}") from None
 
 
 def names(stream: str) -> list[str]:
@@ -219,13 +235,13 @@ def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
     return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
 
 
-def _no_stream(blobs: Blobs, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
+def _no_stream(objects: ObjectClient, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
     of_account = matcher(account)
     here = sorted(f"{name!r}" for owner, name in there if of_account(owner))
     elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})
     shown = ", ".join(here[:_NAMES_SHOWN]) + (f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else "")
     hint = f"; of that name there is one of account {', '.join(elsewhere)}: set option account" if elsewhere else ""
-    return NoStream(f"{blobs.url}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
+    return NoStream(f"{objects.url}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
@@ -233,61 +249,61 @@ def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
     return block_key(ShardPaths(shard), account, name, ref)
 
 
-def seq_at_time(blobs: Blobs, moment: StreamMoment, at_ns: int) -> int:
+def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> int:
     """The first sequence whose message is of ``at_ns`` or later (it may be dead), ``last_seq + 1`` where there is none.
 
     Reads one index at most. Raises: NoStream when the stream is deleted meanwhile; Damaged; Newer; Gone; Unreachable.
     """
     for _ in range(_TRIES):
-        blocks: list[BlockEntry] = list(moment.blocks)
+        blocks: list[BlockEntry] = list(snapshot.blocks)
         at = bisect_left(blocks, at_ns, key=lambda entry: entry.ref.last_time_ns)
         if at == len(blocks):
-            return moment.last_seq + 1
+            return snapshot.last_seq + 1
         ref = blocks[at].ref
         if ref.first_time_ns >= at_ns:
-            return max(ref.first_seq, moment.first_seq)
-        key = key_of(moment.shard, moment.account, moment.name, ref)
+            return max(ref.first_seq, snapshot.first_seq)
+        key = key_of(snapshot.shard, snapshot.account, snapshot.name, ref)
         try:
-            data = blobs.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+            data = objects.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
         except NotFound:
-            newer = newest(blobs, moment.shard, moment.account, moment.name, moment.stream_id)
+            newer = newest(objects, snapshot.shard, snapshot.account, snapshot.name, snapshot.stream_id)
             if newer is None:
-                raise NoStream(f"{blobs.url}: stream {moment.full_name} was deleted while it was read") from None
-            moment = newer
+                raise NoStream(f"{objects.url}: stream {snapshot.full_name} was deleted while it was read") from None
+            snapshot = newer
             continue
         try:
             head = decode_index(data, ref, key)
         except FormatError as error:
-            raise of_format(error, f"{blobs.url}: stream {moment.full_name}", key) from None
-        return max(head.seq_of(head.ordinal_at(at_ns)), moment.first_seq)
-    raise Gone(f"{blobs.url}: {key} is not there, and the newest state of stream {moment.full_name} names it: restore it "
+            raise of_format(error, f"{objects.url}: stream {snapshot.full_name}", key) from None
+        return max(head.seq_of(head.ordinal_at(at_ns)), snapshot.first_seq)
+    raise Gone(f"{objects.url}: {key} is not there, and the newest state of stream {snapshot.full_name} names it: restore it "
                f"from a backup; `jetblock inspect --verify` shows what else is missing")
 
 
-def newest(blobs: Blobs, shard: int, account: str, name: str, stream_id: int) -> StreamMoment | None:
+def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id: int) -> StreamSnapshot | None:
     """That stream, by name and incarnation, as it is now; None: it was deleted. Raises: as ``replayed``."""
-    state = replayed(blobs, shard, lambda of, one: (of, one) == (account, name)).state
+    state = replayed(objects, shard, lambda of, one: (of, one) == (account, name)).state
     stream = state.streams.get(stream_id)
-    return None if stream is None else moment_of(stream, shard, state.position)
+    return None if stream is None else snapshot_of(stream, shard, state.position)
 
 
-def last_of(blobs: Blobs, moment: StreamMoment, bound: AsOf) -> int:
+def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:
     """The last sequence of the stream that ``bound`` lets in. Raises: BadOption where that is not known any more; as
     ``seq_at_time``."""
     if bound.seq is not None:
-        return min(bound.seq, moment.last_seq)
+        return min(bound.seq, snapshot.last_seq)
     if bound.time_ns is not None:
-        return min(seq_at_time(blobs, moment, bound.time_ns + 1) - 1, moment.last_seq)
+        return min(seq_at_time(objects, snapshot, bound.time_ns + 1) - 1, snapshot.last_seq)
     assert bound.position is not None
-    if bound.position >= moment.position:
-        return moment.last_seq
-    end = moment.first_seq - 1
-    for entry in moment.blocks:
+    if bound.position >= snapshot.position:
+        return snapshot.last_seq
+    end = snapshot.first_seq - 1
+    for entry in snapshot.blocks:
         ref = entry.ref
         if ref.position > bound.position:
             if ref.place is not BlockPlace.LOG and ref.first_seq > end:
                 # Where a message lay before blocks were rewritten is not kept.
-                raise BadOption(f"option asOf={bound.position}: blocks of stream {moment.full_name} were rewritten at "
+                raise BadOption(f"option asOf={bound.position}: blocks of stream {snapshot.full_name} were rewritten at "
                                 f"{ref.position}, which is later; give a sequence (seq:N) or a time")
             break
         end = ref.last_seq

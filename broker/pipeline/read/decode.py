@@ -21,10 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.read.columns import NUMPY, Numbers
+from broker.pipeline.read.subjects import SubjectTest
 from broker.protocol import headers as protocol_headers
-from broker.storage.state.dead import DeadSet
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import SECTION_BYTES_MAX
 from broker.storage.format.index import (
@@ -35,6 +34,7 @@ from broker.storage.format.index import (
     decode_index,
     frame_body,
 )
+from broker.storage.state.dead import DeadSet
 
 __all__ = ["Block", "Bodies", "Rows", "parse_headers", "readable"]
 

@@ -1,6 +1,6 @@
 """A batch query without Spark: its options become partitions, partitions become rows, and a forecast says how much.
 
-What is planned is of one moment. Tasks get all they need with their partition and look at no newer state, save for
+What is planned is of one snapshot. Tasks get all they need with their partition and look at no newer state, save for
 objects that have gone away since.
 """
 
@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.pipeline.store.objects import open_blobs
 from broker.pipeline.errors import BadOption
-from broker.pipeline.plan.snapshot import StreamMoment, read_moment
 from broker.pipeline.plan.options import Options
-from broker.pipeline.plan.plan import Piece, estimate, pack, pieces
-from broker.pipeline.read.scan import read_pieces
+from broker.pipeline.plan.plan import ScanTask, estimate, pack, tasks
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.read.views import catalogue_rows, read_subjects
+from broker.pipeline.store.objects import open_object_client
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
 
-_OF_PIECES: Final = {"messages": read_pieces, "subjects": read_subjects}
+_OF_PIECES: Final = {"messages": read_tasks, "subjects": read_subjects}
 """The views that tasks read from blocks."""
 
 
@@ -33,7 +33,7 @@ _OF_PIECES: Final = {"messages": read_pieces, "subjects": read_subjects}
 class Part:
     """What one task reads, or what it hands on: of the store's catalogue the driver has made rows already."""
 
-    pieces: tuple[Piece, ...] = ()
+    tasks: tuple[ScanTask, ...] = ()
     rows: pa.RecordBatch | None = None
 
 
@@ -42,32 +42,32 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
 
     Raises: PipelineError.
     """
-    moments = _moments(options)
+    snapshots = _snapshots(options)
     if options.view in _OF_PIECES:
-        return packed([piece for moment in moments
-                       for piece in pieces(moment, selection, summaries=options.view == "subjects")], options, schema)
+        return packed([task for snapshot in snapshots
+                       for task in tasks(snapshot, selection, summaries=options.view == "subjects")], options, schema)
     if options.view == "blocks":
-        moments = [replace(moment, blocks=list(_chosen(moment, selection))) for moment in moments]
-    return [Part(rows=batch) for batch in catalogue_rows(options.view, moments, schema)]
+        snapshots = [replace(snapshot, blocks=list(_chosen(snapshot, selection))) for snapshot in snapshots]
+    return [Part(rows=batch) for batch in catalogue_rows(options.view, snapshots, schema)]
 
 
-def _chosen(moment: StreamMoment, selection: Selection) -> Iterator[BlockEntry]:
+def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEntry]:
     """The blocks that may hold a message that options choose; subjects are none of them."""
-    first_seq = max(moment.first_seq, selection.first_seq)
-    last_seq = moment.end_seq if selection.last_seq is None else min(moment.end_seq, selection.last_seq)
-    for entry in moment.blocks:
+    first_seq = max(snapshot.first_seq, selection.first_seq)
+    last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
+    for entry in snapshot.blocks:
         ref = entry.ref
         if (ref.first_seq <= last_seq and ref.last_seq >= first_seq
                 and selection.matches_times(ref.first_time_ns, ref.last_time_ns)):
             yield entry
 
 
-def packed(found: Sequence[Piece], options: Options, schema: pa.Schema) -> list[Part]:
+def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> list[Part]:
     """Pieces as the parts that tasks read."""
     return _packed(found, options, _payload(schema))
 
 
-def _packed(found: Sequence[Piece], options: Options, payload: bool) -> list[Part]:
+def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
     # A plan is made on the driver, which has the cores of a session on one machine, and fewer than a cluster.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
@@ -78,7 +78,7 @@ def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) 
     if part.rows is not None:
         return iter((part.rows,))
     rows_of = _OF_PIECES[options.view]
-    return rows_of(open_blobs(options.store), part.pieces, selection, schema, prefetch=options.prefetch)
+    return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch)
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
@@ -91,13 +91,13 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
     """
     options = Options.parse(given)
     selection = options.selection()
-    moments = _moments(options)
-    total = estimate(moments, selection)
-    parts = _packed([piece for moment in moments for piece in pieces(moment, selection)], options, True)
+    snapshots = _snapshots(options)
+    total = estimate(snapshots, selection)
+    parts = _packed([task for snapshot in snapshots for task in tasks(snapshot, selection)], options, True)
     return {
-        "streams": [{"account": moment.account, "stream": moment.name, "shard": moment.shard,
-                     "position": str(moment.position), "first_seq": moment.first_seq, "last_seq": moment.end_seq}
-                    for moment in moments],
+        "streams": [{"account": snapshot.account, "stream": snapshot.name, "shard": snapshot.shard,
+                     "position": str(snapshot.position), "first_seq": snapshot.first_seq, "last_seq": snapshot.end_seq}
+                    for snapshot in snapshots],
         "blocks": total.blocks, "blocks_of": total.blocks_of, "messages": total.messages,
         "index_bytes": total.index_bytes, "frames_bytes": total.frames_bytes, "unsure_blocks": total.unsure,
         "partitions": len(parts)}
@@ -105,16 +105,16 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
 
 def position(given: Mapping[str, str]) -> str:
     """The position of the log now, as ``asOf`` takes it. Raises: PipelineError."""
-    moments = _moments(Options.parse(given))
-    found = {(moment.shard, str(moment.position)) for moment in moments}
+    snapshots = _snapshots(Options.parse(given))
+    found = {(snapshot.shard, str(snapshot.position)) for snapshot in snapshots}
     if len(found) > 1:
         raise BadOption("stream: the streams are of several shards, whose logs have positions of their own: read them one "
                         "by one, or set asOf to a time")
     return found.pop()[1]
 
 
-def _moments(options: Options) -> Sequence[StreamMoment]:
-    return read_moment(open_blobs(options.store), account=options.account, stream=options.stream, as_of=options.asof)
+def _snapshots(options: Options) -> Sequence[StreamSnapshot]:
+    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof)
 
 
 def _payload(schema: pa.Schema) -> bool:

@@ -1,6 +1,6 @@
 """Pieces of blocks to rows: fetched ahead in threads, handed on in order.
 
-    pieces ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
+    tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
                  │  1  indexes; with them the frames, where all are wanted
                  │  2  the frames that hold a wanted row, neighbours by one get
                  └─ 3  of a large block one group of frames after another
@@ -28,18 +28,18 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.store.objects import Blobs, Range
-from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
 from broker.pipeline.errors import Gone, PipelineError, of_format
-from broker.pipeline.plan.snapshot import StreamMoment, newest
-from broker.pipeline.plan.plan import Piece
-from broker.pipeline.plan.plan import pieces as pieces_of
+from broker.pipeline.plan.plan import ScanTask
+from broker.pipeline.plan.plan import tasks as pieces_of
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import StreamSnapshot, newest
+from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
 from broker.pipeline.read.subjects import SubjectTest
+from broker.pipeline.store.objects import ObjectClient, Range
 from broker.storage.format.errors import FormatError
 
-__all__ = ["Maker", "read_blocks", "read_pieces"]
+__all__ = ["Maker", "read_blocks", "read_tasks"]
 
 _AHEAD_BYTES: Final = 64 << 20
 _GROUP_BYTES: Final = 32 << 20
@@ -64,34 +64,34 @@ _SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Maker(Protocol):
-    """What is made of a piece. bodies: whether it needs the messages' bodies. by_row: whether each message makes a row, so
+    """What is made of a task. bodies: whether it needs the messages' bodies. by_row: whether each message makes a row, so
     that a block's rows can be made in parts."""
 
     bodies: bool
     by_row: bool
 
-    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        """What makes the rows of ``piece``, where its reference says it all; None: the block must be read."""
+    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        """What makes the rows of ``task``, where its reference says it all; None: the block must be read."""
 
-    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         """Rows from ``rows`` of ``block``, at least one; ``bodies`` has theirs, where they are needed."""
 
 
-def read_pieces(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, schema: pa.Schema, *,
+def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
                 prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """The messages of ``pieces`` that are wanted, in their order, as the columns of ``schema``.
+    """The messages of ``tasks`` that are wanted, in their order, as the columns of ``schema``.
 
     Args: schema is what ``schema.requested`` gave for the view messages, any of its columns in any order. prefetch: how
         many loads are under way beside the one that is handed on; 0: none, and no thread.
     Raises: Damaged; Newer; Gone; Unreachable.
     """
-    return read_blocks(blobs, pieces, selection, _Messages(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch)
 
 
-def read_blocks(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, maker: Maker, *,
+def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
                 prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """As ``read_pieces``, with rows as ``maker`` makes them."""
-    return _joined(_Reading(blobs, selection, maker).read(pieces, prefetch))
+    """As ``read_tasks``, with rows as ``maker`` makes them."""
+    return _joined(_Reading(objects, selection, maker).read(tasks, prefetch))
 
 
 class _Messages:
@@ -108,23 +108,23 @@ class _Messages:
                        or selection.needs_time())
         self._selection = selection
 
-    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        ref = piece.ref
+    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        ref = task.ref
         if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
             return None
-        block = Block(ref, None, piece.key)
-        rows = block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, None)
-        return [partial(self.from_block, piece, block, part, None) for part in _parts(rows)]
+        block = Block(ref, None, task.key)
+        rows = block.rows(task.first_seq, task.last_seq, task.dead, self._selection, None)
+        return [partial(self.from_block, task, block, part, None) for part in _parts(rows)]
 
-    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
-            [self._column(name, kind, piece, block, rows, bodies) for name, kind in self._fields], schema=self._schema)
+            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self._schema)
 
-    def _column(self, name: str, kind: pa.DataType, piece: Piece, block: Block, rows: Rows,
+    def _column(self, name: str, kind: pa.DataType, task: ScanTask, block: Block, rows: Rows,
                 bodies: Bodies | None) -> pa.Array:
         if name == "seq":
             if block.ref.last_seq > _SEQ_MAX:
-                raise PipelineError(f"stream {piece.account}/{piece.stream}: sequences up to {block.ref.last_seq} do not fit "
+                raise PipelineError(f"stream {task.account}/{task.stream}: sequences up to {block.ref.last_seq} do not fit "
                                     f"into Spark's LONG; leave out the column seq")
             return block.seq(rows)
         if name == "data":
@@ -142,7 +142,7 @@ class _Messages:
             return block.time_ns(rows)
         if name == "pos":
             return block.pos(rows)
-        text = {"stream": piece.stream, "account": piece.account, "block": piece.key}[name]
+        text = {"stream": task.stream, "account": task.account, "block": task.key}[name]
         return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), kind), len(rows))
 
 
@@ -154,8 +154,8 @@ class _Made(NamedTuple):
     size: int
 
 
-_Part = _Made | Piece
-"""A piece: its object was not there."""
+_Part = _Made | ScanTask
+"""A task: its object was not there."""
 _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 """Parts in order; and what loads the rest, where there is some."""
 
@@ -163,16 +163,16 @@ _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 class _Reading:
     """One call of ``read_blocks``."""
 
-    def __init__(self, blobs: Blobs, selection: Selection, maker: Maker) -> None:
-        self._blobs = blobs
+    def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker) -> None:
+        self._blobs = objects
         self._selection = selection
         self._maker = maker
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
-        self._newer: dict[int, StreamMoment | None] = {}
+        self._newer: dict[int, StreamSnapshot | None] = {}
 
-    def read(self, pieces: Sequence[Piece], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches, and about how many bytes each has."""
-        loads = self._loads(pieces)
+        loads = self._loads(tasks)
         if prefetch <= 0:
             for some, _ in loads:
                 yield from self._run(partial(self._load, some))
@@ -198,7 +198,7 @@ class _Reading:
                 else:
                     held -= cost
                 for one in found:
-                    if isinstance(one, Piece):
+                    if isinstance(one, ScanTask):
                         yield from self._again(one)
                     else:
                         yield one.batch(), one.size
@@ -211,30 +211,30 @@ class _Reading:
         while rest is not None:
             found, rest = rest()
             for one in found:
-                if isinstance(one, Piece):
+                if isinstance(one, ScanTask):
                     yield from self._again(one, moves)
                 else:
                     yield one.batch(), one.size
 
-    def _loads(self, pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], int]]:
+    def _loads(self, tasks: Iterable[ScanTask]) -> Iterator[tuple[list[ScanTask], int]]:
         """Pieces that are loaded together, and what that costs in memory."""
-        some: list[Piece] = []
+        some: list[ScanTask] = []
         cost = count = 0
         pieces_max = 1  # as above
-        for piece in pieces:
-            own = self._cost(piece)
-            if some and (cost + own > _LOAD_BYTES or count + piece.ref.count > _GROUP_ROWS or len(some) >= pieces_max):
+        for task in tasks:
+            own = self._cost(task)
+            if some and (cost + own > _LOAD_BYTES or count + task.ref.count > _GROUP_ROWS or len(some) >= pieces_max):
                 yield some, cost
                 some, cost, count = [], 0, 0
                 pieces_max = min(4 * pieces_max, _LOAD_PIECES)
-            some.append(piece)
+            some.append(task)
             cost += own
-            count += piece.ref.count
+            count += task.ref.count
         if some:
             yield some, cost
 
-    def _cost(self, piece: Piece) -> int:
-        ref = piece.ref
+    def _cost(self, task: ScanTask) -> int:
+        ref = task.ref
         index = 2 * ref.index_bytes + 16 * ref.count
         if not self._maker.bodies:
             return index
@@ -242,33 +242,33 @@ class _Reading:
 
     # ---- in a thread
 
-    def _load(self, pieces: Sequence[Piece]) -> _Loaded:
-        """The rows of some pieces; of a single large one the first of them. Raises: PipelineError."""
-        made: list[list[_Part]] = [[] for _ in pieces]
+    def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
+        """The rows of some tasks; of a single large one the first of them. Raises: PipelineError."""
+        made: list[list[_Part]] = [[] for _ in tasks]
         read: list[int] = []
-        for i, piece in enumerate(pieces):
-            if (from_ref := self._maker.from_ref(piece)) is None:
+        for i, task in enumerate(tasks):
+            if (from_ref := self._maker.from_ref(task)) is None:
                 read.append(i)
             else:
-                made[i] += [_Made(one, _ROW_BYTES * piece.ref.count) for one in from_ref]
-        wholes = [self._whole(pieces[i]) for i in read]
-        ranges = [(pieces[i].key, pieces[i].ref.index_offset, pieces[i].ref.index_offset + pieces[i].ref.index_bytes)
+                made[i] += [_Made(one, _ROW_BYTES * task.ref.count) for one in from_ref]
+        wholes = [self._whole(tasks[i]) for i in read]
+        ranges = [(tasks[i].key, tasks[i].ref.index_offset, tasks[i].ref.index_offset + tasks[i].ref.index_bytes)
                   for i in read]
-        ranges += [(pieces[i].key, pieces[i].ref.frames_offset, pieces[i].ref.frames_offset + pieces[i].ref.frames_bytes)
+        ranges += [(tasks[i].key, tasks[i].ref.frames_offset, tasks[i].ref.frames_offset + tasks[i].ref.frames_bytes)
                    for i, whole in zip(read, wholes, strict=True) if whole]
         fetched = iter(_fetch(self._blobs, ranges))
         indexes = [next(fetched) for _ in read]
         later: list[tuple[int, Block, list[tuple[list[int], Rows]]]] = []
         for i, whole, index in zip(read, wholes, indexes, strict=True):
-            piece, frames = pieces[i], next(fetched) if whole else None
+            task, frames = tasks[i], next(fetched) if whole else None
             if index is None or (whole and frames is None):
-                made[i].append(piece)
+                made[i].append(task)
                 continue
-            block, rows = self._block(piece, index)
+            block, rows = self._block(task, index)
             if not len(rows):
                 continue
             if not self._maker.bodies:
-                made[i] += [_Made(partial(self._maker.from_block, piece, block, part, None), _ROW_BYTES * len(part))
+                made[i] += [_Made(partial(self._maker.from_block, task, block, part, None), _ROW_BYTES * len(part))
                             for part in (_parts(rows) if self._maker.by_row else [rows])]
                 continue
             groups = _groups(block, rows)
@@ -276,37 +276,37 @@ class _Reading:
                 later.append((i, block, groups))
                 continue
             for numbers, of_group in groups:
-                made[i].append(self._made(piece, block, of_group, numbers, _cut(block, numbers, frames)))
-        if len(pieces) == 1 and later and len(later[0][2]) > 1:
+                made[i].append(self._made(task, block, of_group, numbers, _cut(block, numbers, frames)))
+        if len(tasks) == 1 and later and len(later[0][2]) > 1:
             _, block, groups = later[0]
-            return self._load_group(pieces[0], block, groups, 0)
+            return self._load_group(tasks[0], block, groups, 0)
         wanted = [(i, block, *group) for i, block, groups in later for group in groups]
         stored = iter(_fetch(self._blobs, [range_ for i, block, numbers, _ in wanted
-                                           for range_ in _ranges(pieces[i].key, block, numbers)]))
+                                           for range_ in _ranges(tasks[i].key, block, numbers)]))
         for i, block, numbers, rows in wanted:
             some = [next(stored) for _ in numbers]
-            if made[i] and isinstance(made[i][-1], Piece):
+            if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
-            made[i].append(self._of_frames(pieces[i], block, rows, numbers, some))
+            made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
         return [one for of_piece in made for one in of_piece], None
 
-    def _load_group(self, piece: Piece, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
+    def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and what loads the next."""
         numbers, rows = groups[at]
-        part = self._of_frames(piece, block, rows, numbers, _fetch(self._blobs, _ranges(piece.key, block, numbers)))
-        if isinstance(part, Piece) or at + 1 == len(groups):
+        part = self._of_frames(task, block, rows, numbers, _fetch(self._blobs, _ranges(task.key, block, numbers)))
+        if isinstance(part, ScanTask) or at + 1 == len(groups):
             return [part], None
-        return [part], partial(self._load_group, piece, block, groups, at + 1)
+        return [part], partial(self._load_group, task, block, groups, at + 1)
 
-    def _of_frames(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
+    def _of_frames(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                    stored: Sequence[memoryview | None]) -> _Part:
-        """What makes the batch of some frames; the rest of the piece, where its object was not there."""
+        """What makes the batch of some frames; the rest of the task, where its object was not there."""
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
-            return piece._replace(first_seq=block.seq_of(int(rows[0])))
-        return self._made(piece, block, rows, numbers, there)
+            return task._replace(first_seq=block.seq_of(int(rows[0])))
+        return self._made(task, block, rows, numbers, there)
 
-    def _made(self, piece: Piece, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
+    def _made(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
         """What makes a batch of some frames' bytes."""
         assert block.head is not None
         table = block.head.frames
@@ -315,64 +315,64 @@ class _Reading:
             messages += table[number].messages
             raw += table[number].raw_bytes
         # Of frames in which few rows are wanted the batch has as small a part, about.
-        return _Made(partial(self._batch, piece, block, rows, numbers, stored),
+        return _Made(partial(self._batch, task, block, rows, numbers, stored),
                      _ROW_BYTES * len(rows) + raw * len(rows) // messages)
 
-    def _batch(self, piece: Piece, block: Block, rows: Rows, numbers: list[int],
+    def _batch(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                stored: Sequence[memoryview]) -> pa.RecordBatch:
         try:
-            return self._maker.from_block(piece, block, rows, block.bodies(numbers, stored))
+            return self._maker.from_block(task, block, rows, block.bodies(numbers, stored))
         except FormatError as error:
-            raise of_format(error, self._where(piece), piece.key) from None
+            raise of_format(error, self._where(task), task.key) from None
 
-    def _block(self, piece: Piece, index: memoryview) -> tuple[Block, Rows]:
+    def _block(self, task: ScanTask, index: memoryview) -> tuple[Block, Rows]:
         try:
-            block = Block.decode(bytes(index), piece.ref, piece.key)
+            block = Block.decode(bytes(index), task.ref, task.key)
         except FormatError as error:
-            raise of_format(error, self._where(piece), piece.key) from None
-        return block, block.rows(piece.first_seq, piece.last_seq, piece.dead, self._selection, self._subjects)
+            raise of_format(error, self._where(task), task.key) from None
+        return block, block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
 
-    def _whole(self, piece: Piece) -> bool:
+    def _whole(self, task: ScanTask) -> bool:
         """Whether the frames are fetched with the index, before it is known which are needed."""
-        ref = piece.ref
+        ref = task.ref
         if not self._maker.bodies or not ref.frames_bytes:
             return False
         if ref.index_bytes + ref.frames_bytes <= _TOGETHER_BYTES:
             return True
         return (ref.frames_bytes <= _GROUP_BYTES and ref.bytes <= _GROUP_BYTES and self._subjects is None
                 and not self._selection.needs_time()
-                and piece.first_seq <= ref.first_seq and piece.last_seq >= ref.last_seq)
+                and task.first_seq <= ref.first_seq and task.last_seq >= ref.last_seq)
 
-    def _where(self, piece: Piece) -> str:
-        return f"{self._blobs.url}: stream {piece.account}/{piece.stream}"
+    def _where(self, task: ScanTask) -> str:
+        return f"{self._blobs.url}: stream {task.account}/{task.stream}"
 
     # ---- what went away
 
-    def _again(self, lost: Piece, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows of a piece whose object was not there, from where they lie now. Raises: Gone; as ``read_pieces``."""
-        for piece in self._moved(lost):
-            if piece.key == lost.key or moves >= _MOVES_MAX:
-                raise Gone(f"{self._where(lost)}: {lost.key} is not there, and live messages lie in it, from {piece.first_seq} "
-                           f"to {piece.last_seq}: restore the object from a backup, or read around it by startSeq, endSeq; "
+    def _again(self, lost: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The rows of a task whose object was not there, from where they lie now. Raises: Gone; as ``read_tasks``."""
+        for task in self._moved(lost):
+            if task.key == lost.key or moves >= _MOVES_MAX:
+                raise Gone(f"{self._where(lost)}: {lost.key} is not there, and live messages lie in it, from {task.first_seq} "
+                           f"to {task.last_seq}: restore the object from a backup, or read around it by startSeq, endSeq; "
                            f"`jetblock inspect --verify` shows what else is missing")
-            yield from self._run(partial(self._load, [piece]), moves + 1)
+            yield from self._run(partial(self._load, [task]), moves + 1)
 
-    def _moved(self, lost: Piece) -> list[Piece]:
+    def _moved(self, lost: ScanTask) -> list[ScanTask]:
         """Where the messages of ``lost`` lie now; those that were removed since lie nowhere."""
         selection = replace(self._selection, first_seq=lost.first_seq, last_seq=lost.last_seq)
         known = lost.stream_id in self._newer
         while True:
             if not known:
                 self._newer[lost.stream_id] = newest(self._blobs, lost.shard, lost.account, lost.stream, lost.stream_id)
-            moment = self._newer[lost.stream_id]
-            found = list(pieces_of(moment, selection)) if moment is not None else []
+            snapshot = self._newer[lost.stream_id]
+            found = list(pieces_of(snapshot, selection)) if snapshot is not None else []
             # What was seen before the object went may name it; what is read after that may not.
-            if not known or all(piece.key != lost.key for piece in found):
+            if not known or all(task.key != lost.key for task in found):
                 return found
             known = False
 
 
-def _fetch(blobs: Blobs, ranges: Sequence[Range]) -> list[memoryview | None]:
+def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:
     """The bytes of each range, fewer where the object ends before; None where there is none. Neighbours share a get."""
     if not ranges:
         return []
@@ -386,7 +386,7 @@ def _fetch(blobs: Blobs, ranges: Sequence[Range]) -> list[memoryview | None]:
         else:
             gets.append((key, start, end))
         get_of[i] = len(gets) - 1
-    data = blobs.get_many(gets)
+    data = objects.get_many(gets)
     views = [None if one is None else memoryview(one) for one in data]
     found = []
     for (_, start, end), number in zip(ranges, get_of, strict=True):

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.store.objects import Blobs
-from broker.pipeline.read.decode import Block, Bodies, Rows, readable
-from broker.pipeline.plan.snapshot import StreamMoment, key_of
-from broker.pipeline.plan.plan import Piece
-from broker.pipeline.read.scan import read_blocks
+from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.plan.snapshot import StreamSnapshot, key_of
+from broker.pipeline.read.decode import Block, Bodies, Rows, readable
+from broker.pipeline.read.scan import read_blocks
+from broker.pipeline.store.objects import ObjectClient
 from broker.storage.state.applied import ConsumerState
 from broker.storage.state.table import BlockEntry
 
@@ -28,14 +28,14 @@ __all__ = ["catalogue_rows", "live_messages", "read_subjects"]
 _CHUNK_ROWS: Final = 10_000
 
 
-def read_subjects(blobs: Blobs, pieces: Sequence[Piece], selection: Selection, schema: pa.Schema, *,
+def read_subjects(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
                   prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """The subjects of ``pieces``, each block's in order of their bytes: how many live messages that the selection lets in
+    """The subjects of ``tasks``, each block's in order of their bytes: how many live messages that the selection lets in
     each has, and the sequences of the first and the last of them.
 
-    Args: as of ``read_pieces``; a piece whose ``ref`` has its subjects may spare a get. Raises: as ``read_pieces``.
+    Args: as of ``read_tasks``; a task whose ``ref`` has its subjects may spare a get. Raises: as ``read_tasks``.
     """
-    return read_blocks(blobs, pieces, selection, _Subjects(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch)
 
 
 class _Subjects:
@@ -47,28 +47,28 @@ class _Subjects:
         self._schema = schema
         self._selection = selection
 
-    def from_ref(self, piece: Piece) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        summary = piece.ref.subjects
-        if summary is None or piece.dead is not None or self._selection.needs_time():
+    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+        summary = task.ref.subjects
+        if summary is None or task.dead is not None or self._selection.needs_time():
             return None
         rows = self._selection.rows_of(summary)
-        if not all(piece.first_seq <= first and last <= piece.last_seq for _, _, first, last in rows):
+        if not all(task.first_seq <= first and last <= task.last_seq for _, _, first, last in rows):
             return None
         names = pa.array([row[0] for row in rows], pa.binary())
-        return [partial(self._batch, piece, names, *([row[i] for row in rows] for i in (1, 2, 3)))]
+        return [partial(self._batch, task, names, *([row[i] for row in rows] for i in (1, 2, 3)))]
 
-    def from_block(self, piece: Piece, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
+    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         assert block.head is not None
         if len(rows) == block.count:  # the index has counted them
             head = block.head
             firsts, lasts = (np.asarray(column).astype(np.int64) for column in (head.subject_firsts, head.subject_lasts))
-            return self._batch(piece, block.names(pa.binary()), np.asarray(head.subject_counts).astype(np.int64),
+            return self._batch(task, block.names(pa.binary()), np.asarray(head.subject_counts).astype(np.int64),
                                block.seq(firsts), block.seq(lasts))
         ids, counts, firsts, lasts = block.occurrences(rows)
-        return self._batch(piece, block.names(pa.binary()).take(pa.array(ids)), counts, block.seq(firsts), block.seq(lasts))
+        return self._batch(task, block.names(pa.binary()).take(pa.array(ids)), counts, block.seq(firsts), block.seq(lasts))
 
-    def _batch(self, piece: Piece, names: pa.BinaryArray, counts: Any, firsts: Any, lasts: Any) -> pa.RecordBatch:
-        texts = {"stream": piece.stream, "account": piece.account, "block": piece.key}
+    def _batch(self, task: ScanTask, names: pa.BinaryArray, counts: Any, firsts: Any, lasts: Any) -> pa.RecordBatch:
+        texts = {"stream": task.stream, "account": task.account, "block": task.key}
         numbers = {"count": counts, "first_seq": firsts, "last_seq": lasts}
         arrays = []
         for field in self._schema:
@@ -82,14 +82,14 @@ class _Subjects:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def catalogue_rows(view: str, moments: Iterable[StreamMoment], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def catalogue_rows(view: str, snapshots: Iterable[StreamSnapshot], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the views ``blocks``, ``streams`` and ``consumers``, as the columns of ``schema``; nothing is read.
 
-    In order of ``moments``; a stream's blocks in order of sequence, its consumers by name.
+    In order of ``snapshots``; a stream's blocks in order of sequence, its consumers by name.
     """
     names = [field.name.lower() for field in schema]
-    rows = (_blocks(moments, summaries="subjects" in names) if view == "blocks"
-            else _streams(moments) if view == "streams" else _consumers(moments))
+    rows = (_blocks(snapshots, summaries="subjects" in names) if view == "blocks"
+            else _streams(snapshots) if view == "streams" else _consumers(snapshots))
     some: list[dict[str, Any]] = []
     for row in rows:
         some.append(row)
@@ -119,19 +119,19 @@ def live_messages(entry: BlockEntry, first_seq: int) -> int:
     return max(0, live)
 
 
-def _blocks(moments: Iterable[StreamMoment], *, summaries: bool) -> Iterator[dict[str, Any]]:
-    for moment in moments:
-        account, stream = _text(moment.account), _text(moment.name)
-        for entry in moment.blocks:
+def _blocks(snapshots: Iterable[StreamSnapshot], *, summaries: bool) -> Iterator[dict[str, Any]]:
+    for snapshot in snapshots:
+        account, stream = _text(snapshot.account), _text(snapshot.name)
+        for entry in snapshot.blocks:
             ref = entry.ref
-            live = live_messages(entry, moment.first_seq)
+            live = live_messages(entry, snapshot.first_seq)
             summary = ref.subjects if summaries else None  # unpacked at each look
             subjects = None if summary is None else [
                 {"subject": subject.decode("utf-8", "replace"), "count": count, "first_seq": first, "last_seq": last}
                 for subject, count, first, last in summary]
             yield {
                 "account": account, "stream": stream,
-                "block": key_of(moment.shard, moment.account, moment.name, ref),
+                "block": key_of(snapshot.shard, snapshot.account, snapshot.name, ref),
                 "first_seq": ref.first_seq, "last_seq": ref.last_seq, "messages": ref.count, "live": live,
                 "dead": ref.count - live, "bytes": ref.bytes, "first_time": _time(ref.first_time_ns),
                 "last_time": _time(ref.last_time_ns), "epoch": ref.position.epoch, "number": ref.position.number,
@@ -140,28 +140,28 @@ def _blocks(moments: Iterable[StreamMoment], *, summaries: bool) -> Iterator[dic
                 "subjects": subjects}
 
 
-def _streams(moments: Iterable[StreamMoment]) -> Iterator[dict[str, Any]]:
-    for moment in moments:
+def _streams(snapshots: Iterable[StreamSnapshot]) -> Iterator[dict[str, Any]]:
+    for snapshot in snapshots:
         blocks = stored = 0
-        for entry in moment.blocks:
+        for entry in snapshot.blocks:
             blocks += 1
             stored += entry.ref.core_bytes + entry.ref.index_bytes + entry.ref.frames_bytes
         yield {
-            "account": _text(moment.account), "name": _text(moment.name), "stream_id": f"{moment.stream_id:016x}",
-            "shard": moment.shard, "config": json.dumps(moment.config, sort_keys=True),
-            "created": _time(moment.created_ns), "first_seq": moment.first_seq, "last_seq": moment.last_seq,
-            "messages": moment.msgs, "bytes": moment.bytes, "first_time": _time(moment.first_time_ns),
-            "last_time": _time(moment.last_time_ns), "blocks": blocks, "stored_bytes": stored,
-            "consumers": len(moment.consumers), "position": str(moment.position),
-            "offline": None if moment.offline is None else _text(moment.offline)}
+            "account": _text(snapshot.account), "name": _text(snapshot.name), "stream_id": f"{snapshot.stream_id:016x}",
+            "shard": snapshot.shard, "config": json.dumps(snapshot.config, sort_keys=True),
+            "created": _time(snapshot.created_ns), "first_seq": snapshot.first_seq, "last_seq": snapshot.last_seq,
+            "messages": snapshot.msgs, "bytes": snapshot.bytes, "first_time": _time(snapshot.first_time_ns),
+            "last_time": _time(snapshot.last_time_ns), "blocks": blocks, "stored_bytes": stored,
+            "consumers": len(snapshot.consumers), "position": str(snapshot.position),
+            "offline": None if snapshot.offline is None else _text(snapshot.offline)}
 
 
-def _consumers(moments: Iterable[StreamMoment]) -> Iterator[dict[str, Any]]:
-    for moment in moments:
-        for name in sorted(moment.consumers):
-            consumer: ConsumerState = moment.consumers[name]
+def _consumers(snapshots: Iterable[StreamSnapshot]) -> Iterator[dict[str, Any]]:
+    for snapshot in snapshots:
+        for name in sorted(snapshot.consumers):
+            consumer: ConsumerState = snapshot.consumers[name]
             yield {
-                "account": _text(moment.account), "stream": _text(moment.name), "name": _text(name),
+                "account": _text(snapshot.account), "stream": _text(snapshot.name), "name": _text(name),
                 "config": json.dumps(consumer.config, sort_keys=True), "created": _time(consumer.created_ns),
                 "delivered_consumer_seq": consumer.delivered_cseq, "delivered_stream_seq": consumer.delivered_sseq,
                 "ack_floor_consumer_seq": consumer.floor_cseq, "ack_floor_stream_seq": consumer.floor_sseq,

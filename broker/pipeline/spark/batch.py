@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from broker.pipeline.read import query
-from broker.pipeline.spark.errors import plainly, plainly_each, settle
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.schema import requested
+from broker.pipeline.read import query
+from broker.pipeline.spark.errors import plainly, plainly_each, settle
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -56,7 +56,7 @@ class BatchReader(DataSourceReader):
 
     @plainly
     def partitions(self) -> list[InputPartition]:
-        """Reads the store's catalogue once: all partitions are of one moment."""
+        """Reads the store's catalogue once: all partitions are of one snapshot."""
         return [_Part(part) for part in query.partitions(self._options, self._selection, self._schema)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

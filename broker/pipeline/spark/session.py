@@ -1,4 +1,4 @@
-"""A Spark session with streams in it: reads that stay at one moment, and what a read will cost.
+"""A Spark session with streams in it: reads that stay at one snapshot, and what a read will cost.
 
 All of it works with Spark Connect, too: the store is looked into where Spark runs, not where the client does.
 """
@@ -63,7 +63,7 @@ def _lay_out_for_streams() -> None:
 
 
 def read(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
-    """``spark.read.format("jetblock")`` with these options, at the moment of this call.
+    """``spark.read.format("jetblock")`` with these options, at the snapshot of this call.
 
     Spark plans a DataFrame anew for each that is derived from it, so that two counts may differ while a broker runs;
     here ``asOf`` is set to the log's position now, unless it is given. What is deleted later goes missing all the same.
@@ -129,13 +129,13 @@ def _position(given: str) -> str:
 
 @plainly
 def _latest(given: str) -> str:
-    from broker.pipeline.store.objects import open_blobs
     from broker.pipeline.plan.offsets import Offsets
     from broker.pipeline.plan.options import Options
     from broker.pipeline.plan.progress import Progress
+    from broker.pipeline.store.objects import open_object_client
 
     options = Options.parse(json.loads(given), streaming=True)
-    now = Progress(open_blobs(options.store), options).initial()
+    now = Progress(open_object_client(options.store), options).initial()
     return json.dumps(Offsets.of(now.streams).to_json())
 
 

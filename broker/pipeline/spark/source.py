@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from broker.pipeline.spark.errors import plainly
 from broker.pipeline.errors import PipelineError
+from broker.pipeline.spark.errors import plainly
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader
@@ -41,8 +41,8 @@ class JetblockSource(DataSource):
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        from broker.pipeline.spark.batch import reader
         from broker.pipeline.plan.options import Options
+        from broker.pipeline.spark.batch import reader
 
         return reader(Options.parse(self.options), schema)
 

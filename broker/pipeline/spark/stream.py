@@ -20,14 +20,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from broker.pipeline.read import query
-from broker.pipeline.store.objects import open_blobs
-from broker.pipeline.spark.errors import plainly, plainly_each, settle
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.plan.offsets import Offsets, Start
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.progress import Progress
 from broker.pipeline.plan.schema import requested
+from broker.pipeline.read import query
+from broker.pipeline.spark.errors import plainly, plainly_each, settle
+from broker.pipeline.store.objects import open_object_client
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        found = self._progress.pieces(Offsets.parse(start), Offsets.parse(end))
+        found = self._progress.tasks(Offsets.parse(start), Offsets.parse(end))
         return [_Part(part) for part in query.packed(found, self._options, self._schema)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -109,5 +109,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _progress(self) -> Progress:
         if self._progress_made is None:
-            self._progress_made = Progress(open_blobs(self._options.store), self._options)
+            self._progress_made = Progress(open_object_client(self._options.store), self._options)
         return self._progress_made

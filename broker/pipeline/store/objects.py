@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, Unreachable, of_format
+from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, StoreRefused, Transient, can_begin_key
@@ -26,7 +26,7 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.url import parse_store_url
 from broker.storage.paths import FORMAT, ROOT
 
-__all__ = ["AT_ONCE", "Blobs", "FileBlobs", "Range", "S3Blobs", "check_store", "open_blobs"]
+__all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClient", "check_store", "open_object_client"]
 
 Range = tuple[str, int, int | None]
 """key, start, end."""
@@ -38,7 +38,7 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 _T = TypeVar("_T")
 
 
-class Blobs(Protocol):
+class ObjectClient(Protocol):
     """A store of immutable objects. Safe for calls from several threads; never shared with another process."""
 
     url: str
@@ -63,11 +63,11 @@ class Blobs(Protocol):
         """
 
 
-_opened: dict[tuple[int, str], Blobs] = {}
+_opened: dict[tuple[int, str], ObjectClient] = {}
 _opening = threading.Lock()
 
 
-def open_blobs(url: str) -> Blobs:
+def open_object_client(url: str) -> ObjectClient:
     """The store behind ``url``; one client for each process and URL, made when it is first asked for.
 
     Nothing is asked of an S3 store yet; ``check_store`` does. Raises: BadOption for a URL of no known form; NoStore for
@@ -81,34 +81,34 @@ def open_blobs(url: str) -> Blobs:
         return _opened[which]
 
 
-def _open(url: str) -> Blobs:
+def _open(url: str) -> ObjectClient:
     try:
         scheme, where, prefix = parse_store_url(url)
     except ValueError as e:
         raise BadOption(f"option store: {e}") from None
     if scheme == "memory":
         raise BadOption("option store: memory:// is within one process; write file://DIR or s3://BUCKET/PREFIX")
-    return FileBlobs(where) if scheme == "file" else S3Blobs(where, prefix)
+    return FileObjectClient(where) if scheme == "file" else S3ObjectClient(where, prefix)
 
 
-def check_store(blobs: Blobs) -> StoreFormat:
+def check_store(objects: ObjectClient) -> StoreFormat:
     """Ask for the store's own object: whether a store is there, and one that this reader knows.
 
     Raises: NoStore; Newer; Damaged; Unreachable.
     """
     try:
-        return StoreFormat.decode(blobs.get(FORMAT))
+        return StoreFormat.decode(objects.get(FORMAT))
     except NotFound:
         pass
     except FormatError as error:
-        raise of_format(error, blobs.url, FORMAT) from None
-    if blobs.list(ROOT):
-        raise Damaged(f"{blobs.url}: {FORMAT} is not there, though other objects of a store are: restore it from a backup")
-    raise NoStore(f"{blobs.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or directory; a "
+        raise of_format(error, objects.url, FORMAT) from None
+    if objects.list(ROOT):
+        raise Damaged(f"{objects.url}: {FORMAT} is not there, though other objects of a store are: restore it from a backup")
+    raise NoStore(f"{objects.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or directory; a "
                   f"broker makes the store when it first starts on it")
 
 
-class FileBlobs:
+class FileObjectClient:
     """A directory. What is read from it is in the page cache or on its way there, so nothing is read side by side."""
 
     def __init__(self, directory: str) -> None:
@@ -142,7 +142,7 @@ class FileBlobs:
         raise AssertionError
 
 
-class S3Blobs:
+class S3ObjectClient:
     """A bucket, or what lies below a prefix of it."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
@@ -245,9 +245,9 @@ class S3Blobs:
         return Unreachable(f"{where}: check that it is up, its address (AWS_ENDPOINT_URL), AWS_REGION and the network")
 
 
-def _or_none(blobs: Blobs, range_: Range) -> bytes | None:
+def _or_none(objects: ObjectClient, range_: Range) -> bytes | None:
     try:
-        return blobs.get(*range_)
+        return objects.get(*range_)
     except NotFound:
         return None
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.protocol.subject import is_literal, is_valid
-
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, read_connect
 from broker.server.connection.handshake import Login
 from broker.server.connection.message_trace import traced

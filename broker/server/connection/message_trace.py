@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
-
 from broker.server.connection.times import rfc3339
 
 if TYPE_CHECKING:

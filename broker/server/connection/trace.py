@@ -16,7 +16,6 @@ import logging
 from typing import Any
 
 from broker.protocol.parser import Connect, Err, Op, Ping, Sub, Unsub
-
 from broker.server.connection.connect_options import shown_connect
 from broker.server.connection.connection import Client
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
-
 from broker.server.routing.inward import Inward
 from broker.server.routing.sublist import Match
 

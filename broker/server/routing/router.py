@@ -30,7 +30,6 @@ from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
-
 from broker.server.routing.inward import Inward
 from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
 from broker.server.routing.sublist import Match, Sublist

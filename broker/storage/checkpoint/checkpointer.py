@@ -23,16 +23,16 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-from broker.storage.state.applied import ShardState, StreamState
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.log.log import Log, Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
-from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, shard_extra
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Backoff, Fenced, describe, put_ours
 from broker.storage.read.snapshot import Snapshot
+from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, shard_extra
 
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
 
@@ -114,7 +114,7 @@ class Checkpointer:
         """Begin to cut rounds when they are due."""
         log = self._log
         log.on_persisted = self._count
-        log.held = self._behind
+        log.commits_paused = self._behind
         self._arm()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
 
@@ -171,7 +171,7 @@ class Checkpointer:
             finally:
                 self._before_segments = self._before_bytes = 0
             self.rounds += 1
-            log.pump_soon()
+            log.schedule_commit()
         return True
 
     def _count(self, segment: Segment) -> None:
@@ -271,14 +271,14 @@ class Checkpointer:
         """The directory pages to write, with their streams; of those that stay, the members, and the objects with parts
         of their streams."""
         streams: dict[int, list[StreamState]] = {}
-        homeless: list[StreamState] = []
+        unassigned: list[StreamState] = []
         for stream in state.streams.values():
             if stream.page < 0:
-                homeless.append(stream)
+                unassigned.append(stream)
             else:
                 streams.setdefault(stream.page, []).append(stream)
         number = 0
-        for stream in homeless:
+        for stream in unassigned:
             while len(streams.setdefault(number, [])) >= DIRECTORY_STREAMS:
                 number += 1
             stream.page = number

@@ -3,7 +3,7 @@
 They are found by listing the log and the pages, which takes as long as they are: minutes, for a long log on S3. So it is
 done beside all else, a slice at a time, and nobody waits for it.
 
-A seal is not to be taken for a stray, and looks like one from its key. But every epoch below ours has a seal, so what is
+A seal is not to be taken for a orphan, and looks like one from its key. But every epoch below ours has a seal, so what is
 unknown and alone in its epoch is that seal; only where there is more are headers asked for, side by side.
 """
 
@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.storage.state.applied import ShardState, position_key
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
+from broker.storage.state.applied import ShardState, position_key
 
 __all__ = ["stray_pages", "stray_segments"]
 
@@ -34,7 +34,7 @@ async def stray_segments(store: ObjectStore, paths: ShardPaths, state: ShardStat
                          is_seal: Callable[[str], Awaitable[bool]], ask: Ask[bool], list_: Ask[list[str]]
                          ) -> set[Position]:
     """Segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has let go of."""
-    known = {position_key(position) for letgo in state.letgo.values() for position in letgo.segments}
+    known = {position_key(position) for released in state.released.values() for position in released.segments}
     unknown: list[Position] = []
     found: set[Position] = set()
     after: str | None = ""
@@ -68,7 +68,7 @@ async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: 
     if len(positions) < 2:
         return found
 
-    async def strays(position: Position) -> bool:
+    async def orphans(position: Position) -> bool:
         key = paths.log(position)
         try:
             return not await ask(key, lambda: is_seal(key))
@@ -77,8 +77,8 @@ async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: 
 
     for at in range(0, len(positions), _ASKED_AT_ONCE):
         some = positions[at:at + _ASKED_AT_ONCE]
-        answers = await asyncio.gather(*[strays(position) for position in some])
-        found.update(position for position, stray in zip(some, answers, strict=True) if stray)
+        answers = await asyncio.gather(*[orphans(position) for position in some])
+        found.update(position for position, orphan in zip(some, answers, strict=True) if orphan)
     return found
 
 

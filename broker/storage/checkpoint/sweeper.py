@@ -3,7 +3,7 @@
     segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
     pages       objects that no kept root needs
     roots       older than the kept ones
-    strays      what an owner before us left beyond his end, or put without a root to name it; looked for once, after our
+    orphans      what an owner before us left beyond his end, or put without a root to name it; looked for once, after our
                 own first root, in a task of its own: no round waits for that, and so no commit
 
 A round lets go of all that its oldest root no longer needs, in as many records as that takes. And rounds come where
@@ -30,17 +30,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from broker.clock import Clock
-from broker.storage.state.applied import LetGo, position_key
 from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.checkpoint.orphans import stray_pages, stray_segments
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
+from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Backoff
-from broker.storage.checkpoint.orphans import stray_pages, stray_segments
-from broker.storage.log.writer import SealedBlock
+from broker.storage.state.applied import Released, position_key
 
 __all__ = ["SWEEP_GRACE_NS", "Sweeper"]
 
@@ -78,7 +78,7 @@ class Sweeper:
         self._finding: asyncio.Task[None] | None = None
         self._stray: dict[str, set[Position]] = {"segments": set(), "pages": set()}
         self._done: list[Position] = []
-        self._queue: deque[tuple[int, LetGo]] = deque()
+        self._queue: deque[tuple[int, Released]] = deque()
         self._wake = asyncio.Event()
         self._swept_to = Position(0, 0)
         """What was freed up to here is let go of."""
@@ -93,7 +93,7 @@ class Sweeper:
         self._log.shard.on_persisted = self._recorded
         self._log.state.on_left = self._blocks_left
         due_ns = self._clock.monotonic_ns() + self._grace_ns
-        self._queue.extend((due_ns, letgo) for letgo in self._log.state.letgo.values())
+        self._queue.extend((due_ns, released) for released in self._log.state.released.values())
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(), name="sweeper"),
                        loop.create_task(self._ask_for_rounds(checkpointer), name="sweeper's rounds")]
@@ -118,13 +118,13 @@ class Sweeper:
             return
         if self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(
-                self._find_strays(kept[-1].position.epoch, checkpointer), name="looking for strays")
+                self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for strays")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
         full = len(kept) >= checkpointer.settings.roots_kept
-        pages_gone = {position for letgo in state.letgo.values() for position in letgo.pages}
-        roots_gone = {position for letgo in state.letgo.values() for position in letgo.roots}
+        pages_gone = {position for released in state.released.values() for position in released.pages}
+        roots_gone = {position for released in state.released.values() for position in released.roots}
         pages = sorted((checkpointer.dropped | self._stray["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
         roots = [root for root in roots if root not in roots_gone][:_POSITIONS_MAX] if full else []
         if self._more is not None:
@@ -142,16 +142,16 @@ class Sweeper:
         return self._clock_trusted() and all(stream.offline is None for stream in self._log.state.streams.values())
 
     def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
-        """Segments that no root from ``oldest`` on needs, and strays, a record's worth at a time."""
+        """Segments that no root from ``oldest`` on needs, and orphans, a record's worth at a time."""
         state, limit = self._log.state, position_key(oldest)
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Those that went meanwhile, or are named again by a block that came late into its segment, are left out.
             some = sorted(key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed)
             yield [Position(key >> 48, key & ((1 << 48) - 1)) for key in some]
-        strays = sorted(self._stray["segments"])
-        for at in range(0, len(strays), _POSITIONS_MAX):
-            some_strays = strays[at:at + _POSITIONS_MAX]
+        orphans = sorted(self._stray["segments"])
+        for at in range(0, len(orphans), _POSITIONS_MAX):
+            some_strays = orphans[at:at + _POSITIONS_MAX]
             yield some_strays
             self._stray["segments"].difference_update(some_strays)
 
@@ -173,10 +173,10 @@ class Sweeper:
         """A record of it all, and of what was deleted, unless there is nothing to say."""
         done, self._done = self._done, []
         if segments or pages or roots or done:
-            self._record(LetGo(Position(0, 0), segments, pages, roots), done)
+            self._record(Released(Position(0, 0), segments, pages, roots), done)
 
-    def _record(self, letgo: LetGo, done: Sequence[Position] = ()) -> None:
-        body: dict[str, Any] = letgo.body()
+    def _record(self, released: Released, done: Sequence[Position] = ()) -> None:
+        body: dict[str, Any] = released.body()
         body["done"] = [list(position) for position in done]
         self._log.block(self._log.shard).add_record(RecordKind.LETGO, body)
 
@@ -208,7 +208,7 @@ class Sweeper:
                 continue  # they come anyhow, or would be of no use
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
                 # Roots are known by their positions, and an idle log stands still: a record that says nothing moves it on.
-                self._record(LetGo(Position(0, 0)))
+                self._record(Released(Position(0, 0)))
                 try:
                     await self._log.persisted()
                 except Exception:
@@ -219,9 +219,9 @@ class Sweeper:
 
     def _recorded(self, block: SealedBlock[Any]) -> None:
         """A block of the shard's own persisted: what its records let go of may go, after the grace period."""
-        letgo = self._log.state.letgo.get(block.core.position)
-        if letgo is not None:
-            self._queue.append((self._clock.monotonic_ns() + self._grace_ns, letgo))
+        released = self._log.state.released.get(block.core.position)
+        if released is not None:
+            self._queue.append((self._clock.monotonic_ns() + self._grace_ns, released))
             self._wake.set()
 
     async def _run(self) -> None:
@@ -229,7 +229,7 @@ class Sweeper:
             while not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
-            due_ns, letgo = self._queue[0]
+            due_ns, released = self._queue[0]
             wait_ns = due_ns - self._clock.monotonic_ns()
             if wait_ns > 0:
                 await asyncio.sleep(wait_ns / 1e9)
@@ -237,19 +237,19 @@ class Sweeper:
             if not self._clock_trusted():
                 await asyncio.sleep(1.0)
                 continue
-            await self._delete(letgo)
+            await self._delete(released)
             self._queue.popleft()
-            self._done.append(letgo.position)
+            self._done.append(released.position)
             if not self._queue:
                 # Told within a second, also where no round follows: else the next owner would delete it all again.
                 self._let_go((), (), ())
 
-    async def _delete(self, letgo: LetGo) -> None:
+    async def _delete(self, released: Released) -> None:
         """Delete all of it, however often that takes. Roots first, so that none is left that names what is gone."""
         paths = self._paths
-        await self._delete_all([paths.checkpoint(p) for p in letgo.roots])
-        await self._delete_all([paths.pages(p) for p in letgo.pages])
-        await self._delete_all([paths.log(p) for p in letgo.segments], spare_seals=True)
+        await self._delete_all([paths.checkpoint(p) for p in released.roots])
+        await self._delete_all([paths.pages(p) for p in released.pages])
+        await self._delete_all([paths.log(p) for p in released.segments], spare_seals=True)
 
     async def _delete_all(self, keys: list[str], spare_seals: bool = False) -> None:
         for at in range(0, len(keys), _AT_ONCE):
@@ -278,28 +278,28 @@ class Sweeper:
         except FormatError:
             return False  # damaged, and let go of: it was never needed again
 
-    async def _find_strays(self, epoch: int, checkpointer: Checkpointer) -> None:
+    async def _find_orphans(self, epoch: int, checkpointer: Checkpointer) -> None:
         """Look for what lies in the store from the epochs before ours, and neither the log nor our roots know."""
-        log, stray = self._log, self._stray
+        log, orphan = self._log, self._stray
         try:
-            stray["segments"] |= await stray_segments(self._store, self._paths, log.state, epoch, self._is_seal,
+            orphan["segments"] |= await stray_segments(self._store, self._paths, log.state, epoch, self._is_seal,
                                                       self._asked, self._asked)
             pages = await stray_pages(self._store, self._paths, epoch, self._asked)
         except StoreError as error:
-            _log.debug("strays were not looked for to the end: %s", error)  # the log has stopped
+            _log.debug("orphans were not looked for to the end: %s", error)  # the log has stopped
             return
         except Exception:
-            _log.exception("looking for strays failed; the next owner looks again")
+            _log.exception("looking for orphans failed; the next owner looks again")
             return
         pages -= frozenset().union(*(root.objects for root in checkpointer.roots))
-        pages.difference_update(*(letgo.pages for letgo in log.state.letgo.values()))
-        stray["pages"].update(pages)
+        pages.difference_update(*(released.pages for released in log.state.released.values()))
+        orphan["pages"].update(pages)
         # Now, not at the next round: an idle log has none.
         if self._clock_trusted() and log.failure is None:
-            some, some_pages = sorted(stray["segments"])[:_POSITIONS_MAX], sorted(stray["pages"])[:_POSITIONS_MAX]
+            some, some_pages = sorted(orphan["segments"])[:_POSITIONS_MAX], sorted(orphan["pages"])[:_POSITIONS_MAX]
             self._let_go(some, some_pages, [])
-            stray["segments"].difference_update(some)
-            stray["pages"].difference_update(some_pages)
+            orphan["segments"].difference_update(some)
+            orphan["pages"].difference_update(some_pages)
 
     async def _list(self, prefix: str) -> list[str]:
         return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]

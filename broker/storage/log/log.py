@@ -34,14 +34,14 @@ from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from broker.clock import Clock
-from broker.storage.state.applied import ShardState
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
-from broker.storage.log.settings import W_MAX, LogSettings
-from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.log.putter import Putter, Segment, Waiter
-from broker.storage.put import Fenced
+from broker.storage.log.settings import W_MAX, LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock, Tally
+from broker.storage.objectstore.base import ObjectStore, StoreError
+from broker.storage.put import Fenced
+from broker.storage.state.applied import ShardState
 
 __all__ = ["W_MAX", "BlockOwner", "Log", "LogSettings", "Segment", "ShardOwner", "resolve"]
 
@@ -134,12 +134,12 @@ class Log:
         """Called once, when the log is fenced or must stop; nothing that was not acknowledged by then ever will be."""
         self.on_persisted: Callable[[Segment], None] | None = None
         """Called after each segment's waiters: the checkpointer counts."""
-        self.keep: Callable[[Position, bytes], object] = _nothing
+        self.on_small_segment: Callable[[Position, bytes], object] = _nothing
         """Given each persisted segment that is mostly small blocks: whoever reads one of them finds it there."""
-        self.held: Callable[[], bool] = _never
-        """While it says so no put begins but what proves our life: checkpoints are too far behind. Call ``pump_soon``
+        self.commits_paused: Callable[[], bool] = _never
+        """While it says so no put begins but what proves our life: checkpoints are too far behind. Call ``schedule_commit``
         when that ends."""
-        self.on_unmuted: Callable[[], object] = _nothing
+        self.on_lease_renewed: Callable[[], object] = _nothing
         """Called when a put has proved again that the shard is ours, after a time in which nothing was served."""
         self.clock_trusted: Callable[[], bool] = _always
         """While it says no, nothing is expired: see ``clock.GuardedClock``."""
@@ -156,7 +156,7 @@ class Log:
         self._futures: set[asyncio.Future[None]] = set()
         self._room: list[Callable[[], object]] = []
         self._closed: deque[Segment] = deque()
-        self._flight: deque[Segment] = deque()
+        self._in_flight: deque[Segment] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = Tally()
         self._gathers: Callable[[list[Any]], object] | None = None
@@ -186,7 +186,7 @@ class Log:
             if self._lazy_timer is None:
                 self._arm_lazy()
         if self._pumping is None and self._full:
-            self.pump_soon()
+            self.schedule_commit()
         return block
 
     def urgent(self) -> None:
@@ -200,9 +200,9 @@ class Log:
             if (tally.bytes >= 2 * settings.segment_bytes or tally.count >= 2 * settings.segment_count
                     ) and self.failure is None:
                 self._cut(False)
-            self.pump_soon()
-        elif self._pumping is None and (not self._flight or self._closed or self.settings.commit_interval_ns):
-            self.pump_soon()
+            self.schedule_commit()
+        elif self._pumping is None and (not self._in_flight or self._closed or self.settings.commit_interval_ns):
+            self.schedule_commit()
 
     def lazy(self, owner: BlockOwner) -> None:
         """``owner`` has news that nobody waits for: it is asked for it when the next segment closes, within 1 s."""
@@ -236,18 +236,18 @@ class Log:
             self._gathers = None
         elif self._closed:
             self._closed[-1].waiters.append((fn, args, of))
-        elif self._flight:
-            self._flight[-1].waiters.append((fn, args, of))
+        elif self._in_flight:
+            self._in_flight[-1].waiters.append((fn, args, of))
         elif self.failure is not None:
             return
-        elif self.muted:
+        elif self.lease_expired:
             self._ask_for_proof([(fn, args, of)])
         else:
             fn(*args)
             return
         self._waiting_bytes += _held_by(args)
 
-    def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
+    def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
         """As ``wait``, for what costs less for many at once: calls with one ``fn`` and no ``wait`` in between are one.
 
         ``fn`` gets the items of all of them, one after another, in one list; owners know theirs (``withdrawn``).
@@ -296,7 +296,7 @@ class Log:
             self._room.append(fn)
 
     @property
-    def muted(self) -> bool:
+    def lease_expired(self) -> bool:
         """Whether our last proof of owning the shard is too old to read, deliver or acknowledge on (S3 only)."""
         lease_ns = self.settings.lease_ns
         return lease_ns is not None and self._clock.monotonic_ns() - self._leased_ns > lease_ns
@@ -349,10 +349,10 @@ class Log:
         if self.failure is None:
             self.fail(Fenced("the log was closed"), tell=False)
 
-    def pump_soon(self) -> None:
+    def schedule_commit(self) -> None:
         """Look for something to put once the present callback, and others that are ready, have run."""
         if self._pumping is None and not self._stopped:
-            self._pumping = self._loop.call_soon(self._pump)
+            self._pumping = self._loop.call_soon(self._commit_due)
 
     # Gathering.
 
@@ -365,7 +365,7 @@ class Log:
         self._waiters[:0] = waiters
         self._gathers = None
         self._content = self._urgent = True
-        self.pump_soon()
+        self.schedule_commit()
 
     def _has_content(self) -> bool:
         return self._content or self._open.bytes > 0 or self._open.count > 0
@@ -377,7 +377,7 @@ class Log:
     def _lazy_due(self) -> None:
         self._lazy_timer = None
         self._overdue = True
-        self._pump()
+        self._commit_due()
 
     def _arm(self, delay_ns: int) -> None:
         if self._timer is not None:
@@ -386,9 +386,9 @@ class Log:
 
     def _timed(self) -> None:
         self._timer = None
-        self._pump()
+        self._commit_due()
 
-    def _pump(self) -> None:
+    def _commit_due(self) -> None:
         """Cut and begin whatever the rules allow now; arm a timer for what they will allow later."""
         if self._pumping is not None:
             self._pumping.cancel()
@@ -402,9 +402,9 @@ class Log:
         if self._full:
             self._cut(False)
         heartbeat_ns = settings.lease_ns // 3 if settings.lease_ns is not None else None
-        while len(self._flight) < settings.puts_in_flight:
-            beat = heartbeat_ns is not None and not self._flight and now_ns - self._began_ns >= heartbeat_ns
-            if not beat and self.held():
+        while len(self._in_flight) < settings.puts_in_flight:
+            beat = heartbeat_ns is not None and not self._in_flight and now_ns - self._began_ns >= heartbeat_ns
+            if not beat and self.commits_paused():
                 break
             if self._closed:
                 self._begin(self._closed.popleft(), now_ns)
@@ -415,8 +415,8 @@ class Log:
             if now_ns - self._began_ns < interval_ns:
                 wake_ns = self._began_ns + interval_ns
                 break
-            if self._flight and not (interval_ns and self._flight[-1].encoded
-                                     and len(self._flight[-1].sealed) < _MANY_BLOCKS):
+            if self._in_flight and not (interval_ns and self._in_flight[-1].encoded
+                                     and len(self._in_flight[-1].sealed) < _MANY_BLOCKS):
                 break  # gather until it lands; with an interval and few blocks, until its bytes are there
             if not beat and self._grows(now_ns):
                 wake_ns = now_ns + _PAUSE_NS
@@ -489,7 +489,7 @@ class Log:
         said = [block for block in blocks.values() if not block.empty]
         if self._failed:
             said = [block for block in said if block.stream_id not in self._failed]
-        if not said and not heartbeat and not (waiters and self.muted):
+        if not said and not heartbeat and not (waiters and self.lease_expired):
             for fn, args, of in waiters:
                 self._waiting_bytes -= _held_by(args)
                 self.wait(fn, *args, of=of)  # type: ignore[arg-type]
@@ -515,7 +515,7 @@ class Log:
         self._failed.add(stream_id)
         self._putter.broken.setdefault(stream_id, number)
         self._lazy.pop(stream_id, None)
-        for segment in (*self._flight, *self._closed):
+        for segment in (*self._in_flight, *self._closed):
             if segment.position.number >= number:
                 segment.waiters = self._without(segment.waiters, owner)
         self._waiters = self._without(self._waiters, owner)
@@ -541,7 +541,7 @@ class Log:
 
     def _begin(self, segment: Segment, now_ns: int) -> None:
         segment.began_ns = self._began_ns = now_ns
-        self._flight.append(segment)
+        self._in_flight.append(segment)
         task = self._loop.create_task(self._write(segment), name=f"commit {segment.position}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -563,28 +563,28 @@ class Log:
         if self._last is segment:
             self._last = None
         segment.proved_ns = proved_ns
-        muted = self.muted
-        for landed in self._flight:
+        lease_expired = self.lease_expired
+        for landed in self._in_flight:
             # Beyond one that has not landed may be beyond a seal: what lands there never existed, and proves nothing.
             if not landed.landed:
                 break
             self._leased_ns = max(self._leased_ns, landed.proved_ns)
-        if muted and not self.muted:
-            self._loop.call_soon(self.on_unmuted)
+        if lease_expired and not self.lease_expired:
+            self._loop.call_soon(self.on_lease_renewed)
         if len(segment.sealed) >= _MANY_BLOCKS:
             self._took_ns = self._clock.monotonic_ns() - segment.began_ns
         try:
-            while self._flight and self._flight[0].landed:
-                self._persist(self._flight.popleft())
+            while self._in_flight and self._in_flight[0].landed:
+                self._persist(self._in_flight.popleft())
         except Exception as error:
             _log.exception("applying a segment failed")
             self.fail(error)
             return
-        self._pump()
+        self._commit_due()
 
     def _encoded(self) -> None:
         if self._urgent:
-            self.pump_soon()
+            self.schedule_commit()
 
     # Persisted.
 
@@ -600,17 +600,17 @@ class Log:
                 state.apply_block(block.core, block.ref)
         self._cut_bytes -= segment.raw_bytes
         if segment.whole is not None:
-            self.keep(segment.position, segment.whole)
+            self.on_small_segment(segment.position, segment.whole)
         for block in sealed:
             try:
                 block.owner.persisted(block)
             except Exception as error:
                 # It is stored, so what waits for it may be told; the stream in memory is not what it should be.
                 self._take_off_line(block.owner, segment.position.number + 1, error)
-        if segment.waiters and self.muted:
+        if segment.waiters and self.lease_expired:
             # The put landed, but it began too long ago to say whose the shard is now: a process that was stopped
             # meanwhile. What was decided since it woke would be answered from a state that may be another owner's.
-            later = self._flight or self._closed
+            later = self._in_flight or self._closed
             if later:
                 later[0].waiters[:0] = segment.waiters
             else:
@@ -646,7 +646,7 @@ class Log:
         self._gathers = None
         self._room.clear()
         self._closed.clear()
-        self._flight.clear()
+        self._in_flight.clear()
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from broker.storage.state.applied import ShardState
 from broker.storage.format.header import Position
 from broker.storage.log.log import BlockOwner, resolve
 from broker.storage.log.writer import OpenBlock, seal_block
+from broker.storage.state.applied import ShardState
 
 __all__ = ["MemoryLog"]
 
@@ -27,7 +27,7 @@ class MemoryLog:
     """As ``Log``, for what is never stored. The tail is what the present turn of the loop brought, so there is room."""
 
     epoch = 0
-    muted = False
+    lease_expired = False
     tail_bytes = 0
     waiting_bytes = 0
     failure: BaseException | None = None
@@ -76,7 +76,7 @@ class MemoryLog:
         else:
             fn(*args)
 
-    def gather(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
+    def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
         """See ``Log.gather``."""
         if self._waiters and self._waiters[-1][0] == fn:
             self._waiters[-1][1][0].extend(items)

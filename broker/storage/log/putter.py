@@ -18,9 +18,9 @@ from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.log.settings import LogSettings
+from broker.storage.log.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.put import Backoff, Fenced, describe, holder_of
-from broker.storage.log.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 
 __all__ = ["Putter", "Segment", "Waiter"]
 

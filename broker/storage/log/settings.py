@@ -7,7 +7,7 @@ from broker.storage.format.codec import Codec
 __all__ = ["W_MAX", "LogSettings"]
 
 W_MAX = 16
-"""No writer has more puts in flight: strays lie at most this far beyond an epoch's end."""
+"""No writer has more puts in flight: orphans lie at most this far beyond an epoch's end."""
 
 
 class LogSettings:

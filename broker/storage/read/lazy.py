@@ -14,13 +14,13 @@ from broker.storage.format.block import BlockRef, SubjectSummary, unpack_summary
 from broker.storage.format.codec import SECTION_BYTES_MAX, Unpackable, unpack_value
 from broker.storage.format.errors import Corrupt
 
-__all__ = ["LeanRef", "unpack_table_page"]
+__all__ = ["LazyBlockRef", "unpack_table_page"]
 
 _REF_NUMBERS: Final = 17
 """Of a packed BlockRef; its subjects follow."""
 
 
-class LeanRef(BlockRef):
+class LazyBlockRef(BlockRef):
     """A BlockRef that unpacks its ``subjects`` each time they are asked for: ask once, and keep them no longer than
     needed. Raises: Corrupt when they are no summary."""
 

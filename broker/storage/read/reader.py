@@ -21,12 +21,12 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from broker.storage.read.cache import Cache
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.objectstore.base import ObjectStore
+from broker.storage.read.cache import Cache
 
 __all__ = ["BlockReader", "StoredBlock"]
 
@@ -96,7 +96,7 @@ class BlockReader:
         for number, chunk in enumerate(chunks):
             self._put((*key, number), chunk)
 
-    def keep(self, position: Position, data: bytes) -> None:
+    def admit_segment(self, position: Position, data: bytes) -> None:
         """Keep a whole segment that was just persisted, since none of its small blocks is worth it."""
         self._cache.put(position, data, len(data))
 
@@ -160,12 +160,12 @@ class BlockReader:
         """Share one load among all who ask for it meanwhile; one of them being cancelled does not stop it."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = asyncio.ensure_future(self._fly(key, load))
+            flight = asyncio.ensure_future(self._fetch_once(key, load))
             flight.add_done_callback(_heard)
             self._flights[key] = flight
         return await asyncio.shield(flight)
 
-    async def _fly(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
+    async def _fetch_once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await load()
         finally:

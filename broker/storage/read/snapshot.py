@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from broker.clock import SystemClock
-from broker.storage.state.applied import ShardState
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
@@ -28,11 +27,12 @@ from broker.storage.format.opening import Opening
 from broker.storage.format.page import PageKind, PageRef, decode_page
 from broker.storage.format.record import RecordKind
 from broker.storage.format.segment import SegmentHead, decode_head
-from broker.storage.read.lazy import LeanRef, unpack_table_page
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
-from broker.storage.state.pages import load_directory, load_part, shard_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
+from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
+from broker.storage.state.applied import ShardState
+from broker.storage.state.pages import load_directory, load_part, shard_of
 
 __all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
            "run_answering", "run_blocking"]
@@ -156,7 +156,7 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
     else:
         raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
     if state.wanted is not None:
-        state.settle()
+        state.finish_replay()
 
 
 class _Unusable(Exception):
@@ -182,11 +182,11 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
     yield from chain.read()
     if position is not None:
         try:
-            state.settle()
+            state.finish_replay()
         except Corrupt as error:
             raise _Unusable(f"{paths.checkpoint(position)}: {error}") from None
     else:
-        state.settle()
+        state.finish_replay()
     return Snapshot(state, root, members, roots, chain.sealed, chain.segments, chain.objects, chain.epochs,
                     chain.head_bytes, problems)
 
@@ -212,7 +212,7 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
 
         def take_part(data: bytes, ref: PageRef) -> None:
             if wanted is not None and ref.kind == PageKind.BLOCKS:
-                load_part(state, decode_page(data, ref, unpack_table_page), ref, LeanRef.unpack)
+                load_part(state, decode_page(data, ref, unpack_table_page), ref, LazyBlockRef.unpack)
             else:
                 load_part(state, decode_page(data, ref), ref)
 

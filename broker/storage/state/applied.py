@@ -25,7 +25,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
 from broker.storage.state.table import BlockTable, Kept, log_keys
 
-__all__ = ["ConsumerState", "LetGo", "ShardState", "StreamState", "position_key"]
+__all__ = ["ConsumerState", "Released", "ShardState", "StreamState", "position_key"]
 
 START = Position(0, 0)
 
@@ -175,7 +175,7 @@ class StreamState:
                 f"{self.first_seq}..{self.last_seq}, {len(self.blocks)} blocks, at {self.position}>")
 
 
-class LetGo:
+class Released:
     """What one record lets go of: it may be deleted once the record is persisted, and only by who wrote it or later."""
 
     __slots__ = ("pages", "position", "roots", "segments")
@@ -194,7 +194,7 @@ class LetGo:
                 "roots": [list(p) for p in self.roots]}
 
     @classmethod
-    def of(cls, position: Position, body: Mapping[str, Any]) -> LetGo:
+    def of(cls, position: Position, body: Mapping[str, Any]) -> Released:
         return cls(position, unpack_runs(body.get("segments", ())), [Position(*p) for p in body.get("pages", ())],
                    [Position(*p) for p in body.get("roots", ())])
 
@@ -209,8 +209,23 @@ class ShardState:
     at a time, by ``tidy``. Until then a count is too high, which keeps a segment and never loses one.
     """
 
-    __slots__ = ("_deleted", "_leaving", "_unmade", "freed", "letgo", "names", "on_left", "opening", "position",
-                 "replaying", "segments", "streams", "unnamed", "unwanted", "wanted")
+    __slots__ = (
+        "_deleted",
+        "_leaving",
+        "_unmade",
+        "freed",
+        "names",
+        "on_left",
+        "opening",
+        "position",
+        "released",
+        "replaying",
+        "segments",
+        "streams",
+        "unnamed",
+        "unwanted",
+        "wanted",
+    )
 
     def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
         self.wanted = wanted
@@ -221,7 +236,7 @@ class ShardState:
         self.streams: dict[int, StreamState] = {}
         self.names: dict[tuple[str, str], int] = {}
         """(account, name) → stream_id"""
-        self.letgo: dict[Position, LetGo] = {}
+        self.released: dict[Position, Released] = {}
         """What may be deleted and is not known to be, by the record's position."""
         self.segments: dict[int, int] = {}
         """position_key → blocks that live there"""
@@ -293,7 +308,7 @@ class ShardState:
             stream.offline = reason
             stream.dirty = True
 
-    def settle(self) -> None:
+    def finish_replay(self) -> None:
         """End a replay: make names and counts. Raises: Corrupt when blocks came of a stream that nothing created."""
         if self._unmade:
             stream_id, position = next(iter(self._unmade.items()))
@@ -410,19 +425,19 @@ class ShardState:
         for record in records:
             body: Any = record.body
             if record.kind == RecordKind.LETGO:
-                letgo = LetGo.of(self.position, body)
+                released = Released.of(self.position, body)
                 for done in body.get("done", ()):
-                    self.letgo.pop(Position(*done), None)
-                for position in letgo.segments:
+                    self.released.pop(Position(*done), None)
+                for position in released.segments:
                     key = position_key(position)
                     self.segments.pop(key, None)
                     self.unnamed.discard(key)
-                if letgo.segments or letgo.pages or letgo.roots:
-                    earlier = self.letgo.setdefault(self.position, letgo)
-                    if earlier is not letgo:  # two rounds ended within one segment
-                        earlier.segments += letgo.segments
-                        earlier.pages += letgo.pages
-                        earlier.roots += letgo.roots
+                if released.segments or released.pages or released.roots:
+                    earlier = self.released.setdefault(self.position, released)
+                    if earlier is not released:  # two rounds ended within one segment
+                        earlier.segments += released.segments
+                        earlier.pages += released.pages
+                        earlier.roots += released.roots
             elif record.kind == RecordKind.OPENING:
                 self.opening = body
 

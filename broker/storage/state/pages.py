@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from broker.storage.state.applied import ConsumerState, LetGo, ShardState, StreamState, position_key, unpack_runs
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.state.applied import ConsumerState, Released, ShardState, StreamState, position_key, unpack_runs
 from broker.storage.state.table import BlockEntry, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "StreamCopy", "load_directory", "load_part", "shard_extra", "shard_of"]
@@ -183,17 +183,17 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     There may be a million segments: the keys, which were applied in rising order, are copied at once, and packed a slice at
     a time.
     """
-    keys, opening, letgos = list(state.segments), state.opening, list(state.letgo.values())
+    keys, opening, letgos = list(state.segments), state.opening, list(state.released.values())
     runs: list[list[int]] = []
     for run in _key_runs(keys):
         runs.append(run)
         if len(runs) % _RUNS_AT_ONCE == 0:
             yield
-    letgo = []
+    released = []
     for one in letgos:
         yield
-        letgo.append([list(one.position), one.body()])
-    return {"segments": runs, "opening": opening, "letgo": letgo}
+        released.append([list(one.position), one.body()])
+    return {"segments": runs, "opening": opening, "letgo": released}
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,
@@ -206,8 +206,8 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
         state.segments = dict.fromkeys(map(position_key, unpack_runs(extra["segments"])), 0)
         state.opening = extra["opening"]
         for at, body in extra["letgo"]:
-            letgo = LetGo.of(Position(*at), body)
-            state.letgo[letgo.position] = letgo
+            released = Released.of(Position(*at), body)
+            state.released[released.position] = released
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None
     return state

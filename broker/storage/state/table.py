@@ -17,8 +17,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from broker.storage.state.dead import DeadSet
 from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
+from broker.storage.state.dead import DeadSet
 
 __all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "TablePage", "log_keys"]
 

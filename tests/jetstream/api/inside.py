@@ -12,15 +12,15 @@ from nats.aio.msg import Msg
 
 from broker.clock import SystemClock
 from broker.jetstream.engine import JetStream, JetStreamSettings
-from broker.server.server import Server
 from broker.server.options import ServerOptions
-from broker.storage.state.applied import ShardState
-from broker.storage.read.cache import Cache
+from broker.server.server import Server
 from broker.storage.format.header import Position
 from broker.storage.log.log import Log, LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
+from broker.storage.state.applied import ShardState
 
 __all__ = ["Inside"]
 

@@ -10,9 +10,9 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.jetstream.wire.ids import account_hash
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.engine import JetStreamSettings
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.wire.ids import account_hash
 from tests.jetstream.api.inside import Inside
 
 

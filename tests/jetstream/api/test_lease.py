@@ -34,7 +34,7 @@ async def test_a_restored_consumer_opens_once_the_lease_is_proved() -> None:
         broker.store.put = late  # type: ignore[method-assign]
         asyncio.get_running_loop().call_later(0.2, proved.set)
         await broker.restart(LogSettings(lease_ns=15 * SECOND), began_ns=broker.clock.monotonic_ns() - 20 * SECOND)
-        assert not broker.log.muted
+        assert not broker.log.lease_expired
         assert (await broker.pull("K.W")).data == b"21"
 
 
@@ -49,7 +49,7 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
         assert first["duplicate"] is True
         position = broker.log.position
         broker.log._leased_ns -= 7200 * SECOND  # as a process that was stopped for two hours
-        assert broker.log.muted
+        assert broker.log.lease_expired
         for given in (headers, {"Nats-Expected-Last-Sequence": "7"}):
             answer = json.loads((await broker.client.request("S.a", b"x", headers=given, timeout=2)).data)
             assert answer.get("duplicate") or answer["error"]["err_code"] == 10071

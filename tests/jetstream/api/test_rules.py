@@ -15,8 +15,6 @@ from broker.jetstream.config.consumer_rules import (
     check_consumer_update,
     same_consumer,
 )
-from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.config.stream_rules import (
     check_stream,
     check_supported,
@@ -27,6 +25,8 @@ from broker.jetstream.config.stream_rules import (
     with_static_metadata,
 )
 from broker.jetstream.config.types import ConsumerConfig, StreamConfig
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.wire.errors import ApiError
 
 SECOND = 1_000_000_000
 

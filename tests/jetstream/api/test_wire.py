@@ -12,9 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.json import syntax_error
 from broker.jetstream.api.messages import GetRequest
 from broker.jetstream.config.types import (
     ConsumerConfig,
@@ -23,6 +20,9 @@ from broker.jetstream.config.types import (
     StreamConfigRequest,
     StreamSource,
 )
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.json import syntax_error
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                     | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from broker.clock import ManualClock
-from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.filters import Filters
 from broker.jetstream.config.stream import StreamConfig
-from broker.storage.state.applied import ConsumerState
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
+from broker.storage.state.applied import ConsumerState
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -207,7 +207,7 @@ class FakeLog:
     """A log whose waiters run when ``persist`` is called, or at once."""
 
     def __init__(self) -> None:
-        self.muted = False
+        self.lease_expired = False
         self.held = False
         self.barriers = 0
         self.waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
@@ -257,7 +257,7 @@ class FakeStream:
         self.dead: set[int] = set()
         self.consumers: list[Consumer] = []
         self.dirtied = 0
-        self.cold = False
+        self.not_loaded = False
         self._warm: set[int] = set()
         self._chunks: dict[int, Chunk] = {}
 
@@ -293,7 +293,7 @@ class FakeStream:
             if all(s in self.dead for s in range(seq, last + 1)) or (filters and not filters.any(r[0] for r in rows)):
                 seq = last + 1
                 continue
-            if self.cold and number not in self._warm:
+            if self.not_loaded and number not in self._warm:
                 self._warm.add(number)
                 return FakeLoading(max(seq, self.first_seq))
             self._warm.discard(number)
@@ -387,7 +387,7 @@ class World:
 
     def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK",
             reply: bytes = b"") -> list[Delivered]:
-        """Answer deliveries in one run; what came of it at once."""
+        """AckKind deliveries in one run; what came of it at once."""
         ops = [(m.reply, reply, 0, body) for m in messages]
         consumer.on_ack(ops, 0, len(ops), None, self.clock.now_ns())
         self.loop.settle()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.consumer.acks.protocol import AckInfo, Answer, parse_answer, parse_delay, parse_subject
+from broker.jetstream.consumer.acks.protocol import AckInfo, AckKind, parse_answer, parse_delay, parse_subject
 from broker.jetstream.consumer.consumer import Consumer
 from tests.jetstream.consumer.fakes import MS, SECOND, Delivered, World, fresh_state, seqs
 
@@ -45,14 +45,14 @@ def test_ack_subjects(subject: bytes, expected: AckInfo) -> None:
 
 
 @pytest.mark.parametrize("payload, expected", [
-    (b"", (Answer.ACK, b"")), (b"+ACK", (Answer.ACK, b"")), (b"+OK", (Answer.ACK, b"")),
-    (b"-NAK", (Answer.NAK, b"")), (b"-NAK 5s", (Answer.NAK, b" 5s")), (b"-NAKx", (Answer.NAK, b"x")),
-    (b"+WPI", (Answer.PROGRESS, b"")), (b"+WPI ", (Answer.UNKNOWN, b"")),
-    (b"+NXT", (Answer.NEXT, b"")), (b"+NXT 5", (Answer.NEXT, b" 5")),
-    (b"+TERM", (Answer.TERM, b"")), (b"+TERM bad", (Answer.TERM, b" bad")),
-    (b"+ACK ", (Answer.UNKNOWN, b"")), (b"hello", (Answer.UNKNOWN, b"")), (b"+TER", (Answer.UNKNOWN, b"")),
+    (b"", (AckKind.ACK, b"")), (b"+ACK", (AckKind.ACK, b"")), (b"+OK", (AckKind.ACK, b"")),
+    (b"-NAK", (AckKind.NAK, b"")), (b"-NAK 5s", (AckKind.NAK, b" 5s")), (b"-NAKx", (AckKind.NAK, b"x")),
+    (b"+WPI", (AckKind.PROGRESS, b"")), (b"+WPI ", (AckKind.UNKNOWN, b"")),
+    (b"+NXT", (AckKind.NEXT, b"")), (b"+NXT 5", (AckKind.NEXT, b" 5")),
+    (b"+TERM", (AckKind.TERM, b"")), (b"+TERM bad", (AckKind.TERM, b" bad")),
+    (b"+ACK ", (AckKind.UNKNOWN, b"")), (b"hello", (AckKind.UNKNOWN, b"")), (b"+TER", (AckKind.UNKNOWN, b"")),
 ])
-def test_payloads(payload: bytes, expected: tuple[Answer, bytes]) -> None:
+def test_payloads(payload: bytes, expected: tuple[AckKind, bytes]) -> None:
     """NAK, NXT and TERM are known by their beginning, the others only as a whole."""
     assert parse_answer(payload) == expected
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.filters import Filters
 from tests.jetstream.consumer.fakes import MS, World
 

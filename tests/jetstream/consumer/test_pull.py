@@ -304,7 +304,7 @@ def test_push_consumers_refuse_pulls() -> None:
 def test_cold_chunks_are_loaded_and_then_delivered() -> None:
     """What is not in memory is asked for; the request waits, is not ended as a one-shot, and then gets all."""
     w = world(250)
-    w.stream.cold = True
+    w.stream.not_loaded = True
     sent = w.pull(w.consumer(), {"batch": 250, "no_wait": True, "expires": SECOND})
     assert seqs(sent) == list(range(1, 251))
     assert not statuses(sent)
@@ -322,7 +322,7 @@ def test_a_slow_receiver_is_left_alone() -> None:
 
 
 def test_a_large_pull_gives_others_their_turn() -> None:
-    """The pump stops after a bounded number of messages and goes on when the loop comes back to it."""
+    """The delivery stops after a bounded number of messages and goes on when the loop comes back to it."""
     w = world(5000, chunk_messages=1000)
     consumer = w.consumer(ack_policy="none")
     consumer.on_next([(b"n", b"_INBOX.a", 0, b"5000")], 0, 1, None, w.clock.now_ns())

@@ -180,15 +180,15 @@ def test_inactive_push_consumer_is_given_up() -> None:
 
 
 def test_nothing_is_delivered_past_the_lease() -> None:
-    """While the log is muted nothing goes out; the commit that ends it wakes the consumer."""
+    """While the log is lease_expired nothing goes out; the commit that ends it wakes the consumer."""
     w = World()
     w.consumer(deliver_subject="d")
     w.bus.listen(b"d")
-    w.stream.log.muted = True
+    w.stream.log.lease_expired = True
     w.stream.add("a")
     w.loop.settle()
     assert not w.bus.take()
-    w.stream.log.muted = False
+    w.stream.log.lease_expired = False
     w.stream.add("a")
     w.loop.settle()
     assert seqs(w.bus.take()) == [1, 2]

@@ -72,7 +72,7 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
     assert source.holds == 0
     assert world.bus.headers[queued[1]] == b"NATS/1.0 429 Too Many Requests\r\n\r\n"
     assert world.bus.answer(queued[1])["error"]["err_code"] == 10167
-    assert (stream.inlet.refused, stream.sequencer.replies.dropped) == (3, 1)
+    assert (stream.queue.refused, stream.sequencer.replies.dropped) == (3, 1)
     late = pub(b"S.a", b"late")
     publish(world, stream, late, source=source)
     assert world.bus.answer(late[1])["error"]["err_code"] == 10167
@@ -102,7 +102,7 @@ async def test_a_short_hold_refuses_nobody() -> None:
     assert source.holds == 0
     assert [payload for _, subject, payload in await everything(stream) if subject == b"S.b"] == [
         b"0", b"1", b"2", b"3", b"4"]
-    assert stream.inlet.refused == 0
+    assert stream.queue.refused == 0
     await world.close()
 
 
@@ -110,14 +110,14 @@ async def test_queued_bytes_are_bounded() -> None:
     """Past the bound of the queue publishes are refused at once."""
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
-    stream.inlet.bytes_max = 10_000
+    stream.queue.bytes_max = 10_000
     await world.settle()
     store.gone_on.clear()
     publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
     for _ in range(10):
         publish(world, stream, pub(b"S.a", b"x" * 1000))
-    assert stream.inlet.bytes <= 10_000
-    assert stream.inlet.refused == 2
+    assert stream.queue.bytes <= 10_000
+    assert stream.queue.refused == 2
     store.gone_on.set()
     await until(lambda: stream.last_seq == 38)
     await world.close()
@@ -150,14 +150,14 @@ async def test_long_names_fill_segments_and_the_tail(what: str, config: dict[str
         assert [subject for _, subject, _ in await everything(stream)] == [
             b"S.%d.%b" % (i, b"s" * 65_536) for i in range(240)]
     store.gone_on.clear()
-    stream.inlet.bytes_max = 4 << 20
+    stream.queue.bytes_max = 4 << 20
     for first in range(240, 640, run):
         publish(world, stream, *some(first))
         await turns(1)
     assert not world.log.room()
     assert world.log.tail_bytes < (8 << 20) + (3 << 20)
-    assert stream.inlet.bytes <= stream.inlet.bytes_max
-    assert stream.inlet.refused > 0
+    assert stream.queue.bytes <= stream.queue.bytes_max
+    assert stream.queue.refused > 0
     store.gone_on.set()
     await world.settle(stream)
     await world.close()

@@ -12,11 +12,11 @@ import pytest
 import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor import Cursor, Taken
-from broker.jetstream.stream.state.decision import Decision, Stuck, decide
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
-from broker.jetstream.stream.state.rows import Cold
 from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
+from broker.jetstream.stream.state.decision import Decision, Stuck, decide
+from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
+from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.stream import Stream
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
@@ -80,7 +80,7 @@ def run(loop: SimLoop, monkeypatch: pytest.MonkeyPatch, scenario: Any) -> None:
 
 
 async def filled(world: World, blocks: int, **config: Any) -> Stream:
-    """A stream of cold blocks with 20 subjects each."""
+    """A stream of not_loaded blocks with 20 subjects each."""
     stream = world.stream(**config)
     await world.settle()
     for i in range(blocks):
@@ -103,7 +103,7 @@ async def answered(world: World, *replies: bytes, seconds: float = 20.0) -> floa
 
 
 def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge of one subject in 300 cold blocks loads them side by side, within the bound; a publish that comes meanwhile
+    """A purge of one subject in 300 not_loaded blocks loads them side by side, within the bound; a publish that comes meanwhile
     is taken at once, and is not purged."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300)
@@ -168,7 +168,7 @@ def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop
 
 
 def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The publish that needs the subjects of a cold stream, and those after it that need them, are refused in time; others
+    """The publish that needs the subjects of a not_loaded stream, and those after it that need them, are refused in time; others
     go on; the index is built meanwhile."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 64)
@@ -296,16 +296,16 @@ async def test_a_decision_that_repeats_itself_is_an_error() -> None:
     live, heads = stream.live, stream.heads
 
     def for_nothing() -> None:
-        raise Cold("nothing")
+        raise NotLoaded("nothing")
 
     def again() -> None:
-        raise Cold("a head", (live.blocks[0],))
+        raise NotLoaded("a head", (live.blocks[0],))
 
     async def work() -> None:
         worked.append(1)
 
     def the_same_work() -> None:
-        raise Cold("work", work=work)
+        raise NotLoaded("work", work=work)
 
     worked: list[int] = []
     for ask_for in (for_nothing, again, the_same_work):
@@ -313,7 +313,7 @@ async def test_a_decision_that_repeats_itself_is_an_error() -> None:
             await asyncio.wait_for(decide(live, heads, ask_for), 5)
     assert worked == [1]
     with pytest.raises(Stuck):
-        await Decision(live, heads).bring(Cold("all", live.blocks))
+        await Decision(live, heads).bring(NotLoaded("all", live.blocks))
     await world.close()
 
 

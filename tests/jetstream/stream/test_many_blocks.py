@@ -14,19 +14,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.jetstream.stream.state import front as front_module
-from broker.jetstream.stream.state import live as live_module
-from broker.jetstream.stream.state.front import after_msgs
-from broker.jetstream.settings import AccountLimits, ServerLimits
-from broker.jetstream.stream.state.live import Live
-from broker.jetstream.stream.state.block import LiveBlock
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.storage.state.applied import ShardState, StreamState, position_key
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.state import front as front_module
+from broker.jetstream.stream.state import live as live_module
+from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.state.front import after_msgs
+from broker.jetstream.stream.state.live import Live
+from broker.jetstream.stream.stream import Stream
 from broker.storage.format.block import BlockCore, Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
+from broker.storage.state.applied import ShardState, StreamState, position_key
 from tests.jetstream.stream.test_model import StreamMachine
 from tests.jetstream.stream.world import Listener, World, pub, publish, turns
 
@@ -223,7 +223,7 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
         world.update(stream, max_msgs=left)
     else:
         world.update(stream, max_bytes=100 * left)
-    await stream.inlet.quiet()
+    await stream.queue.quiet()
     watcher.cancel()
     assert (stream.first_seq, stream.msgs, stream.bytes) == (gone + 1, left, 100 * left)
     assert 8000 <= meter.total <= 8001

@@ -103,7 +103,7 @@ class StreamMachine(RuleBasedStateMachine):
 
         async def outcome() -> None:
             await asyncio.sleep(0)
-            if not settle and not self.stream.inlet.closed:
+            if not settle and not self.stream.queue.closed:
                 return
             await self.world.settle(self.stream)
             for msg, what in zip(sent, expected, strict=True):
@@ -220,7 +220,7 @@ class StreamMachine(RuleBasedStateMachine):
                 middle_ns = times[len(times) // 2]
                 assert await stream.seq_at(middle_ns) == next(m.seq for m in model.msgs if m.time_ns >= middle_ns)
                 assert stream.live.first_time[0] <= times[0]
-            assert stream.inlet.refused == 0
+            assert stream.queue.refused == 0
 
         self.run(compare())
         assert not self.errors, self.errors

@@ -15,8 +15,7 @@ import pytest
 from nats.aio.client import Client
 
 from broker.jetstream.stream.stream import Stream
-from broker.storage.log import putter
-from broker.storage.log import writer
+from broker.storage.log import putter, writer
 from broker.storage.log.memory_log import MemoryLog
 from tests.jetstream.api.inside import Inside
 

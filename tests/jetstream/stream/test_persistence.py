@@ -184,7 +184,7 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
                 await turns(1)
                 look()
             elif moment == "applied":
-                world.log.keep = lambda position, data: look()
+                world.log.on_small_segment = lambda position, data: look()
         elif moment == "before":
             look()
         await world.settle()

@@ -18,7 +18,7 @@ async def expire(world: World, stream: object) -> None:
 
 
 async def test_age_takes_whole_blocks_and_the_edge() -> None:
-    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, cold or not."""
+    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, not_loaded or not."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(max_age=10 * SECOND)
     for i in range(12):

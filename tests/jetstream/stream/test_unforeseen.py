@@ -193,16 +193,16 @@ async def test_what_is_queued_goes_on_after_an_error() -> None:
     """An error at a queued publish is told by the loop, and those behind it are decided."""
     world = World()
     stream = world.stream()
-    async with stream.inlet.turn():
+    async with stream.queue.turn():
         replies = [publish(world, stream, pub(b"S.a"))[0] for _ in range(3)]
-        sequence = stream.inlet._sequence
-        stream.inlet._sequence = Once(sequence, 1, True)
-        leaving = stream.inlet.end
-        stream.inlet.end = lambda: None  # type: ignore[method-assign]
+        sequence = stream.queue._sequence
+        stream.queue._sequence = Once(sequence, 1, True)
+        leaving = stream.queue.end
+        stream.queue.end = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         leaving()
-    stream.inlet.end = leaving  # type: ignore[method-assign]
+    stream.queue.end = leaving  # type: ignore[method-assign]
     await world.settle(stream)
     assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
-    assert not stream.inlet.closed
+    assert not stream.queue.closed
     await world.close()

@@ -11,19 +11,19 @@ from typing import Any
 from broker.clock import ManualClock
 from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.settings import AccountLimits, ServerLimits
-from broker.jetstream.stream.stream import Stream
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.storage.state.applied import ShardState
-from broker.storage.read.cache import Cache
+from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log, LogSettings
 from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
+from broker.storage.state.applied import ShardState
 
 CACHE_BYTES = 64 << 20
 TINY_CACHE_BYTES = 4 << 10
@@ -127,7 +127,7 @@ class World:
     def _begin(self, state: ShardState) -> None:
         self.log: Any = Log(self.store, SHARD.log, 1, NONCE, state, self.clock, self.rng, self.settings)
         self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
-        self.log.keep = self.reader.keep
+        self.log.on_small_segment = self.reader.admit_segment
 
     def stream(self, name: str = "S", **config: Any) -> Stream:
         """A new stream, as the manager makes one."""
@@ -151,14 +151,14 @@ class World:
     async def settle(self, stream: Stream | None = None) -> None:
         """Return once everything is sequenced and persisted."""
         if stream is not None:
-            await stream.inlet.quiet()
+            await stream.queue.quiet()
             await stream.log.persisted()
         await self.log.persisted()
 
     async def restart(self, stream: Stream, *, clean: bool = False) -> Stream:
         """The stream as the next process finds it; what is not persisted by now is lost."""
         if clean:
-            stream.rest()
+            stream.prepare_shutdown()
             await self.log.drain()
         stream.close()
         await self.log.close()

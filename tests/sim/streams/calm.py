@@ -60,7 +60,7 @@ async def _owner(world: World) -> Process:
     """The broker that serves, and stays."""
     def serving() -> Process | None:
         found = [p for p in world.processes if p.serving and p.shard is not None and p.shard.log.failure is None
-                 and not p.shard.log.muted]
+                 and not p.shard.log.lease_expired]
         return found[0] if len(found) == 1 else None
 
     found = await _until(world, serving, "a broker serves")

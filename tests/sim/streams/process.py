@@ -11,15 +11,15 @@ from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
-from broker.storage.read.cache import Cache
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.read.reader import BlockReader
 from broker.storage.put import Fenced
-from broker.storage.shard import Shard
+from broker.storage.read.cache import Cache
+from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import CutOff
+from broker.storage.shard import Shard
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Way
 
@@ -140,8 +140,8 @@ class Process:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
                                               world.settings(), began_ns=taken.began_ns)
-                if self.shard.log.muted:
-                    # What comes to life now would find that it may not read (as Tenure has it).
+                if self.shard.log.lease_expired:
+                    # What comes to life now would find that it may not read (as ShardHost has it).
                     await self.shard.log.persisted()
                 lost = 0
                 await self._serve(self.shard)

@@ -26,13 +26,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import ManualClock
-from broker.storage.state.applied import ShardState
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
+from broker.storage.state.applied import ShardState
 from tests.sim.loop import SimLoop
 from tests.sim.streams import calm
 from tests.sim.streams.judge import PATHS, Judge, Message

@@ -14,55 +14,55 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from broker.jetstream.consumer.acks.pending import Flight
+from broker.jetstream.consumer.acks.pending import PendingRun
 
-__all__ = ["Changes"]
+__all__ = ["AckDelta"]
 
 _FRESH_MAX = 64
-"""Flights kept for the next record before those that were acked meanwhile are let go."""
+"""PendingAcks kept for the next record before those that were acked meanwhile are let go."""
 
 
-class Changes:
+class AckDelta:
     """Gathered by the ack state, taken when the stream's block is sealed.
 
-    Attributes: ``fresh`` flights that the store has not seen; ``dropped`` sequences that it may hold, and should no
+    Attributes: ``fresh`` runs that the store has not seen; ``dropped`` sequences that it may hold, and should no
         longer; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
     """
 
     __slots__ = ("ahead", "dropped", "fresh", "recounted")
 
     def __init__(self) -> None:
-        self.fresh: list[Flight] = []
+        self.fresh: list[PendingRun] = []
         self.dropped: list[int] = []
         self.recounted: set[int] = set()
         self.ahead: list[int] = []
 
     def prune(self, floor_seq: int) -> None:
-        """Let go of flights at or below the floor, when there are many."""
+        """Let go of runs at or below the floor, when there are many."""
         fresh = self.fresh
         if len(fresh) > _FRESH_MAX and fresh[0].seqs[-1] <= floor_seq:
-            self.fresh = [flight for flight in fresh if flight.seqs[-1] > floor_seq]
+            self.fresh = [run for run in fresh if run.seqs[-1] > floor_seq]
 
-    def rewritten(self, replaced: Iterable[tuple[Flight, Flight]]) -> None:
-        """Flights gave way to others: what was fresh of them still is."""
+    def rewritten(self, replaced: Iterable[tuple[PendingRun, PendingRun]]) -> None:
+        """PendingAcks gave way to others: what was fresh of them still is."""
         fresh = set(self.fresh)
         self.fresh = [new for old, new in replaced if old in fresh]
 
-    def take(self, pending: Mapping[int, Flight], floor_seq: int, ahead: Collection[int],
+    def take(self, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
              redelivered: Mapping[int, int]) -> dict[str, Any]:
         """Members of the record's body, as the state now is; from now on the store knows them."""
         seqs: list[int] = []
         cseqs: list[int] = []
         times: list[int] = []
-        for flight in self.fresh:
-            flight.known = True
-            if flight.seqs[-1] <= floor_seq:
+        for run in self.fresh:
+            run.known = True
+            if run.seqs[-1] <= floor_seq:
                 continue
-            for seq, cseq in zip(flight.seqs, flight.cseqs, strict=True):
-                if pending.get(seq) is flight:
+            for seq, cseq in zip(run.seqs, run.cseqs, strict=True):
+                if pending.get(seq) is run:
                     seqs.append(seq)
                     cseqs.append(cseq)
-            times += [flight.at_ns] * (len(seqs) - len(times))
+            times += [run.at_ns] * (len(seqs) - len(times))
         for seq in self.ahead:
             if seq in ahead:
                 seqs.append(seq)

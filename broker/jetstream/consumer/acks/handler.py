@@ -15,14 +15,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from broker.jetstream.consumer.acks.protocol import Answer, parse_answer, parse_delay, parse_subject
-from broker.jetstream.wire.advisories import ConsumerEvents
 from broker.jetstream.bus import Msg
-from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.acks.protocol import AckKind, parse_answer, parse_delay, parse_subject
 from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.wire.advisories import ConsumerEvents
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 
-__all__ = ["Answers", "sample_percent"]
+__all__ = ["AckHandler", "sample_percent"]
 
 _PLAIN = (b"", b"+ACK", b"+OK")
 
@@ -40,7 +40,7 @@ def sample_percent(text: str) -> int:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
 
 
-class Answers:
+class AckHandler:
     """The answering side of one consumer.
 
     Attributes:
@@ -113,22 +113,22 @@ class Answers:
         deliveries, seq, cseq = parse_subject(subject)
         kind, argument = parse_answer(payload)
         match kind:
-            case Answer.ACK:
+            case AckKind.ACK:
                 return self._ack(seq, cseq, deliveries, now_ns, sample=True)
-            case Answer.NEXT:
+            case AckKind.NEXT:
                 self._ack(seq, cseq, deliveries, now_ns, sample=True)
                 if reply:
-                    self._acks.settle()
+                    self._acks.advance_floor()
                     self._request(reply, argument, mono_ns)
                 return False
-            case Answer.TERM:
+            case AckKind.TERM:
                 done = self._ack(seq, cseq, deliveries, now_ns, sample=False)
                 reason = argument.strip().decode("utf-8", "replace")
                 self._events.terminated(seq, cseq, deliveries, reason)
                 return done
-            case Answer.NAK:
+            case AckKind.NAK:
                 self._nak(seq, cseq, deliveries, argument, now_ns, mono_ns)
-            case Answer.PROGRESS:
+            case AckKind.PROGRESS:
                 self._acks.progress(seq, now_ns, mono_ns)
         return seq > 0
 

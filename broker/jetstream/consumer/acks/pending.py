@@ -1,15 +1,15 @@
 """Messages of one consumer that are delivered and not answered: the lowest of them, and whose wait is over next.
 
-Messages delivered together share one ``Flight``: at hundreds of thousands of messages a second an object for each is
-what costs, so ``pending`` maps a sequence to the flight that last carried it, and a flight knows its sequences in
+Messages delivered together share one ``PendingRun``: at hundreds of thousands of messages a second an object for each is
+what costs, so ``pending`` maps a sequence to the run that last carried it, and a run knows its sequences in
 ascending order.
 
-    pending   seq -> the flight that last carried it       answered: the entry goes, and nothing else is touched
+    pending   seq -> the run that last carried it       answered: the entry goes, and nothing else is touched
     order     first deliveries, as they went               its front has the lowest pending sequence: no search
     lanes     one for each wait, in step with time         its front is the next to expire
     late      a heap: waits that a NAK's delay set
 
-A sequence in order, lane or heap whose ``pending`` entry is not that flight is *stale*, and passed over. What becomes of
+A sequence in order, lane or heap whose ``pending`` entry is not that run is *stale*, and passed over. What becomes of
 a message is not decided here, nor what is stored of it: see delivery.py.
 """
 
@@ -20,10 +20,10 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
-__all__ = ["Flight", "Flights"]
+__all__ = ["PendingAcks", "PendingRun"]
 
 _STALE_MAX = 8192
-"""Sequences kept beyond four times the pending ones before flights are rewritten: bounds memory while one message holds
+"""Sequences kept beyond four times the pending ones before runs are rewritten: bounds memory while one message holds
 the floor back and others stream by."""
 
 _DELAY_MAX_NS = 86_400_000_000_000
@@ -34,7 +34,7 @@ _NO_LANE = -1
 """Stands for the wait of what has expired: it is in the queue for its next delivery."""
 
 
-class Flight:
+class PendingRun:
     """Messages delivered at one instant with one ack wait.
 
     ``seqs`` ascend; ``cseqs[i]`` is the consumer sequence of the *first* delivery of ``seqs[i]``, which is what floors
@@ -54,36 +54,36 @@ class Flight:
         return self.cseqs[bisect_left(self.seqs, seq)]
 
 
-class Flights:
-    """All flights of one consumer. Whoever answers for a message takes it out of ``pending``."""
+class PendingAcks:
+    """All runs of one consumer. Whoever answers for a message takes it out of ``pending``."""
 
     def __init__(self) -> None:
-        self.pending: dict[int, Flight] = {}
+        self.pending: dict[int, PendingRun] = {}
         self._order: deque[Sequence[int]] = deque()
         self._order_at = 0
-        self._lanes: dict[int, deque[Flight]] = {}
-        self._late: list[tuple[int, int, Flight]] = []
+        self._lanes: dict[int, deque[PendingRun]] = {}
+        self._late: list[tuple[int, int, PendingRun]] = []
         self._late_n = 0
         self._kept = 0
         """Sequences in lanes and heap, stale ones included."""
 
-    def depart(self, flight: Flight, wait_ns: int) -> None:
+    def delivered(self, run: PendingRun, wait_ns: int) -> None:
         """A first delivery, of sequences beyond all before."""
-        seqs = flight.seqs
-        self.pending.update(dict.fromkeys(seqs, flight))
+        seqs = run.seqs
+        self.pending.update(dict.fromkeys(seqs, run))
         self._order.append(seqs)
-        self._lane(wait_ns).append(flight)
+        self._lane(wait_ns).append(run)
         self._kept += len(seqs)
 
-    def replace(self, flight: Flight, wait_ns: int | None) -> None:
+    def replace(self, run: PendingRun, wait_ns: int | None) -> None:
         """Pending sequences wait anew; ``wait_ns`` None: not in step with any lane."""
-        self.pending.update(dict.fromkeys(flight.seqs, flight))
-        self._stand(flight, wait_ns)
-        self._kept += len(flight.seqs)
+        self.pending.update(dict.fromkeys(run.seqs, run))
+        self._stand(run, wait_ns)
+        self._kept += len(run.seqs)
 
-    def restore(self, flight: Flight) -> None:
+    def restore(self, run: PendingRun) -> None:
         """What a restart found pending; it stands nowhere until the next ``rewrite``."""
-        self.pending.update(dict.fromkeys(flight.seqs, flight))
+        self.pending.update(dict.fromkeys(run.seqs, run))
 
     def clear(self) -> None:
         """Nothing is pending: let go of all that is stale."""
@@ -128,7 +128,7 @@ class Flights:
         return found
 
     def prune(self, floor_seq: int) -> None:
-        """Let go of flights that lie wholly at or below the floor."""
+        """Let go of runs that lie wholly at or below the floor."""
         for lane in self._lanes.values():
             while lane and lane[0].seqs[-1] <= floor_seq:
                 self._kept -= len(lane.popleft().seqs)
@@ -156,30 +156,30 @@ class Flights:
         found: list[int] = []
         for lane in self._lanes.values():
             while lane and lane[0].due_ns <= mono_ns:
-                found += self._landed(lane.popleft())
+                found += self._still_pending(lane.popleft())
         while self._late and self._late[0][0] <= mono_ns:
-            found += self._landed(heapq.heappop(self._late)[2])
+            found += self._still_pending(heapq.heappop(self._late)[2])
         found.sort()
         return found
 
     def rewrite(self, wait_of: Callable[[int], int] | None = None, at_ns: int = 0,
-                mono_ns: int = 0) -> list[tuple[Flight, Flight]]:
+                mono_ns: int = 0) -> list[tuple[PendingRun, PendingRun]]:
         """Write order and lanes anew from what is still pending; with ``wait_of`` by present waits, at the time given.
 
-        Returns: each flight that had something pending, with one that replaces it; a flight may come apart.
+        Returns: each run that had something pending, with one that replaces it; a run may come apart.
         """
-        groups: dict[Flight, list[int]] = {}
+        groups: dict[PendingRun, list[int]] = {}
         ordered = sorted(self.pending)
         for seq in ordered:
             groups.setdefault(self.pending[seq], []).append(seq)
-        stood: dict[Flight, int | None] = {flight: wait for wait, lane in self._lanes.items() for flight in lane}
-        stood.update((flight, None) for _, _, flight in self._late)
+        stood: dict[PendingRun, int | None] = {run: wait for wait, lane in self._lanes.items() for run in lane}
+        stood.update((run, None) for _, _, run in self._late)
         self._order = deque([ordered] if ordered else [])
         self._order_at = 0
         self._lanes, self._late = {}, []
         self._kept = len(ordered)
-        replaced: list[tuple[Flight, Flight]] = []
-        moved: list[tuple[Flight, int | None]] = []
+        replaced: list[tuple[PendingRun, PendingRun]] = []
+        moved: list[tuple[PendingRun, int | None]] = []
         for old, seqs in groups.items():
             parts: dict[int | None, list[int]] = {}
             if wait_of is None:
@@ -193,34 +193,34 @@ class Flights:
                     due_ns = mono_ns + wait + min(old.at_ns - at_ns, _DELAY_MAX_NS)
                     if old.at_ns > at_ns:
                         lane = None  # a NAK's delay: later than what is delivered from now on, so out of step
-                new = Flight(part, [old.cseq_of(s) for s in part], old.at_ns, due_ns, old.known)
+                new = PendingRun(part, [old.cseq_of(s) for s in part], old.at_ns, due_ns, old.known)
                 self.pending.update(dict.fromkeys(part, new))
                 replaced.append((old, new))
                 if lane != _NO_LANE:
                     moved.append((new, lane))
         moved.sort(key=lambda item: item[0].due_ns)
-        for flight, lane in moved:
-            self._stand(flight, lane)
+        for run, lane in moved:
+            self._stand(run, lane)
         return replaced
 
     # ---- parts
 
-    def _lane(self, wait_ns: int) -> deque[Flight]:
+    def _lane(self, wait_ns: int) -> deque[PendingRun]:
         lane = self._lanes.get(wait_ns)
         if lane is None:
             lane = self._lanes[wait_ns] = deque()
         return lane
 
-    def _stand(self, flight: Flight, wait_ns: int | None) -> None:
+    def _stand(self, run: PendingRun, wait_ns: int | None) -> None:
         """Into the lane of its wait, or into the heap."""
         if wait_ns is None:
             self._late_n += 1
-            heapq.heappush(self._late, (flight.due_ns, self._late_n, flight))
+            heapq.heappush(self._late, (run.due_ns, self._late_n, run))
         else:
-            self._lane(wait_ns).append(flight)
+            self._lane(wait_ns).append(run)
 
-    def _landed(self, flight: Flight) -> list[int]:
-        """What of a flight that has left its lane is still pending."""
-        self._kept -= len(flight.seqs)
+    def _still_pending(self, run: PendingRun) -> list[int]:
+        """What of a run that has left its lane is still pending."""
+        self._kept -= len(run.seqs)
         pending = self.pending
-        return [seq for seq in flight.seqs if pending.get(seq) is flight]
+        return [seq for seq in run.seqs if pending.get(seq) is run]

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, decimal
 
-__all__ = ["AckInfo", "Answer", "parse_answer", "parse_delay", "parse_subject"]
+__all__ = ["AckInfo", "AckKind", "parse_answer", "parse_delay", "parse_subject"]
 
 
-class Answer(Enum):
+class AckKind(Enum):
     """What a payload asks for."""
 
     ACK = "+ACK"
@@ -52,23 +52,23 @@ def parse_subject(subject: bytes) -> AckInfo:
     return AckInfo._make(decimal(token, INT64_MAX) for token in tokens[at:at + 3])
 
 
-def parse_answer(payload: bytes) -> tuple[Answer, bytes]:
+def parse_answer(payload: bytes) -> tuple[AckKind, bytes]:
     """The kind of answer and what follows its word: a NAK's delay, a TERM's reason, a NEXT's pull request.
 
     NAK, NEXT and TERM are recognised by their beginning, the others only as a whole.
     """
     if payload in (b"", b"+ACK", b"+OK"):
-        return Answer.ACK, b""
+        return AckKind.ACK, b""
     word = payload[:4]
     if word == b"-NAK":
-        return Answer.NAK, payload[4:]
+        return AckKind.NAK, payload[4:]
     if word == b"+NXT":
-        return Answer.NEXT, payload[4:]
+        return AckKind.NEXT, payload[4:]
     if payload[:5] == b"+TERM":
-        return Answer.TERM, payload[5:]
+        return AckKind.TERM, payload[5:]
     if payload == b"+WPI":
-        return Answer.PROGRESS, b""
-    return Answer.UNKNOWN, b""
+        return AckKind.PROGRESS, b""
+    return AckKind.UNKNOWN, b""
 
 
 def parse_delay(argument: bytes) -> int | None:

@@ -10,7 +10,7 @@ anything or look at a clock: every call takes the time and says what to do.
                      │   v
                      └─ queue ── max_deliver reached ──> gone     redelivered[seq]: deliveries after the first
 
-Who is pending since when, and whose wait ends next, is flights.py's; what the store does not know yet ack_changes.py's.
+Who is pending since when, and whose wait ends next, is runs.py's; what the store does not know yet ack_changes.py's.
 
 Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor, checkPending, processNak.
 """
@@ -22,8 +22,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
-from broker.jetstream.consumer.acks.delta import Changes
-from broker.jetstream.consumer.acks.pending import Flight, Flights
+from broker.jetstream.consumer.acks.delta import AckDelta
+from broker.jetstream.consumer.acks.pending import PendingAcks, PendingRun
 
 __all__ = ["AckState", "StoredState"]
 
@@ -58,8 +58,8 @@ class AckState:
         self.floor_sseq = start_seq - 1
         self.last_active_ns = 0
         self.last_ack_ns = 0
-        self._flights = Flights()
-        self.pending = self._flights.pending
+        self._pending_acks = PendingAcks()
+        self.pending = self._pending_acks.pending
         self.redelivered: dict[int, int] = {}
         self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and its cheap removal
         # Acked beyond `delivered`: deliveries that a crash forgot. Stored as pending with consumer sequence 0.
@@ -70,7 +70,7 @@ class AckState:
         self._unsettled = False
         self.changed = False
         """Whether ``take_delta`` has something to say."""
-        self._changes = Changes()
+        self._delta = AckDelta()
 
     # ---- deliveries
 
@@ -87,9 +87,9 @@ class AckState:
         """First delivery of ``seqs`` (ascending, all beyond ``delivered``) under the next consumer sequences."""
         first = self.delivered_cseq + 1
         wait = self.waits_ns[0]
-        flight = Flight(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
-        self._flights.depart(flight, wait)
-        self._changes.fresh.append(flight)
+        run = PendingRun(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
+        self._pending_acks.delivered(run, wait)
+        self._delta.fresh.append(run)
         self.delivered_cseq += len(seqs)
         self.delivered_sseq = seqs[-1]
         self.last_active_ns = at_ns
@@ -113,7 +113,7 @@ class AckState:
             else:
                 again += 1
                 self.redelivered[seq] = again
-                self._changes.recounted.add(seq)
+                self._delta.recounted.add(seq)
             by_wait.setdefault(waits[again if again < last else last], []).append(seq)
             count += 1
         for wait, group in by_wait.items():
@@ -147,9 +147,9 @@ class AckState:
     def ack(self, seqs: Sequence[int], at_ns: int) -> int:
         """Each of ``seqs`` is answered for; returns how many were pending. Call ``settle`` after the batch."""
         before = len(self.pending)
-        flights = list(map(self.pending.pop, seqs, repeat(None)))
-        if any(flight is not None and flight.known for flight in set(flights)):
-            self._changes.dropped += [s for s, flight in zip(seqs, flights, strict=True) if flight is not None and flight.known]
+        runs = list(map(self.pending.pop, seqs, repeat(None)))
+        if any(run is not None and run.known for run in set(runs)):
+            self._delta.dropped += [s for s, run in zip(seqs, runs, strict=True) if run is not None and run.known]
         if self.redelivered or self.queue:
             for seq in seqs:
                 self._uncount(seq)
@@ -167,7 +167,7 @@ class AckState:
         """
         if cseq <= self.floor_cseq or seq <= self.floor_sseq:
             return []
-        low = self._flights.upto(seq)
+        low = self._pending_acks.upto(seq)
         self.ack(low, at_ns)
         self.floor_cseq, self.floor_sseq = cseq, seq
         self.last_ack_ns = at_ns
@@ -187,7 +187,7 @@ class AckState:
             return False
         self.ahead.add(seq)
         heapq.heappush(self._ahead_order, seq)
-        self._changes.ahead.append(seq)
+        self._delta.ahead.append(seq)
         self.last_ack_ns = at_ns
         self.changed = True
         return True
@@ -218,11 +218,11 @@ class AckState:
         """
         gone = []
         for seq in seqs:
-            flight = self.pending.pop(seq, None)
-            if flight is not None:
+            run = self.pending.pop(seq, None)
+            if run is not None:
                 gone.append(seq)
-                if flight.known:
-                    self._changes.dropped.append(seq)
+                if run.known:
+                    self._delta.dropped.append(seq)
             self.queue.pop(seq, None)
             self._unsent.discard(seq)
             if not keep_count:
@@ -236,10 +236,10 @@ class AckState:
         count = self.redelivered.get(seq, 0) + 1
         self.drop((seq,), keep_count=True)
         self.redelivered[seq] = count
-        self._changes.recounted.add(seq)
+        self._delta.recounted.add(seq)
         return count
 
-    def settle(self) -> None:
+    def advance_floor(self) -> None:
         """Move the ack floor over what is answered: to just below the lowest pending message, or to ``delivered``."""
         if not self._unsettled:
             return
@@ -247,12 +247,12 @@ class AckState:
         if not self.pending:
             self.floor_cseq, self.floor_sseq = self.delivered_cseq, self.delivered_sseq
             self._low = 0
-            self._flights.clear()
-            self._changes.fresh.clear()
+            self._pending_acks.clear()
+            self._delta.fresh.clear()
             return
-        low = self._flights.lowest()
+        low = self._pending_acks.lowest()
         if low == self._low:
-            if self._flights.crowded:
+            if self._pending_acks.crowded:
                 self._rewrite()
             return
         self._low = low
@@ -266,12 +266,12 @@ class AckState:
     @property
     def next_due_ns(self) -> int | None:
         """Monotonic time of the next ack wait to end; may be earlier than needed, never later."""
-        return self._flights.next_due_ns
+        return self._pending_acks.next_due_ns
 
     @property
     def last_due_ns(self) -> int | None:
         """Monotonic time of the last ack wait to end of what is pending; None when nothing is."""
-        return self._flights.last_due_ns
+        return self._pending_acks.last_due_ns
 
     def expire(self, mono_ns: int) -> list[int]:
         """Queue what has waited long enough, by sequence.
@@ -280,7 +280,7 @@ class AckState:
         exhausted only when its turn in the queue comes, so until then it counts as pending.
         """
         queue = self.queue
-        expired = [seq for seq in self._flights.expired(mono_ns) if seq not in queue]
+        expired = [seq for seq in self._pending_acks.expired(mono_ns) if seq not in queue]
         if self.max_deliver == 1:
             over = [seq for seq in expired if seq not in self._unsent]
             queue.update(dict.fromkeys(seq for seq in expired if seq in self._unsent))
@@ -304,14 +304,14 @@ class AckState:
     def restart(self, next_seq: int) -> None:
         """Begin again at ``next_seq`` as a new consumer would (RESET): nothing delivered, nothing pending."""
         self.drop([*self.pending, *self.redelivered])
-        self._changes.dropped += self.ahead
-        self._changes.ahead.clear()
+        self._delta.dropped += self.ahead
+        self._delta.ahead.clear()
         self.ahead.clear()
         self._ahead_order.clear()
         self.delivered_cseq, self.delivered_sseq = 0, next_seq - 1
         self.last_active_ns = self.last_ack_ns = 0
         self.changed = self._unsettled = True
-        self.settle()
+        self.advance_floor()
 
     def purge(self, next_seq: int) -> None:
         """All messages below ``next_seq`` that this consumer could have got were purged."""
@@ -322,7 +322,7 @@ class AckState:
         if self.delivered_sseq < next_seq - 1:
             self.delivered_sseq = next_seq - 1
         self.changed = self._unsettled = True
-        self.settle()
+        self.advance_floor()
         if self.floor_sseq < next_seq - 1:
             self.floor_sseq = next_seq - 1
 
@@ -338,7 +338,7 @@ class AckState:
                     passed.append(seq)
         if passed:
             self.ahead.difference_update(passed)
-            self._changes.dropped += passed
+            self._delta.dropped += passed
             self.changed = True
 
     def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
@@ -356,10 +356,10 @@ class AckState:
                 self.ahead.add(seq)
                 self._ahead_order.append(seq)  # rising, so a heap
         for then, seqs in by_time.items():
-            self._flights.restore(Flight(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
+            self._pending_acks.restore(PendingRun(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
         if self.pending and self.waits_ns:
             self._rewait(at_ns, mono_ns)
-            self._low = self._flights.lowest()
+            self._low = self._pending_acks.lowest()
 
     def take_delta(self) -> dict[str, Any] | None:
         """Net change since the last call, as a CONSUMER_STATE body without its name; None when nothing changed."""
@@ -370,7 +370,7 @@ class AckState:
             "d": [self.delivered_cseq, self.delivered_sseq, self.last_active_ns],
             "f": [self.floor_cseq, self.floor_sseq],
             "la": self.last_ack_ns,
-            **self._changes.take(self.pending, self.floor_sseq, self.ahead, self.redelivered),
+            **self._delta.take(self.pending, self.floor_sseq, self.ahead, self.redelivered),
         }
 
     # ---- parts
@@ -381,16 +381,16 @@ class AckState:
         return waits[again if again < len(waits) else -1]
 
     def _resend(self, seqs: list[int], at_ns: int, due_ns: int, wait_ns: int | None) -> None:
-        """Give pending ``seqs`` a flight of their own; ``wait_ns`` None: not in step with any lane."""
+        """Give pending ``seqs`` a run of their own; ``wait_ns`` None: not in step with any lane."""
         seqs.sort()
         pending = self.pending
-        flight = Flight(seqs, [pending[s].cseq_of(s) for s in seqs], at_ns, due_ns, True)
-        self._flights.replace(flight, wait_ns)
-        self._changes.fresh.append(flight)
+        run = PendingRun(seqs, [pending[s].cseq_of(s) for s in seqs], at_ns, due_ns, True)
+        self._pending_acks.replace(run, wait_ns)
+        self._delta.fresh.append(run)
 
     def _uncount(self, seq: int) -> None:
         if self.redelivered.pop(seq, None) is not None:
-            self._changes.recounted.add(seq)
+            self._delta.recounted.add(seq)
             self.changed = True
         if self.queue:
             self.queue.pop(seq, None)
@@ -398,17 +398,17 @@ class AckState:
 
     def _prune(self) -> None:
         """Let go of what lies wholly below the floor."""
-        self._flights.prune(self.floor_sseq)
-        self._changes.prune(self.floor_sseq)
-        if self._flights.crowded:
+        self._pending_acks.prune(self.floor_sseq)
+        self._delta.prune(self.floor_sseq)
+        if self._pending_acks.crowded:
             self._rewrite()
 
     def _rewrite(self) -> None:
-        self._changes.rewritten(self._flights.rewrite())
+        self._delta.rewritten(self._pending_acks.rewrite())
 
     def _rewait(self, at_ns: int, mono_ns: int) -> None:
         """What is pending waits by the present waits, from when it was delivered."""
-        self._changes.rewritten(self._flights.rewrite(self._wait_of, at_ns, mono_ns))
+        self._delta.rewritten(self._pending_acks.rewrite(self._wait_of, at_ns, mono_ns))
 
 
 def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Judges pull requests as they come in, and lets those wait that may.
 
 Owns the order of the checks, which a client sees by the first that fails, and the sweep that ends requests. The queue
-itself, its sharing and its texts are pull.py's; what the requests get is the pump's.
+itself, its sharing and its texts are pull.py's; what the requests get is the delivery's.
 
 Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.jetstream.consumer.delivery import status
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.bus import Bus
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.pull import BadRequest, PullRequest, Waiting, WaitingRequest, parse_request
+from broker.jetstream.wire import fields as wire
 
-__all__ = ["Intake", "send_statuses"]
+__all__ = ["PullAdmission", "send_statuses"]
 
 _SWEEP_NS = 1_000_000_000
 """A full queue is swept at most this often."""
@@ -30,7 +30,7 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
         bus.publish(to, b"", len(text), text)
 
 
-class Intake:
+class PullAdmission:
     """The way into one consumer's queue of requests."""
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, waiting: Waiting) -> None:
@@ -76,7 +76,7 @@ class Intake:
     def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
         """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
         if not self._cursor.known or self._cursor.count() is not None:
-            return ""  # not known yet: the pump will find out
+            return ""  # not known yet: the delivery will find out
         pending = max(0, self._cursor.pending) + len(self._acks.queue)
         if not pending:
             return "" if request.expires else "404 No Messages"

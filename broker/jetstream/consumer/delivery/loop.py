@@ -14,17 +14,17 @@ from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
 
-from broker.jetstream.consumer.delivery import status
-from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.bus import Bus, Deliveries
-from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
 from broker.jetstream.consumer.acks.state import AckState
+from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
+from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.push import PushSide
+from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 from broker.protocol import headers
 
-__all__ = ["Pump", "Step", "Verdict"]
+__all__ = ["DeliveryLoop", "Step", "Verdict"]
 
 _RUN_MESSAGES = 1000
 _RUN_BYTES = 256 * 1024
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 _END = Step(Verdict.END)
 
 
-class Pump:
+class DeliveryLoop:
     """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set."""
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes) -> None:
@@ -162,20 +162,20 @@ class Pump:
                 continue
             one = cursor.find(seq)
             if one is None:
-                flight = acks.pending.get(seq)
-                cseq = flight.cseq_of(seq) if flight is not None else 0
+                run = acks.pending.get(seq)
+                cseq = run.cseq_of(seq) if run is not None else 0
                 acks.drop((seq,))
                 self._events.terminated(seq, cseq, count - 1, DELETED_REASON)
                 continue
             if not isinstance(one, Taken):
                 if not found:
-                    acks.settle()
+                    acks.advance_floor()
                     return Step(Verdict.LOADING, one)
                 break
             found.append(one)
             counts.append(count)
         if not found:
-            acks.settle()
+            acks.advance_floor()
             return 0, 0
         taken = _joined(found)
         sent = self._send(taken, counts, mono_ns)
@@ -188,7 +188,7 @@ class Pump:
             acks.deliver_again([s for s in taken.seqs[:n] if s not in gone], now_ns, mono_ns)
             acks.delivered_cseq += len(gone)
             self.sent_mono_ns = mono_ns
-        acks.settle()
+        acks.advance_floor()
         return n, sum(map(len, taken.bodies[:n]))
 
     # ---- sending

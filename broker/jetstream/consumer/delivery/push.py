@@ -1,7 +1,7 @@
 """The side of a push consumer that looks at its subscribers: whether there are any, what they take, that they live.
 
 Owns the interest in ``deliver_subject``, the flow control window with the request that is out, the rate limit and the
-idle heartbeat. What is delivered, and when, is the pump's; it asks here.
+idle heartbeat. What is delivered, and when, is the delivery's; it asks here.
 
 Source: nats-server consumer.go: updateDeliveryInterest, sendFlowControl, processFlowControl, loopAndGatherMsgs.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from broker.jetstream.consumer.delivery import status
 from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.wire.ids import unique_id
+from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
+from broker.jetstream.wire.ids import unique_id
 
 __all__ = ["PushSide"]
 

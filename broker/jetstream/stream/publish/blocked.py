@@ -1,6 +1,6 @@
-"""The publish at the inlet's head waits for what its decision found missing; everything behind it waits too.
+"""The publish at the publish_queue's head waits for what its decision found missing; everything behind it waits too.
 
-Owns: how long that may take, and what becomes of the publish then. Does not own: the queue (inlet), what is brought in
+Owns: how long that may take, and what becomes of the publish then. Does not own: the queue (publish_queue), what is brought in
 (decision), the refusal's bytes (sequencer).
 
     begin ──> here in time ─────> the queue goes on with it
@@ -21,7 +21,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.rows import Cold
+    from broker.jetstream.stream.state.rows import NotLoaded
     from broker.jetstream.stream.stream import Stream
 
 __all__ = ["WAIT_SECONDS", "Standstill"]
@@ -44,7 +44,7 @@ class Standstill:
         self._pause_ns = 0
         self._not_before_ns = 0
 
-    def begin(self, cold: Cold) -> bool:
+    def begin(self, not_loaded: NotLoaded) -> bool:
         """Keep publishes and requests waiting until what is missing is here; False when that cannot be waited for."""
         stream = self._stream
         now_ns = stream.clock.monotonic_ns()
@@ -53,22 +53,22 @@ class Standstill:
         if self._decision is None:
             self._decision = Decision(stream.live, stream.heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
-        stream.inlet.begin()
-        stream.start(self._wait(self._decision, cold), "wait")
+        stream.queue.begin()
+        stream.start(self._wait(self._decision, not_loaded), "wait")
         return True
 
     def over(self) -> None:
         """The decision was taken: let go of what was loaded for it."""
         self._decision = None
 
-    async def _wait(self, decision: Decision, cold: Cold) -> None:
+    async def _wait(self, decision: Decision, not_loaded: NotLoaded) -> None:
         stream = self._stream
-        loading = stream.start(decision.bring(cold), "load")
+        loading = stream.start(decision.bring(not_loaded), "load")
         try:
             left_ns = self._until_ns - stream.clock.monotonic_ns()
             done, _ = await asyncio.wait((loading,), timeout=max(left_ns / 1e9, 0.001))
             if not done:
-                stream.warn("a publish is refused, since %s takes longer than %g s to load", cold.what, WAIT_SECONDS)
+                stream.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what, WAIT_SECONDS)
                 self._late = loading
                 loading.add_done_callback(self._came_late)
                 self._refuse_first()
@@ -78,11 +78,11 @@ class Standstill:
             else:
                 self._pause_ns = 0
         finally:
-            stream.inlet.end()
+            stream.queue.end()
 
     def _refuse_first(self) -> None:
         self._decision = None
-        refused = self._stream.inlet.drop_first()
+        refused = self._stream.queue.drop_first()
         if refused is not None:
             self._stream.sequencer.replies.fail((refused,), ApiError(NOT_AVAILABLE))
 

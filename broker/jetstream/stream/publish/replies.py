@@ -13,8 +13,8 @@ from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
-    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Replies"]
 
@@ -62,7 +62,7 @@ class Replies:
     def _later(self, fn: object, *args: object) -> None:
         """Send a reply: in log order, or at once where a PubAck depends on nothing."""
         log = self._log
-        if self._async and not log.muted:
+        if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
         else:
             log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]

@@ -1,14 +1,14 @@
 """Publishes become messages of a stream, or refusals: nats-server's checks, in its order, taken from the live state.
 
 Owns: every decision on a publish. Does not own: the live state (live), the subjects (subject_state), the ids (dedupe),
-what limits remove afterwards (retention), who waits before it gets here (inlet), the bytes of replies (replies).
+what limits remove afterwards (retention), who waits before it gets here (publish_queue), the bytes of replies (replies).
 
     run of publishes ─┬─ nothing special in it ─────────> one append, one waiter for all its PubAcks   (``_bulk``)
                       ├─ the same, and a single message > as lean as it gets: many streams in turn     (``one``)
                       └─ headers or limits that decide ─> message by message, appended as runs         (``_one_by_one``)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
-not in memory raises ``Cold`` before it has changed anything; the rest of the run then waits at the inlet's head. Nothing
+not in memory raises ``NotLoaded`` before it has changed anything; the rest of the run then waits at the queue's head. Nothing
 enters the stream from inside a decision (see bus), and what one leads to is done in one place (``_commit``).
 
 An error that nobody foresaw refuses the message that met it. What was appended stands with its PubAcks, and nothing
@@ -24,24 +24,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.jetstream.stream.publish import headers as publish_headers
-from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.filters import Filters
-from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.jetstream.stream.publish import headers as publish_headers
 from broker.jetstream.stream.publish.accepted import Pending
 from broker.jetstream.stream.publish.headers import HINT, PublishHeaders
 from broker.jetstream.stream.publish.replies import Replies
-from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.state.stored import user_size
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_literal
 from broker.storage.log.open_block import NAMES_BYTES
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
-    from broker.jetstream.stream.retention.rollup import Rollup
-    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.retention.rollup import Rollup
     from broker.jetstream.stream.state.subject_index import SubjectIndex
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Sequencer"]
 
@@ -90,7 +90,7 @@ class Sequencer:
         self._pub_acks_each = stream.bus.pub_acks_each
         self.replies = Replies(stream)
         self._last_by_filter: tuple[bytes, int, int] | None = None
-        """What was looked up for the publish at the inlet's head: a filter, its last sequence, the stream's."""
+        """What was looked up for the publish at the publish_queue's head: a filter, its last sequence, the stream's."""
         self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
@@ -123,7 +123,7 @@ class Sequencer:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Sequence ops[start:end], whose turn it is; what must wait goes back to the inlet."""
+        """Sequence ops[start:end], whose turn it is; what must wait goes back to the publish_queue."""
         stream = self._stream
         live = stream.live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
@@ -131,14 +131,14 @@ class Sequencer:
                 and live.last_seq < SEQ_MAX):
             stream.raise_ceiling(last_seq)
             if last_seq >= stream.ceiling:
-                stream.inlet.requeue((ops, start, end, source, now_ns))
+                stream.queue.requeue((ops, start, end, source, now_ns))
                 stream.wait_for_ceiling()
                 return
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
-                # Behind it the inlet is busy, so what is left is what comes next.
-                stream.inlet.requeue((ops, done, end, source, now_ns))
+                # Behind it the publish_queue is busy, so what is left is what comes next.
+                stream.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
                 stream.retention.enforce()
@@ -168,7 +168,7 @@ class Sequencer:
             live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
             self._dedupe.last_id = b""
             if reply:
-                log.gather(self._pub_acks_each, reply, self._prefix, seq)
+                log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
         except Exception as error:
             self._unforeseen(error, index=False)
             if live.last_seq < seq:
@@ -256,9 +256,9 @@ class Sequencer:
             except _Duplicate as duplicate:
                 self._append(pending, source, time_ns)
                 replies.duplicate(op[1], duplicate.seq)
-            except Cold as cold:
+            except NotLoaded as not_loaded:
                 self._append(pending, source, time_ns)
-                if stream.standstill.begin(cold):
+                if stream.standstill.begin(not_loaded):
                     return i
                 replies.refused(op[1], ApiError(NOT_AVAILABLE))
             except Exception as error:
@@ -333,7 +333,7 @@ class Sequencer:
     def _accept(self, pending: Pending, op: Msg, source: Source | None, time_ns: int) -> Rollup | None:
         """Add one message to ``pending``. Returns: what it takes out, when it is a roll-up, once it is appended.
 
-        Raises: ApiError or _Duplicate when it is not stored; Cold.
+        Raises: ApiError or _Duplicate when it is not stored; NotLoaded.
         """
         stream = self._stream
         subject, reply, hlen, body = op
@@ -475,7 +475,7 @@ class Sequencer:
     def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
         dedupe = self._stream.dedupe
         if not dedupe.known:
-            raise Cold(_IDS, work=self._stream.load_ids)
+            raise NotLoaded(_IDS, work=self._stream.load_ids)
         dedupe.expire(time_ns)
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
@@ -488,7 +488,7 @@ class Sequencer:
             return
         last_id = pending.last_id if pending.msgs else self._stream.dedupe.last_id
         if last_id is None:
-            raise Cold(_IDS, work=self._stream.load_ids)
+            raise NotLoaded(_IDS, work=self._stream.load_ids)
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 
@@ -511,7 +511,7 @@ class Sequencer:
             raise ApiError(10077, err="maximum bytes exceeded")
 
     def _last_of(self, subject: bytes) -> int:
-        """Last sequence of ``subject``, which may have wildcards. Raises: Cold."""
+        """Last sequence of ``subject``, which may have wildcards. Raises: NotLoaded."""
         live = self._stream.live
         if is_literal(subject):
             return self._stream.subjects.last(subject)
@@ -521,8 +521,8 @@ class Sequencer:
             last = known[1]
             if not last or live.find(last) is not None:
                 return last
-        raise Cold(f"the last message of {subject!r}", work=partial(self._look_up_last, subject))
+        raise NotLoaded(f"the last message of {subject!r}", work=partial(self._look_up_last, subject))
 
     async def _look_up_last(self, subject: bytes) -> None:
-        last = await self._stream.reading.last_seq_of(Filters((subject,)))
+        last = await self._stream.queries.last_seq_of(Filters((subject,)))
         self._last_by_filter = subject, last, self._stream.live.last_seq

@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.stream.state.decision import Stuck, decide
 from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
+from broker.jetstream.stream.state.decision import Stuck, decide
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
@@ -30,8 +30,8 @@ from broker.storage.objectstore.base import StoreError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Enforcement"]
 
@@ -107,20 +107,20 @@ class Enforcement:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_heard)
         self._round += 1
-        self._stream.start(self._carry_out(self._round, self._stream.inlet.ticket(), done), "limits")
+        self._stream.start(self._carry_out(self._round, self._stream.queue.ticket(), done), "limits")
         return done
 
     def soon(self) -> None:
         """A trim found a head missing: bring it in, at the next turn, and trim then."""
         if not self._soon:
             self._soon = True
-            self._stream.start(self._trim_soon(self._stream.inlet.ticket()), "trim")
+            self._stream.start(self._trim_soon(self._stream.queue.ticket()), "trim")
 
     async def _trim_soon(self, ticket: asyncio.Future[None] | None) -> None:
         delay = _RETRY_SECONDS
         while True:
             try:
-                async with self._stream.inlet.turn(ticket):
+                async with self._stream.queue.turn(ticket):
                     await self._trim()
             except Exception as error:
                 self._failed("what is past max_msgs or max_bytes", error, delay)
@@ -137,7 +137,7 @@ class Enforcement:
             # Until it succeeds, or a newer configuration takes over.
             while True:
                 try:
-                    async with stream.inlet.turn(ticket):
+                    async with stream.queue.turn(ticket):
                         await self._trim()
                         sweep = stream.start(self._sweep(), "sweep")
                         await asyncio.wait((sweep,), timeout=WAIT_SECONDS)

@@ -21,19 +21,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.front import after_bytes, after_msgs, front_of_most, most_leave, slice_below
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows, may_match
-from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.state.rows import NotLoaded
 from broker.protocol.subject import subset
 
 if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
-    from broker.jetstream.config.stream import StreamConfig
 
 __all__ = ["Retention"]
 
@@ -85,14 +85,14 @@ class Retention:
             return
         try:
             self.trim()
-        except Cold:
+        except NotLoaded:
             self._stream.enforcement.soon()
         else:
             if self.over:  # a slice has left
                 self._stream.enforcement.soon()
 
     def trim(self, record: bool = False) -> None:
-        """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: Cold."""
+        """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: NotLoaded."""
         live = self._stream.live
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
@@ -146,7 +146,7 @@ class Retention:
                 end_seq = block.last_seq + 1
                 continue
             if block.first_time_ns <= limit_ns:
-                rows = live.hot(block)
+                rows = live.resident(block)
                 if rows is None:
                     self._load_edge(block)
                 else:
@@ -155,8 +155,8 @@ class Retention:
         if end_seq > live.first_seq:
             try:
                 self.remove_front(end_seq, record=True)
-            except Cold as cold:
-                self._load_edge(cold.blocks[0])
+            except NotLoaded as not_loaded:
+                self._load_edge(not_loaded.blocks[0])
                 return
         if live.msgs and self._timer is None and self._expiring is None:
             due_ns = live.first_time[0] + self._max_age_ns - stream.clock.now_ns()
@@ -187,7 +187,7 @@ class Retention:
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
-        """Take out everything below ``end_seq``; returns how many messages that were. Raises: Cold.
+        """Take out everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
 
         Args: record: nothing else is going into the open block, so it must say something for its outcome to be stored.
         """
@@ -208,7 +208,7 @@ class Retention:
         return sum(removal.msgs for removal in gone)
 
     def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
-        """``remove_front`` that names what stays and not what leaves, however many blocks that is. Raises: Cold."""
+        """``remove_front`` that names what stays and not what leaves, however many blocks that is. Raises: NotLoaded."""
         stream = self._stream
         live = stream.live
         front, last = front_of_most(live, end_seq)
@@ -317,7 +317,7 @@ class Retention:
         left = 1 << 63
         if keep or (filters.literal and stream.subjects.index is not None):
             # Of one subject it is then known when the last message was found.
-            left = await stream.reading.count(filters) - keep
+            left = await stream.queries.count(filters) - keep
         purged = 0
         blocks = (block for block in blocks_from(live, live.first_seq, end) if may_match(block, filters))
         if left > 0:
@@ -342,7 +342,7 @@ class Retention:
                         break
         first_seq = 0
         if any(_within(consumer, filters) for consumer in stream.consumers.values()):
-            first_seq = await stream.reading.first_seq_of(filters)
+            first_seq = await stream.queries.first_seq_of(filters)
         self.tell_purged(filters, first_seq)
         return purged
 

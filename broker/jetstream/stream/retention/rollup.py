@@ -3,7 +3,7 @@
 Owns: finding what such a message takes out, and taking it out once the message is stored: both stand in one block.
 Does not own: which publishes are roll-ups (sequencer), how messages leave (retention).
 
-    plan ──> Cold ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
+    plan ──> NotLoaded ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
 
 The index tells how many messages there are to find, so the search goes back from the newest block and ends with the last
 of them. What it found is kept until the plan is carried out, with the sequence up to which that is all: a roll-up that had
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.heads import blocks_back
 from broker.jetstream.stream.state.matching import matching_rows, may_match
-from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
-    from broker.jetstream.stream.stream import Stream
     from broker.jetstream.stream.state.subject_index import SubjectIndex
+    from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Rollup", "Rollups"]
 
@@ -70,7 +70,7 @@ class Rollups:
         self._searched: _Search | None = None
 
     def plan(self, subject: bytes | None) -> Rollup:
-        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: Cold."""
+        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: NotLoaded."""
         stream = self._stream
         live = stream.live
         filters = Filters(() if subject is None else (subject,))
@@ -86,9 +86,9 @@ class Rollups:
         for block in self._blocks(index, filters, wanted, start):
             if left <= 0:
                 break
-            rows = live.hot(block)
+            rows = live.resident(block)
             if rows is None:
-                raise Cold(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters))
+                raise NotLoaded(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters))
             if (some := self._in(block, rows, filters, start)) is not None:
                 found.append(some)
                 left -= len(some.seqs)

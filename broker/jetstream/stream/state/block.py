@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from broker.storage.format.block import BlockRef, SubjectSummary
     from broker.storage.format.frame import Chunk
     from broker.storage.format.index import Head
-    from broker.storage.state.table import BlockEntry
     from broker.storage.log.writer import OpenBlock
+    from broker.storage.state.table import BlockEntry
 
 __all__ = ["LiveBlock"]
 

@@ -1,6 +1,6 @@
 """A decision that finds something missing: brings it in, and holds it until the decision is taken.
 
-    decide ──> Cold ──> bring ──> decide ──> Cold ──> bring ──> decide ──> taken: let go of all
+    decide ──> NotLoaded ──> bring ──> decide ──> NotLoaded ──> bring ──> decide ──> taken: let go of all
                           └ heads: held here, so that nothing can take them away
                           └ work:  leaves its result in the stream's own state
 
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
-from broker.jetstream.stream.state.rows import Cold
+from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
+    from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
 
 __all__ = ["Decision", "Stuck", "decide"]
@@ -42,20 +42,20 @@ class Decision:
         self._held: dict[LiveBlock, Rows | None] = {}
         self._done: tuple[object, ...] | None = None
 
-    async def bring(self, cold: Cold) -> None:
+    async def bring(self, not_loaded: NotLoaded) -> None:
         """Bring in what the decision missed. Raises: Stuck; StoreError; FormatError."""
-        if cold.work is not None:
-            if (cold.what, cold.mark, *self._state()) == self._done:
-                raise Stuck(f"{cold.what} was brought in, and is missing again")
-            await cold.work()
+        if not_loaded.work is not None:
+            if (not_loaded.what, not_loaded.mark, *self._state()) == self._done:
+                raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
+            await not_loaded.work()
             # As it is after the work: what changed while it went on is for the work itself to see to.
-            self._done = cold.what, cold.mark, *self._state()
+            self._done = not_loaded.what, not_loaded.mark, *self._state()
             return
-        missing = [block for block in cold.blocks if block not in self._held]
+        missing = [block for block in not_loaded.blocks if block not in self._held]
         if not missing:
-            raise Stuck(f"{cold.what} was brought in, and is missing again")
+            raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
-            raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {cold.what}")
+            raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {not_loaded.what}")
         self._held.update(zip(missing, await self._heads.all_of(missing), strict=True))
 
     def _state(self) -> tuple[int, ...]:
@@ -69,5 +69,5 @@ async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:
     while True:
         try:
             return ask()
-        except Cold as cold:
-            await decision.bring(cold)
+        except NotLoaded as not_loaded:
+            await decision.bring(not_loaded)

@@ -3,7 +3,7 @@
 Most cuts take a block or two. Where thousands of blocks leave they do so in slices (``slice_below``), or, where most of all
 blocks leave, at once and told by what stays (``front_of_most``): that the others are gone need not be said one by one.
 
-Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``Cold``.
+Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``NotLoaded``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from broker.jetstream.stream.state.live_seqs import GAPLESS
 from broker.jetstream.stream.state.rows import sizes
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.state.live import Live
 
 __all__ = ["Front", "Removal", "after_bytes", "after_msgs", "front_of_most", "joined", "most_leave", "slice_below"]
 
@@ -61,7 +61,7 @@ def joined(gone: Sequence[Removal]) -> list[tuple[int, int, int]]:
 
 
 def after_msgs(live: Live, count: int) -> int:
-    """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: Cold."""
+    """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: NotLoaded."""
     blocks = live.blocks
     if 2 * count > live.msgs:
         # From the end, where fewer are: the first block that still holds one of those that stay.
@@ -84,7 +84,7 @@ def after_msgs(live: Live, count: int) -> int:
 
 
 def _after_in(live: Live, block: LiveBlock, count: int) -> int:
-    """The sequence of the live message of ``block`` that follows its first ``count``. Raises: Cold."""
+    """The sequence of the live message of ``block`` that follows its first ``count``. Raises: NotLoaded."""
     start = max(block.first_seq, live.first_seq)
     if block.gapless and block.dead is None:
         return start + count
@@ -93,7 +93,7 @@ def _after_in(live: Live, block: LiveBlock, count: int) -> int:
 
 
 def after_bytes(live: Live, size: int) -> int:
-    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: Cold."""
+    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: NotLoaded."""
     blocks = live.blocks
     if 2 * size > live.bytes:
         keep, i = live.bytes - size, len(blocks)
@@ -115,7 +115,7 @@ def after_bytes(live: Live, size: int) -> int:
 
 
 def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
-    """As ``after_bytes``, of one block, which has more of them. Raises: Cold."""
+    """As ``after_bytes``, of one block, which has more of them. Raises: NotLoaded."""
     rows = live.rows(block)
     start = rows.ordinal_of(max(block.first_seq, live.first_seq))
     for at, one in enumerate(sizes(rows, start, block.count), start):
@@ -143,7 +143,7 @@ def most_leave(live: Live, end_seq: int) -> bool:
 
 
 def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
-    """What leaves when everything below ``end_seq`` does, told by what stays; and the last block of it. Raises: Cold."""
+    """What leaves when everything below ``end_seq`` does, told by what stays; and the last block of it. Raises: NotLoaded."""
     blocks, whole = live.blocks, live.index_at(end_seq)
     stay = blocks[whole:]
     part = None

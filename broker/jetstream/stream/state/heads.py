@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol
 from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.rows import Rows
     from broker.storage.read.reader import BlockReader
 
@@ -59,7 +59,7 @@ class Heads:
 
         Raises: NotFound when a block of the stream has no object; StoreError; FormatError.
         """
-        rows = self._live.hot(block)
+        rows = self._live.resident(block)
         if rows is None:
             try:
                 rows = await self._owner.reader.head(block)
@@ -96,7 +96,7 @@ class Heads:
                         break
                     bytes_of = _bytes_of(block)
                     size += bytes_of
-                    ahead.append((block, live.hot(block) or self._begin(block), bytes_of))
+                    ahead.append((block, live.resident(block) or self._begin(block), bytes_of))
                 if not ahead:
                     return
                 block, coming, bytes_of = ahead[0]

@@ -13,12 +13,12 @@ block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the bl
 
 The blocks come at the first look at them: until then nobody but publishers was there, who need the numbers alone, and what
 the stream has is told by the applied state and by what is in flight. Many of them come a slice at a time: who needs them
-awaits ``look``, and a decision that cannot wait raises ``Cold``.
+awaits ``look``, and a decision that cannot wait raises ``NotLoaded``.
 
 There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
 lets go of the old one bit by bit.
 
-Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``Cold`` before it changes
+Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``NotLoaded`` before it changes
 anything.
 """
 
@@ -31,17 +31,17 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.stream.state.front import Front, Removal
 from broker.jetstream.stream.state.block import LiveBlock
+from broker.jetstream.stream.state.front import Front, Removal
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, ranges
 from broker.jetstream.stream.state.loading import Look, let_go
-from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows, size_between
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
 from broker.jetstream.usage import Usage
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
-    from broker.storage.state.applied import StreamState
     from broker.storage.log.writer import OpenBlock, SealedBlock
+    from broker.storage.state.applied import StreamState
 
 __all__ = ["Live", "LiveBlock", "Removal"]
 
@@ -51,8 +51,8 @@ _LOOKED_AT_ONCE = 2048
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
 
-def _cold(block: LiveBlock) -> Rows:
-    raise Cold("a head", (block,))
+def _not_loaded(block: LiveBlock) -> Rows:
+    raise NotLoaded("a head", (block,))
 
 
 class Live:
@@ -94,14 +94,14 @@ class Live:
 
     @property
     def blocks(self) -> list[LiveBlock]:
-        """All of them, in order. Raises: Cold when ``look`` must come first."""
+        """All of them, in order. Raises: NotLoaded when ``look`` must come first."""
         if self._stored is not None:
             self._look_now()
         return self._blocks
 
     @property
     def _starts(self) -> list[int]:
-        """First sequence of each. Raises: Cold."""
+        """First sequence of each. Raises: NotLoaded."""
         if self._stored is not None:
             self._look_now()
         return self._begins
@@ -116,7 +116,7 @@ class Live:
 
     def _look_now(self) -> None:
         if not self._look(0):
-            raise Cold("the stream's blocks", work=self.look)
+            raise NotLoaded("the stream's blocks", work=self.look)
 
     def _look(self, count: int) -> bool:
         """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
@@ -229,12 +229,12 @@ class Live:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     def rows(self, block: LiveBlock) -> Rows:
-        """The rows of a block. Raises: Cold when they are not in memory."""
+        """The rows of a block. Raises: NotLoaded when they are not in memory."""
         if block.open is not None:
             return OpenRows(block.open)
-        return block.head or self._stored_rows(block) or _cold(block)
+        return block.head or self._stored_rows(block) or _not_loaded(block)
 
-    def hot(self, block: LiveBlock) -> Rows | None:
+    def resident(self, block: LiveBlock) -> Rows | None:
         """The rows of a block if they are in memory."""
         if block.open is not None:
             return OpenRows(block.open)
@@ -266,7 +266,7 @@ class Live:
 
     def next_live(self, block: LiveBlock, seq: int) -> int:
         """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
-        return next_live(block, seq, self.hot)
+        return next_live(block, seq, self.resident)
 
     def last_live(self) -> int:
         """The last live sequence, or 0; in a block with gaps whose head is not in memory, one that is not below it."""
@@ -297,11 +297,11 @@ class Live:
         return [seq for seq in seqs if dead is None or seq not in dead]
 
     def live_before(self, seq: int) -> int:
-        """How many live messages lie below ``seq``. Raises: Cold for a block with gaps."""
+        """How many live messages lie below ``seq``. Raises: NotLoaded for a block with gaps."""
         return self.msgs - self.live_from(seq)
 
     def live_from(self, seq: int) -> int:
-        """How many live messages lie at or above ``seq``. Raises: Cold for a block with gaps."""
+        """How many live messages lie at or above ``seq``. Raises: NotLoaded for a block with gaps."""
         if seq <= self.first_seq:
             return self.msgs
         blocks, i = self.blocks, self.index_at(seq)
@@ -330,7 +330,7 @@ class Live:
         block = self.blocks[self.index_at(self.first_seq)]
         if self.first_seq <= block.first_seq:
             return block.first_time_ns, True
-        rows = self.hot(block)
+        rows = self.resident(block)
         if rows is None:
             return block.first_time_ns, block.first_time_ns == block.last_time_ns
         return rows.time_of(rows.ordinal_of(self.first_seq)), True
@@ -338,7 +338,7 @@ class Live:
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def front(self, end_seq: int) -> list[Removal]:
-        """What leaves when everything below ``end_seq`` does. Raises: Cold."""
+        """What leaves when everything below ``end_seq`` does. Raises: NotLoaded."""
         gone = []
         for block in self.blocks:
             if block.first_seq >= end_seq:
@@ -355,7 +355,7 @@ class Live:
         return gone
 
     def part(self, block: LiveBlock, first: int, last: int) -> Removal | None:
-        """The live messages of ``block`` within first..last, which end inside it. Raises: Cold."""
+        """The live messages of ``block`` within first..last, which end inside it. Raises: NotLoaded."""
         rows = self.rows(block)
         seqs = self.live_seqs(block, rows, first, last)
         if not seqs:
@@ -459,7 +459,7 @@ class Live:
             block = blocks[i]
             if not block.live_msgs:
                 continue
-            first = next_live(block, max(seq, block.first_seq), self.hot)
+            first = next_live(block, max(seq, block.first_seq), self.resident)
             if first <= block.last_seq:
                 self.first_seq = first
                 return

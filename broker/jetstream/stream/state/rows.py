@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.storage.log.writer import OpenBlock
 
-__all__ = ["Cold", "OpenRows", "Rows", "size_between", "sizes"]
+__all__ = ["NotLoaded", "OpenRows", "Rows", "size_between", "sizes"]
 
 
 class Rows(Protocol):
@@ -37,7 +37,7 @@ class Rows(Protocol):
     def user_bytes(self, ordinal: int) -> int: ...
 
 
-class Cold(Exception):
+class NotLoaded(Exception):
     """A decision needs what is not in memory. Nothing was changed; ``Decision.bring`` it in, then decide again.
 
     ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``

@@ -1,7 +1,7 @@
 """What a stream knows of its subjects: how many live messages each has, and which is its last.
 
 Owns: counts and last sequences by subject, and, in a *tracked* stream, the sequences themselves.
-Does not own: when they are looked up, or how messages of cold blocks get here (``subject_loader``).
+Does not own: when they are looked up, or how messages of not_loaded blocks get here (``subject_loader``).
 
 Two ways to keep them, by what the stream's limits need:
 
@@ -193,7 +193,7 @@ class SubjectIndex:
         at = bisect_left(range(n), seq, key=lambda i: history[2 * i])
         if at < n and history[2 * at] == seq:
             del history[2 * at:2 * at + 2]
-            self._settle(subject, row, history)
+            self._update_columns(subject, row, history)
 
     def subtract(self, subject: bytes, count: int, last_seq: int) -> None:
         """Plain: take out ``count`` messages, the last of them at ``last_seq``."""
@@ -251,10 +251,10 @@ class SubjectIndex:
         if history is not None and history[0] < first_seq:
             n = len(history) >> 1
             del history[:2 * bisect_left(range(n), first_seq, key=lambda i: history[2 * i])]
-            self._settle(subject, row, history)
+            self._update_columns(subject, row, history)
         return True
 
-    def _settle(self, subject: bytes, row: int, history: array[int]) -> None:
+    def _update_columns(self, subject: bytes, row: int, history: array[int]) -> None:
         """Bring a row's columns in line with its shortened history."""
         n = len(history) >> 1
         if not n:

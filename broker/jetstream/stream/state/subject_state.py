@@ -24,11 +24,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
-from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.decision import Stuck
 from broker.jetstream.stream.state.heads import Heads, at_once, blocks_back
 from broker.jetstream.stream.state.live import Live, LiveBlock, Removal
-from broker.jetstream.stream.state.rows import Cold, OpenRows, Rows
+from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.subject_index import SubjectIndex
 from broker.storage.format.index import Head
 
@@ -52,7 +52,7 @@ class _Debt(NamedTuple):
 class SubjectState:
     """The subjects of one stream.
 
-    ``ready`` is the way in: it gives an index that is in step, or raises ``Cold``; ``build`` takes as long as it takes.
+    ``ready`` is the way in: it gives an index that is in step, or raises ``NotLoaded``; ``build`` takes as long as it takes.
     """
 
     def __init__(self, live: Live, heads: Heads, tracked: bool) -> None:
@@ -81,10 +81,10 @@ class SubjectState:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def ready(self) -> SubjectIndex:
-        """The index, with every live message in it. Raises: Cold."""
+        """The index, with every live message in it. Raises: NotLoaded."""
         index = self._go_on()
         if not isinstance(index, SubjectIndex):
-            raise Cold("the index of subjects", work=self.build, mark=self._forgotten)
+            raise NotLoaded("the index of subjects", work=self.build, mark=self._forgotten)
         return index
 
     async def build(self) -> SubjectIndex:
@@ -117,7 +117,7 @@ class SubjectState:
             index = self._index = SubjectIndex(self.tracked)
         if not live.msgs:
             self._emptied(index)
-        left = self._settle(index)
+        left = self._apply_debts(index)
         if left is None and index.merged_seq < live.last_seq:
             left = self._merge(index)
         return index if left is None else left
@@ -129,7 +129,7 @@ class SubjectState:
         self._debts.clear()
 
     def last(self, subject: bytes) -> int:
-        """Sequence of the last live message of ``subject``, or 0. Raises: Cold."""
+        """Sequence of the last live message of ``subject``, or 0. Raises: NotLoaded."""
         index = self.ready()
         last = index.last(subject, self._live.first_seq)
         if last is None:
@@ -138,7 +138,7 @@ class SubjectState:
         return last
 
     def count(self, subject: bytes) -> int:
-        """Live messages of ``subject``. Raises: Cold."""
+        """Live messages of ``subject``. Raises: NotLoaded."""
         return self.ready().count(subject, self._live.first_seq)
 
     async def matching(self, filters: Filters) -> list[bytes]:
@@ -175,14 +175,14 @@ class SubjectState:
         return len(index)
 
     def _find_last(self, subject: bytes) -> int:
-        """Look through the blocks from the end. Raises: Cold."""
+        """Look through the blocks from the end. Raises: NotLoaded."""
         live = self._live
         for block in reversed(live.blocks):
             if not _may_hold(block, subject):
                 continue
-            rows = live.hot(block)
+            rows = live.resident(block)
             if rows is None:
-                raise Cold(f"the last message of {subject!r}", work=partial(self._seek_last, subject))
+                raise NotLoaded(f"the last message of {subject!r}", work=partial(self._seek_last, subject))
             if seq := self._last_in(block, rows, subject):
                 return seq
         return 0
@@ -238,16 +238,16 @@ class SubjectState:
         self._debts.clear()
         index.merged_seq = self._live.last_seq
 
-    def _settle(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
+    def _apply_debts(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
         """Pay the debts. Returns: None when there are none left; else as ``_go_on``."""
         live, budget = self._live, _ROWS_AT_ONCE
         while self._debts:
             if budget <= 0:
                 return ()
             block, first, last = self._debts[-1]
-            if _needs_rows(block) and live.hot(block) is None:
+            if _needs_rows(block) and live.resident(block) is None:
                 return at_once(debt.block for debt in reversed(self._debts)
-                               if _needs_rows(debt.block) and live.hot(debt.block) is None)
+                               if _needs_rows(debt.block) and live.resident(debt.block) is None)
             self._debts.pop()
             left = self._take_out(index, block, first, last)
             if left is not None:
@@ -266,7 +266,7 @@ class SubjectState:
         if block.subjects is not None and not _needs_rows(block):
             index.subtract(block.subjects[0][0], last - first + 1, last)
             return None
-        rows = self._live.hot(block)
+        rows = self._live.resident(block)
         if rows is None:
             return first
         start, end = rows.ordinal_of(first), rows.ordinal_of(last + 1)
@@ -298,9 +298,9 @@ class SubjectState:
                     index.merge(subject, count, last_seq)
                 index.merged_seq = block.last_seq
                 budget -= 4 * len(subjects)
-            elif (rows := live.hot(block)) is None:
+            elif (rows := live.resident(block)) is None:
                 return at_once(block for block in live.blocks[i:i + _LOOKED_AT_ONCE]
-                               if not self._summarized(block, index) and live.hot(block) is None)
+                               if not self._summarized(block, index) and live.resident(block) is None)
             elif self._whole(block, index) and isinstance(rows, Head) and len(rows.subjects) <= _ROWS_AT_ONCE // 4:
                 for subject, count, last in zip(rows.subjects, rows.subject_counts, rows.subject_lasts, strict=True):
                     index.merge(subject, count, rows.seq_of(last))

@@ -1,0 +1,148 @@
+"""Durations and instants as Go writes and reads them, since that is how nats-server and its clients spell them.
+
+Owns both directions for both: ``time.ParseDuration`` and ``Duration.String``, RFC 3339 with nanoseconds in and out.
+Does not own what a caller adds to them (a bare number of seconds in a configuration file, ``never`` as a TTL).
+
+Durations are nanoseconds, instants Unix UTC nanoseconds, both within a signed 64-bit integer.
+
+Source: Go's time package: ParseDuration, Duration.String, Time.Format and time.Parse with RFC3339Nano. The table in
+tests/test_gotime.py was made by a Go program.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "parse_duration", "parse_time"]
+
+ZERO_TIME = "0001-01-01T00:00:00Z"
+"""Go's zero time, which stands for "none"."""
+
+ZERO_TIME_NS = -62_135_596_800_000_000_000
+
+_UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000,
+          "h": 3_600_000_000_000}
+_PART = re.compile(r"([0-9]*)(\.[0-9]*)?([^.0-9]*)")
+_INT64_MAX = (1 << 63) - 1
+
+
+def parse_duration(text: str) -> int:
+    """``300ms``, ``-1.5h``, ``2h45m`` or ``0`` in nanoseconds.
+
+    Raises: ValueError in the words of Go's time.ParseDuration.
+    """
+    quoted = _quote(text)
+    sign, body = (-1, text[1:]) if text[:1] == "-" else (1, text[1:]) if text[:1] == "+" else (1, text)
+    if body == "0":
+        return 0
+    if not body:
+        raise ValueError(f"time: invalid duration {quoted}")
+    total, at = 0, 0
+    while at < len(body):
+        part = _PART.match(body, at)
+        assert part is not None  # the pattern matches the empty string
+        whole, fraction, unit = part[1], part[2] or "", part[3]
+        if not whole and len(fraction) < 2:
+            raise ValueError(f"time: invalid duration {quoted}")
+        if not unit:
+            raise ValueError(f"time: missing unit in duration {quoted}")
+        scale = _UNITS.get(unit)
+        if scale is None:
+            raise ValueError(f"time: unknown unit {_quote(unit)} in duration {quoted}")
+        if len(whole.lstrip("0")) > 19:
+            # It can only overflow; int() is spared the digits.
+            raise ValueError(f"time: invalid duration {quoted}")
+        total += int(whole or "0") * scale + _part_of(scale, fraction[1:])
+        if total > _INT64_MAX + (sign < 0):
+            raise ValueError(f"time: invalid duration {quoted}")
+        at = part.end()
+    return sign * total
+
+
+def _part_of(scale: int, digits: str) -> int:
+    """The fraction ``.digits`` of ``scale``, computed in floating point as Go does, so that both read the same."""
+    value, divisor = 0, 1.0
+    for digit in digits:
+        if value > _INT64_MAX // 10 or value * 10 + int(digit) > _INT64_MAX + 1:
+            break
+        value = value * 10 + int(digit)
+        divisor *= 10
+    return int(float(value) * (scale / divisor))
+
+
+def _quote(text: str) -> str:
+    """In quotes, with every byte that is not printable ASCII escaped."""
+    return '"' + "".join(f"\\x{byte:02x}" if byte < 0x20 or byte >= 0x7F else f"\\{chr(byte)}" if byte in b'"\\' else chr(byte)
+                         for byte in text.encode("utf-8", "surrogatepass")) + '"'
+
+
+def format_duration(ns: int) -> str:
+    """``2m0s``, ``1.5s``, ``100ms``, ``0s``."""
+    if ns == 0:
+        return "0s"
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    for unit, name in ((1, "ns"), (1_000, "µs"), (1_000_000, "ms")):
+        if ns < 1_000 * unit:
+            return f"{sign}{_decimal(ns, unit)}{name}"
+    minutes, rest = divmod(ns, 60_000_000_000)
+    hours, minutes = divmod(minutes, 60)
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{sign}{head}{_decimal(rest, 1_000_000_000)}s"
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, part = divmod(value, unit)
+    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else str(whole)
+
+
+def format_time(at_ns: int) -> str:
+    """RFC 3339 in UTC, trailing zeros of the nanoseconds left out; ``ZERO_TIME`` for what no calendar date has."""
+    seconds, ns = divmod(at_ns, 1_000_000_000)
+    try:
+        whole = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return ZERO_TIME
+    fraction = f".{ns:09d}".rstrip("0") if ns else ""
+    return (f"{whole.year:04d}-{whole.month:02d}-{whole.day:02d}"
+            f"T{whole.hour:02d}:{whole.minute:02d}:{whole.second:02d}{fraction}Z")
+
+
+_LAYOUT = "2006-01-02T15:04:05Z07:00"
+_ELEMENTS: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern, re.ASCII)) for name, pattern in (
+    ("2006", r"\d{4}"), ("-", "-"), ("01", r"\d\d"), ("-", "-"), ("02", r"\d\d"), ("T", "T"), ("15", r"\d\d?"),
+    (":", ":"), ("04", r"\d\d"), (":", ":"), ("05", r"\d\d(?:[.,]\d+)?"), ("Z07:00", r"Z|[+-]\d\d:\d\d"))]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_time(text: str) -> int:
+    """An RFC 3339 instant; digits after the ninth of the fraction are dropped.
+
+    Raises: ValueError in the words of Go's time.Parse.
+    """
+    parts, at = [], 0
+    for name, pattern in _ELEMENTS:
+        found = pattern.match(text, at)
+        if found is None:
+            raise ValueError(f'parsing time {json.dumps(text)} as "{_LAYOUT}": '
+                             f'cannot parse {json.dumps(text[at:])} as "{name}"')
+        parts.append(found.group())
+        at = found.end()
+    if at != len(text):
+        raise ValueError(f"parsing time {json.dumps(text)}: extra text: {json.dumps(text[at:])}")
+    second, _, fraction = parts[10].replace(",", ".").partition(".")
+    try:
+        whole = datetime(int(parts[0]), int(parts[2]), int(parts[4]), int(parts[6]), int(parts[8]), int(second),
+                         tzinfo=UTC)
+    except ValueError as error:
+        unit = str(error).split()[0]
+        raise ValueError(f"parsing time {json.dumps(text)}: {unit} out of range") from None
+    delta = whole - _EPOCH
+    seconds = delta.days * 86_400 + delta.seconds
+    zone = parts[11]
+    if zone != "Z":
+        offset = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
+        seconds += -offset if zone[0] == "+" else offset
+    return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])

@@ -1,0 +1,236 @@
+"""Which way the imports point, read from the source: imports within functions and under TYPE_CHECKING count too.
+
+A *room* is a package,
+or a single module beside packages; a module belongs to the room with the longest matching name. MAY says
+what each room may import beside itself. That there are no circles, neither of modules nor of rooms,
+follows from nothing
+and is checked on its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "output", "suggest", "version"}
+"""Import nothing of ours."""
+
+STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
+           "storage.log"}
+
+STREAM = {"jetstream.bus", "jetstream.usage", "jetstream.filters", "jetstream.settings", "jetstream.wire",
+          "jetstream.config", "protocol", "clock",
+          *STORAGE}
+"""What every part of a stream or consumer may know."""
+
+MAY: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "protocol": set(),
+    "storage.format": set(),
+    "storage.paths": {"storage.format"},
+    "storage.objectstore": {"clock"},
+    "storage.put": {"clock", "storage.format", "storage.objectstore"},
+    "storage.state": {"storage.format"},
+    "storage.read": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
+    "storage.log": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
+    "storage.checkpoint": {"clock", *STORAGE},
+    "storage.shard": {"clock", "storage.checkpoint", *STORAGE},
+    "cluster": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put"},
+    "jetstream.bus": set(),
+    "jetstream.filters": {"protocol"},
+    "jetstream.usage": set(),
+    "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
+    "jetstream.settings": {"jetstream.wire", "protocol", "version"},
+    "jetstream.config": {"gotime", "jetstream.settings", "jetstream.wire", "protocol"},
+    "jetstream.stream.state": STREAM,
+    "jetstream.stream.retention": STREAM | {"jetstream.stream.state"},
+    "jetstream.stream.publish": STREAM | {"gotime", "jetstream.stream.state"},
+    "jetstream.stream": STREAM | {"gotime", "jetstream.stream.state", "jetstream.stream.retention",
+                                  "jetstream.stream.publish"},
+    "jetstream.consumer.cursor": STREAM,
+    "jetstream.consumer.acks": STREAM | {"gotime", "jetstream.consumer.cursor"},
+    "jetstream.consumer.delivery": STREAM | {"gotime", "jetstream.consumer.cursor", "jetstream.consumer.acks"},
+    "jetstream.consumer": STREAM | {"gotime", "jetstream.consumer.cursor", "jetstream.consumer.acks",
+                                    "jetstream.consumer.delivery"},
+    "jetstream.account": STREAM | {"gotime", "jetstream.stream", "jetstream.consumer"},
+    "jetstream.api": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.state", "jetstream.consumer",
+                               "jetstream.account"},
+    "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
+    "jetstream.overview": {"gotime", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
+    "server.auth": {"config"},
+    "server.routing": {"clock", "protocol"},
+    "server.connection": {"clock", "gotime", "protocol", "server.auth", "server.routing"},
+    "server": {"clock", "config", "gotime", "listen_socket", "protocol", "version", "server.auth", "server.routing",
+               "server.connection"},
+    "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
+    "config": {"gotime", "machine", "protocol", "suggest", "version"},
+    "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
+                "storage.objectstore", "storage.read",
+                "storage.state"},
+    "pipeline.errors": {"storage.format"},
+    "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths"},
+    "pipeline.plan": {"gotime", "pipeline.errors", "pipeline.store", "protocol", "storage.format",
+                      "storage.objectstore",
+                      "storage.paths", "storage.read", "storage.state"},
+    "pipeline.read": {"pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format",
+                      "storage.state"},
+    "pipeline.spark": {"pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store"},
+    "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
+                 "pipeline.spark", "pipeline.store"},
+    # The one place where the parts meet, and what starts it.
+    "runtime": {"clock", "cluster", "config", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
+                "jetstream.api", "jetstream.engine",
+                "jetstream.overview", "jetstream.settings", "monitor", "server", "server.auth", "server.routing",
+                "storage.shard",
+                "version", *STORAGE},
+    "cli": {"config", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
+    "__main__": {"cli"},
+}
+
+KNOWN: set[tuple[str, str]] = {
+    ("cluster.entries", "storage.log.settings"),
+    ("cluster.ownership", "storage.log.writer"),
+    ("jetstream.account", "jetstream.api.dispatcher"),
+    ("jetstream.account", "jetstream.engine"),
+    ("jetstream.consumer.consumer", "jetstream.stream.stream"),
+    ("jetstream.consumer.start", "jetstream.stream.stream"),
+    ("jetstream.stream.publish.blocked", "jetstream.stream.stream"),
+    ("jetstream.stream.publish.replies", "jetstream.stream.stream"),
+    ("jetstream.stream.publish.sequencer", "jetstream.stream.retention.rollup"),
+    ("jetstream.stream.publish.sequencer", "jetstream.stream.stream"),
+    ("jetstream.stream.queries", "jetstream.stream.stream"),
+    ("jetstream.stream.retention.enforcement", "jetstream.stream.publish.blocked"),
+    ("jetstream.stream.retention.enforcement", "jetstream.stream.stream"),
+    ("jetstream.stream.retention.retention", "jetstream.consumer.consumer"),
+    ("jetstream.stream.retention.retention", "jetstream.stream.stream"),
+    ("jetstream.stream.retention.rollup", "jetstream.stream.stream"),
+    ("jetstream.stream.state.front", "jetstream.stream.state.live"),
+    ("jetstream.stream.stream", "jetstream.consumer.consumer"),
+    ("server.auth.authenticator", "server.options"),
+    ("server.connection.connection", "server.server"),
+    ("server.connection.handshake", "server.connection.connection"),
+    ("server.connection.message_trace", "server.connection.connection"),
+    ("storage.log.heartbeat", "storage.read.snapshot"),
+}
+"""(importing module, imported module): imports that break a rule above, or close a circle, and are to go."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ``broker`` by its name without that prefix; the package itself is ``version``."""
+    found = {}
+    for path in sorted((ROOT / "broker").rglob("*.py")):
+        if path.name == "__init__.py" and not path.read_text():
+            continue
+        name = ".".join(path.relative_to(ROOT / "broker").with_suffix("").parts)
+        found["version" if name == "__init__" else name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> set[str]:
+    """The modules of ours that a module imports, wherever in its text."""
+    found = set()
+    path = MODULES[name]
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {_ours(f"{origin}.{alias.name}") or _ours(origin) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {_ours(alias.name) for alias in node.names}
+    return {one for one in found if one and one != name}
+
+
+def _ours(dotted: str) -> str:
+    """A dotted name as a module of ours, or an empty string."""
+    if dotted == "broker":
+        return "version"
+    name = dotted.removeprefix("broker.")
+    return name if name != dotted and name in MODULES else ""
+
+
+GRAPH = {name: imports(name) for name in MODULES}
+
+
+def room_of(name: str) -> str:
+    """The room that a module is in."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (room := ".".join(parts[:end])) in MAY:
+            return room
+    pytest.fail(f"broker.{name} is in no room: give its package a line in MAY")
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[list[str]]:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                yield from visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = stack[stack.index(node):]
+            del stack[stack.index(node):]
+            if len(component) > 1:
+                yield sorted(component)
+
+    for node in sorted(graph):
+        if node not in index:
+            yield from visit(node)
+
+
+def _without(graph: dict[str, set[str]], pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    left = {name: set(others) for name, others in graph.items()}
+    for name, other in pairs:
+        left[name].discard(other)
+    return left
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Also not by way of others."""
+    assert list(circles(_without(GRAPH, KNOWN))) == []
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    """Also not by way of others."""
+    rooms: dict[str, set[str]] = {room: set() for room in MAY}
+    for name, others in _without(GRAPH, KNOWN).items():
+        rooms[room_of(name)] |= {room_of(other) for other in others} - {room_of(name)}
+    assert list(circles(rooms)) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_what_its_room_may(name: str) -> None:
+    """See MAY."""
+    room = room_of(name)
+    for other in GRAPH[name]:
+        if (name, other) not in KNOWN:
+            assert room_of(other) in MAY[room] | {room}, f"{room} may not import broker.{other}"
+
+
+def test_what_is_known_is_still_there() -> None:
+    """An entry of KNOWN goes with the import that it excuses."""
+    assert [pair for pair in KNOWN if pair[1] not in GRAPH.get(pair[0], ())] == []
+
+
+def test_every_rule_speaks_of_rooms_that_are_there() -> None:
+    """A rule about a room that has gone is no rule."""
+    taken = {room_of(name) for name in MODULES}
+    assert set(MAY) <= taken | {"errors"}
+    assert set().union(*MAY.values()) <= set(MAY)
