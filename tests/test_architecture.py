@@ -95,8 +95,6 @@ MAY: dict[str, set[str]] = {
 KNOWN: set[tuple[str, str]] = {
     ("cluster.entries", "storage.log.settings"),
     ("cluster.ownership", "storage.log.writer"),
-    ("jetstream.account", "jetstream.api.dispatcher"),
-    ("jetstream.account", "jetstream.engine"),
     ("jetstream.consumer.consumer", "jetstream.stream.stream"),
     ("jetstream.consumer.start", "jetstream.stream.stream"),
     ("jetstream.stream.publish.blocked", "jetstream.stream.stream"),

@@ -1,27 +1,26 @@
 """One account: its streams and consumers made, changed, removed, restored, and joined to the bus.
 
 Owns: which streams and consumers exist, their records in the log, their subscriptions, the limits of the account.
-Does not own: what a request looks like (api.py and its parts), what happens inside a stream or consumer.
+Does not own: what a request looks like (api), what happens inside a stream or consumer.
 
 Every decision here is taken at once, from the live state, and written into the stream's open block; whoever answers for
 it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
 not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
 
     Account "$G" ── Stream "ORDERS" ── Consumer "billing"
-        │                │                  └─ its acks, subscribed to here; its pull requests come by the API
-        │                └─ its subjects, subscribed to here
-        └─ Api: $JS.API.>
+                         │                  └─ its acks, subscribed to here; its pull requests come by the API
+                         └─ its subjects, subscribed to here
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.jetstream.api.dispatcher import Api
+from broker.clock import Clock
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -45,7 +44,7 @@ from broker.jetstream.config.stream_rules import (
 )
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
-from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.settings import API_LEVEL, JetStreamSettings
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -57,12 +56,11 @@ from broker.storage.state.applied import ConsumerState
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Subscription
-    from broker.jetstream.engine import JetStream
     from broker.storage.log.log import BlockOwner
     from broker.storage.log.writer import OpenBlock
     from broker.storage.state.applied import ShardState, StreamState
 
-__all__ = ["Account", "JetStreamSettings", "StreamLog"]
+__all__ = ["Account", "Host", "StreamLog"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,19 +80,14 @@ class StreamLog(Protocol):
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class JetStreamSettings:
-    """What the configuration says of JetStream; values in wire units."""
+class Host(Protocol):
+    """What an account asks of the JetStream that it belongs to."""
 
-    server_name: str = "jetblock"
-    version: str = "2.15.1"
-    domain: str = ""
-    strict: bool = True
-    account: AccountLimits = field(default_factory=AccountLimits)
-    server: ServerLimits = field(default_factory=ServerLimits)
-    max_payload: int = 1 << 20
-    direct_bytes_max: int = 64 << 20
-    """Bytes after which a batched direct get ends (nats-server: max_pending)."""
+    @property
+    def available(self) -> bool: ...
+    @property
+    def log(self) -> StreamLog: ...
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None) -> Stream: ...
 
 
 class OffLine(NamedTuple):
@@ -111,33 +104,34 @@ class Account:
         whether requests may be served (the shard is ours and our proof of that is fresh); ``log`` the shard's log.
     """
 
-    def __init__(self, js: JetStream, name: str, bus: Bus) -> None:
+    def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random,
+                 settings: JetStreamSettings) -> None:
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
         self.offline: dict[str, OffLine] = {}
         self.api_total = 0
         self.api_errors = 0
-        self.api = Api(self)
-        self._js = js
+        self._host = host
+        self._rng = rng
         self._subscriptions: dict[Stream, dict[str, Subscription]] = {}
         self._pulls: dict[bytes, Consumer] = {}
         self._acks: dict[Consumer, list[Subscription]] = {}
-        self._ack_origin = f"{js.settings.domain or '_'}.{account_hash(name)}".encode()
-        self.settings = js.settings
-        self.server_name = js.settings.server_name
-        self.version = js.settings.version
-        self.domain = js.settings.domain
-        self.clock = js.clock
-        self.events = AccountEvents(bus, js.clock, js.rng, self.domain, self.server_name)
+        self._ack_origin = f"{settings.domain or '_'}.{account_hash(name)}".encode()
+        self.settings = settings
+        self.server_name = settings.server_name
+        self.version = settings.version
+        self.domain = settings.domain
+        self.clock = clock
+        self.events = AccountEvents(bus, clock, rng, self.domain, self.server_name)
 
     @property
     def available(self) -> bool:
-        return self._js.available
+        return self._host.available
 
     @property
     def log(self) -> StreamLog:
-        return self._js.log
+        return self._host.log
 
     def stream(self, name: str) -> Stream:
         """The live stream of that name.
@@ -182,7 +176,7 @@ class Account:
             _log.error("stream %s is off line: %s", state.name, state.offline)
             self.offline[state.name] = OffLine(state.offline, list(state.config.get("subjects", ())))
             return []
-        stream = self._js.make_stream(self, config, state)
+        stream = self._host.make_stream(self.name, self.bus, config, state)
         openings = []
         for name, consumer_state in state.consumers.items():
             try:
@@ -261,7 +255,7 @@ class Account:
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
         check_supported(config)
-        stream = self._js.make_stream(self, config)
+        stream = self._host.make_stream(self.name, self.bus, config)
         self._record(stream, RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         self._join(stream)
         self.events.stream("create", stream.name, stream.log)
@@ -407,7 +401,7 @@ class Account:
         check_consumer_supported(config)
         _fill_inactive_threshold(config)
         while not name or name in stream.consumers:
-            name = unique_id(self._js.rng, 8)
+            name = unique_id(self._rng, 8)
         return await self._make_consumer(stream, name, config)
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
@@ -430,7 +424,7 @@ class Account:
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
-        consumer = Consumer(stream, config, state, self.bus, self.clock, self._js.rng, restored=restored)
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored)
         consumer.on_inactive = self._inactive
         return consumer
 
