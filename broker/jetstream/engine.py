@@ -26,6 +26,7 @@ from broker.storage.log.memory_log import MemoryLog
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.listeners import Listener
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.applied import StreamState
@@ -116,8 +117,9 @@ class JetStream:
         for api in self.apis.values():
             await api.stop()
 
-    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it."""
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
+                    listeners: Mapping[str, Listener]) -> Stream:
+        """A live stream: a new one, or one as its persisted blocks left it; ``listeners`` are its consumers by name."""
         assert self._reader is not None
         assert self._memory_log is not None
         memory = config.storage == "memory"
@@ -125,13 +127,13 @@ class JetStream:
             config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage])
+            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage], listeners=listeners)
 
     def _wake(self) -> None:
         """What consumers held back while our proof of owning the shard was too old goes out now."""
         for account in self.accounts.values():
             for stream in account.streams.values():
-                for consumer in stream.consumers.values():
+                for consumer in account.consumers(stream).values():
                     consumer.wake()
 
     def _stream_id(self) -> int:

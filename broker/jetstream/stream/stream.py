@@ -24,13 +24,14 @@ import asyncio
 import logging
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.publish.sequencer import Sequencer
@@ -59,7 +60,6 @@ from broker.storage.objectstore.base import NotFound, StoreError
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.consumer.consumer import Consumer
     from broker.storage.format.frame import Chunk
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
@@ -96,13 +96,12 @@ _SORTED_MAX = 100_000
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
 
-
 class Stream:
     """One live stream.
 
     Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
-        of its storage; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
-        window of message ids.
+        of its storage; ``listeners`` are its consumers by name, in a mapping that the owner keeps; ``bytes_max`` bounds
+        what queues while the stream waits for the store, ``dedupe_bytes_max`` its window of message ids.
     Attributes: ``offline``: why it cannot be used, or None.
     """
 
@@ -110,8 +109,8 @@ class Stream:
 
     def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
                  created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
-                 domain: str = "", usage: Usage | None = None, bytes_max: int = 16 << 20,
-                 dedupe_bytes_max: int = 256 << 20) -> None:
+                 domain: str = "", usage: Usage | None = None, listeners: Mapping[str, Listener] | None = None,
+                 bytes_max: int = 16 << 20, dedupe_bytes_max: int = 256 << 20) -> None:
         self.name = config.name
         self.account = account
         self.config = config
@@ -123,7 +122,7 @@ class Stream:
         self.clock = clock
         self.rng = rng
         self.domain = domain
-        self.consumers: dict[str, Consumer] = {}
+        self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
         """Called when nothing of the stream can be stored any more; ``offline`` says why."""
         self.ceiling = 0
@@ -131,7 +130,6 @@ class Stream:
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
-        self._dirty: dict[str, Consumer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._shrunk: dict[int, LiveBlock] = {}
         self._with_ids: list[LiveBlock] = []
@@ -252,12 +250,8 @@ class Stream:
             # An older reader may do without them.
             block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
             self._expire_ids_later()
-        if self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for consumer in dirty.values():
-                delta = consumer.take_delta()
-                if delta is not None and self.consumers.get(consumer.name) is consumer:
-                    block.add_record(RecordKind.CONSUMER_STATE, delta)
+        for delta in self.listeners.take_deltas():
+            block.add_record(RecordKind.CONSUMER_STATE, delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
         live.cut(block)
 
@@ -267,7 +261,7 @@ class Stream:
         mine = live.landed()
         if mine is not None:
             dead = isinstance(mine, LiveBlock) and not mine.live_msgs
-            if self.stored and not dead and (self.consumers or not block.kept) and (ref := block.ref) is not None:
+            if self.stored and not dead and (self.listeners.by_name or not block.kept) and (ref := block.ref) is not None:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
@@ -279,7 +273,7 @@ class Stream:
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
-            self._tell_consumers(lambda consumer: consumer.wake())
+            self.listeners.wake()
 
     def failed(self, error: Exception) -> None:
         """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
@@ -291,9 +285,9 @@ class Stream:
         """See ``BlockOwner``."""
         return self.sequencer.replies.withdrawn(fn, items)
 
-    def dirty(self, consumer: Consumer) -> None:
+    def dirty(self, consumer: Changed) -> None:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
-        self._dirty[consumer.name] = consumer
+        self.listeners.dirty(consumer)
         self.log.lazy(self)
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
@@ -427,26 +421,12 @@ class Stream:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
-        if self.consumers:
+        if self.listeners.by_name:
             self.tell_removed(joined(gone), subject, purged)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: Subject | None, purged: bool) -> None:
         """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
-        def tell(consumer: Consumer) -> None:
-            for first, last, msgs in ranges:
-                consumer.removed(first, last, msgs, subject, purged=purged)
-
-        self._tell_consumers(tell)
-
-    def _tell_consumers(self, tell: Callable[[Consumer], None]) -> None:
-        """Have each of them hear of what has happened to the stream; one that fails at it counts again what it has to come,
-        and keeps neither the others nor the stream from going on."""
-        for consumer in list(self.consumers.values()):
-            try:
-                tell(consumer)
-            except Exception as error:
-                _log.error("consumer %s > %s failed to follow its stream", self.name, consumer.name, exc_info=error)
-                consumer.doubt()
+        self.listeners.removed(ranges, subject, purged)
 
     def close(self) -> None:
         """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
@@ -465,7 +445,9 @@ class Stream:
     # --- what it shows ------------------------------------------------------------------------------------------------
 
     async def info_state(self, deleted_details: bool = False, subjects_filter: Subject = b"") -> dict[str, Any]:
-        """JetStream's StreamState as JSON values. Raises: ApiError 10008 past the lease; StoreError; FormatError.
+        """JetStream's StreamState as JSON values, less ``consumer_count``.
+
+        Raises: ApiError 10008 past the lease; StoreError; FormatError.
 
         Source: nats-server, server/store.go, StreamState.
         """
@@ -489,7 +471,6 @@ class Stream:
             shown["num_deleted"] = deleted
             if deleted_details:
                 shown["deleted"] = await self._deleted()
-        shown["consumer_count"] = sum(1 for consumer in self.consumers.values() if not consumer.config.direct)
         return shown
 
     def _first_time(self) -> int:

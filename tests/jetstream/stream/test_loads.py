@@ -490,7 +490,7 @@ async def test_consumers_told_of_a_purge_under_way() -> None:
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = await filled(world, 10)
     listener = Listener(filters=["S.k3.*"])
-    stream.consumers["c"] = listener  # type: ignore[assignment]
+    stream.listeners.by_name["c"] = listener
     assert await stream.purge(b"S.k3.*") == 10
     assert sum(msgs for _, _, msgs, _, _ in listener.gone) == 10
     assert listener.moved == [stream.last_seq + 1]

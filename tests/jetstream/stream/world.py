@@ -91,6 +91,7 @@ class Listener:
     def __init__(self, name: str = "c", filters: Sequence[str] = ()) -> None:
         self.name = name
         self.config = ConsumerConfig(name=name, filter_subjects=list(filters))
+        self.filters = self.config.filters
         self.woken = 0
         self.gone: list[tuple[int, int, int, bytes | None, bool]] = []
         self.moved: list[int] = []

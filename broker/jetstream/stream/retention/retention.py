@@ -28,11 +28,9 @@ from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows, may_match
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.protocol.subject import subset
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
 
 __all__ = ["Retention"]
@@ -341,33 +339,12 @@ class Retention:
                     if left <= 0:
                         break
         first_seq = 0
-        if any(_within(consumer, filters) for consumer in stream.consumers.values()):
+        if stream.listeners.any_within(filters):
             first_seq = await stream.queries.first_seq_of(filters)
         self.tell_purged(filters, first_seq)
         return purged
 
     def tell_purged(self, filters: Filters, first_seq: int) -> None:
-        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0.
-
-        One that got nothing but what was purged goes on at what is left of it; one that gets more moves with the front.
-        nats-server passes over all before ``first_seq`` once a single filter of several was purged; here that is not
-        done, since messages of the other filters would be lost.
-
-        Source: nats-server, server/stream.go, purgeLocked.
-        """
+        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0."""
         live = self._stream.live
-        front = max(live.first_seq, 1)
-        for consumer in list(self._stream.consumers.values()):
-            if filters.all:
-                consumer.purged(front)
-            elif _within(consumer, filters):
-                consumer.purged(first_seq or live.last_seq + 1)
-            elif not consumer.config.filters or any(subset(filters.subjects[0], one.encode())
-                                                    for one in consumer.config.filters):
-                consumer.purged(front)
-
-
-def _within(consumer: Consumer, filters: Filters) -> bool:
-    """Whether all that ``consumer`` gets matches ``filters``, which are one."""
-    own = consumer.config.filters
-    return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)
+        self._stream.listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))
