@@ -24,7 +24,7 @@ import asyncio
 import logging
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.clock import Clock
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
+from broker.jetstream.stream.publish.blocked import Standstill
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
@@ -41,21 +42,21 @@ from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.state import memory_blocks
-from broker.jetstream.stream.state.decision import decide
-from broker.jetstream.stream.state.front import Removal, joined
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, decide
 from broker.jetstream.stream.state.heads import Heads, blocks_from
 from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.usage import Usage
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
-from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
-from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
@@ -130,19 +131,24 @@ class Stream:
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self.name)
         self._shrunk: dict[int, LiveBlock] = {}
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
-        self.retention = Retention(self)
-        self.rollups = Rollups(self)
-        self.enforcement = Enforcement(self, config, empty=state is None)
-        self.standstill = Standstill(self)
-        self.sequencer = Sequencer(self)
+        self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
+        self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
+                                   self._tasks, clock)
+        self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
+                                       self._tasks, empty=state is None)
+        replies = Replies(self, log, bus, domain)
+        self.sequencer = Sequencer(
+            self, self.live, log, self.dedupe, self.subjects, self.retention,
+            Rollups(self.live, self.heads, self.subjects, self.retention),
+            Standstill(self, self.live, self.heads, self._tasks, replies, clock), replies, bus, clock,
+            self.queries.last_seq_of)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
-        self.queries = Queries(self, self.live)
         self._configure(config)
         if state is None:
             if config.first_seq:
@@ -152,7 +158,7 @@ class Stream:
                 self._ask_ceiling(self.live.last_seq)
         else:
             self._restore(state)
-        self.sequencer.renumbered()
+        self.renumbered()
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
@@ -428,6 +434,14 @@ class Stream:
         """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
         self.listeners.removed(ranges, subject, purged)
 
+    def renumbered(self) -> None:
+        """The last sequence was set, not counted up."""
+        self.sequencer.renumbered()
+
+    def trim_soon(self) -> None:
+        """A trim needs the store, or has left some for later: go on with it in the next turn."""
+        self.enforcement.soon()
+
     def close(self) -> None:
         """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
         off line is refused."""
@@ -439,8 +453,7 @@ class Stream:
         self.live.leave()
         if self._dedupe_timer is not None:
             self._dedupe_timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
@@ -571,26 +584,3 @@ class Stream:
         self._dedupe_timer = None
         self.dedupe.expire(self.clock.now_ns(), _IDS_A_TURN)
         self._expire_ids_later()
-
-    # --- tasks --------------------------------------------------------------------------------------------------------
-
-    def start(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-        """Run ``work`` as a task of this stream: kept, named, and ended with it."""
-        task = asyncio.get_running_loop().create_task(work, name=f"{what} {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        # A store in trouble and a damaged object are told by who waits for the task, with what it means to him.
-        if not isinstance(error, (StoreError, FormatError)):
-            _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
-
-    def warn(self, text: str, *args: object, unforeseen: bool = False) -> None:
-        """A log line about this stream; ``unforeseen``: with where the last argument, an error, came from."""
-        error = args[-1] if unforeseen and isinstance(args[-1], BaseException) else None
-        _log.log(logging.WARNING if error is None else logging.ERROR, "stream %s: " + text, self.name, *args,
-                 exc_info=error)

@@ -13,8 +13,7 @@ import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
-from broker.jetstream.stream.state.decision import Decision, Stuck, decide
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.stream import Stream

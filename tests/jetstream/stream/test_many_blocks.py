@@ -301,7 +301,7 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
     assert whole.unnamed == sliced.unnamed
     assert whole.segments == sliced.segments
     whole.replaying = True
-    whole.settle()
+    whole.finish_replay()
     assert whole.unnamed == sliced.unnamed
 
 
