@@ -1,27 +1,26 @@
 """One account: its streams and consumers made, changed, removed, restored, and joined to the bus.
 
 Owns: which streams and consumers exist, their records in the log, their subscriptions, the limits of the account.
-Does not own: what a request looks like (api.py and its parts), what happens inside a stream or consumer.
+Does not own: what a request looks like (api), what happens inside a stream or consumer.
 
 Every decision here is taken at once, from the live state, and written into the stream's open block; whoever answers for
 it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
 not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
 
     Account "$G" ── Stream "ORDERS" ── Consumer "billing"
-        │                │                  └─ its acks, subscribed to here; its pull requests come by the API
-        │                └─ its subjects, subscribed to here
-        └─ Api: $JS.API.>
+                         │                  └─ its acks, subscribed to here; its pull requests come by the API
+                         └─ its subjects, subscribed to here
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.jetstream.api.dispatcher import Api
+from broker.clock import Clock
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -45,7 +44,7 @@ from broker.jetstream.config.stream_rules import (
 )
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
-from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
+from broker.jetstream.settings import API_LEVEL, JetStreamSettings
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -57,12 +56,11 @@ from broker.storage.state.applied import ConsumerState
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Subscription
-    from broker.jetstream.engine import JetStream
     from broker.storage.log.log import BlockOwner
     from broker.storage.log.writer import OpenBlock
     from broker.storage.state.applied import ShardState, StreamState
 
-__all__ = ["Account", "JetStreamSettings", "StreamLog"]
+__all__ = ["Account", "Host", "StreamLog"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,19 +80,17 @@ class StreamLog(Protocol):
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class JetStreamSettings:
-    """What the configuration says of JetStream; values in wire units."""
+class Host(Protocol):
+    """What an account asks of the JetStream that it belongs to."""
 
-    server_name: str = "jetblock"
-    version: str = "2.15.1"
-    domain: str = ""
-    strict: bool = True
-    account: AccountLimits = field(default_factory=AccountLimits)
-    server: ServerLimits = field(default_factory=ServerLimits)
-    max_payload: int = 1 << 20
-    direct_bytes_max: int = 64 << 20
-    """Bytes after which a batched direct get ends (nats-server: max_pending)."""
+    @property
+    def available(self) -> bool: ...
+    @property
+    def log(self) -> StreamLog: ...
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
+                    listeners: Mapping[str, Consumer]) -> Stream:
+        """A live stream: a new one, or one as its persisted blocks left it."""
+
 
 
 class OffLine(NamedTuple):
@@ -111,33 +107,35 @@ class Account:
         whether requests may be served (the shard is ours and our proof of that is fresh); ``log`` the shard's log.
     """
 
-    def __init__(self, js: JetStream, name: str, bus: Bus) -> None:
+    def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random,
+                 settings: JetStreamSettings) -> None:
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
         self.offline: dict[str, OffLine] = {}
         self.api_total = 0
         self.api_errors = 0
-        self.api = Api(self)
-        self._js = js
+        self._host = host
+        self._rng = rng
+        self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._subscriptions: dict[Stream, dict[str, Subscription]] = {}
         self._pulls: dict[bytes, Consumer] = {}
         self._acks: dict[Consumer, list[Subscription]] = {}
-        self._ack_origin = f"{js.settings.domain or '_'}.{account_hash(name)}".encode()
-        self.settings = js.settings
-        self.server_name = js.settings.server_name
-        self.version = js.settings.version
-        self.domain = js.settings.domain
-        self.clock = js.clock
-        self.events = AccountEvents(bus, js.clock, js.rng, self.domain, self.server_name)
+        self._ack_origin = f"{settings.domain or '_'}.{account_hash(name)}".encode()
+        self.settings = settings
+        self.server_name = settings.server_name
+        self.version = settings.version
+        self.domain = settings.domain
+        self.clock = clock
+        self.events = AccountEvents(bus, clock, rng, self.domain, self.server_name)
 
     @property
     def available(self) -> bool:
-        return self._js.available
+        return self._host.available
 
     @property
     def log(self) -> StreamLog:
-        return self._js.log
+        return self._host.log
 
     def stream(self, name: str) -> Stream:
         """The live stream of that name.
@@ -149,6 +147,10 @@ class Account:
             gone = self.offline.get(name)
             raise ApiError(STREAM_NOT_FOUND) if gone is None else ApiError(STREAM_OFFLINE, err=gone.reason)
         return stream
+
+    def consumers(self, stream: Stream) -> dict[str, Consumer]:
+        """The consumers of a live stream by name; none of one that has gone."""
+        return self._consumers.get(stream, {})
 
     def pulled_from(self, names: bytes) -> Consumer | None:
         """The consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
@@ -163,7 +165,7 @@ class Account:
             used[f"reserved_{kind}"] += max(stream.config.max_bytes, 0)
         shown: dict[str, Any] = {
             **used, "streams": len(self.streams) + len(self.offline),
-            "consumers": sum(len(stream.consumers) for stream in self.streams.values()),
+            "consumers": sum(map(len, self._consumers.values())),
             "limits": self.settings.account.to_json()}
         if self.domain:
             shown["domain"] = self.domain
@@ -182,7 +184,7 @@ class Account:
             _log.error("stream %s is off line: %s", state.name, state.offline)
             self.offline[state.name] = OffLine(state.offline, list(state.config.get("subjects", ())))
             return []
-        stream = self._js.make_stream(self, config, state)
+        stream = self._make_stream(config, state)
         openings = []
         for name, consumer_state in state.consumers.items():
             try:
@@ -192,7 +194,7 @@ class Account:
                 _log.error("consumer %s > %s is off line: %s", state.name, name, error)
                 continue
             consumer = self._consumer(stream, consumer_config, consumer_state, restored=True)
-            stream.consumers[name] = consumer
+            self._consumers[stream][name] = consumer
             self._subscribe_acks(consumer)
             openings.append(self._open(consumer))
         self._join(stream)
@@ -201,7 +203,7 @@ class Account:
     def prepare_shutdown(self) -> None:
         """Serve no consumer any more, telling those who wait for messages, and say each stream's last."""
         for stream in self.streams.values():
-            for consumer in stream.consumers.values():
+            for consumer in self.consumers(stream).values():
                 self._unsubscribe_acks(consumer)
                 consumer.shutdown()
             stream.prepare_shutdown()
@@ -209,13 +211,14 @@ class Account:
     def release(self) -> None:
         """Let go of everything: subscriptions, timers, state. Nothing is written."""
         for stream in list(self.streams.values()):
-            for consumer in stream.consumers.values():
+            for consumer in self.consumers(stream).values():
                 self._unsubscribe_acks(consumer)
                 consumer.stop()
             for subscription in self._subscriptions.pop(stream).values():
                 self.bus.unsubscribe(subscription)
             stream.close()
         self.streams.clear()
+        self._consumers.clear()
         self.offline.clear()
         self._pulls.clear()
 
@@ -261,7 +264,7 @@ class Account:
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
         check_supported(config)
-        stream = self._js.make_stream(self, config)
+        stream = self._make_stream(config)
         self._record(stream, RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         self._join(stream)
         self.events.stream("create", stream.name, stream.log)
@@ -290,11 +293,11 @@ class Account:
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with its consumers; waiting pull requests are told."""
-        consumers = list(stream.consumers.values())
+        consumers = list(self.consumers(stream).values())
         for consumer in consumers:
             self._unsubscribe_acks(consumer)
             consumer.delete()
-        stream.consumers.clear()
+        self._forget_consumers(stream)
         self._record(stream, RecordKind.STREAM_DELETE, {})
         for consumer in consumers:
             self.events.consumer("delete", stream.name, consumer.name, stream.log)
@@ -314,10 +317,10 @@ class Account:
             return  # deleted meanwhile; after a restart it is there again if that could not be stored
         del self.streams[stream.name]
         self.offline[stream.name] = OffLine(reason, list(stream.config.subjects))
-        for consumer in stream.consumers.values():
+        for consumer in self.consumers(stream).values():
             self._unsubscribe_acks(consumer)
             consumer.shutdown()
-        stream.consumers.clear()
+        self._forget_consumers(stream)
         for subscription in self._subscriptions.pop(stream).values():
             self.bus.unsubscribe(subscription)
 
@@ -344,17 +347,26 @@ class Account:
         if any(0 <= cap < reserved + max(add_bytes, 0) for cap in caps):
             raise ApiError(10028 if memory else 10047)
 
-    @staticmethod
-    def _check_consumer_limits(stream: Stream, config: StreamConfig) -> None:
+    def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse limits that consumers of the stream exceed already."""
         old, new = stream.config.consumer_limits, config.consumer_limits
         if old == new:
             return
-        over = [name for name, consumer in stream.consumers.items()
+        over = [name for name, consumer in self.consumers(stream).items()
                 if 0 < new.inactive_threshold < consumer.config.inactive_threshold
                 or 0 < new.max_ack_pending < consumer.config.max_ack_pending]
         if over:
             raise ApiError(10069, err=f"change to limits violates consumers: {', '.join(over)}")
+
+    def _make_stream(self, config: StreamConfig, state: StreamState | None = None) -> Stream:
+        consumers: dict[str, Consumer] = {}
+        stream = self._host.make_stream(self.name, self.bus, config, state, listeners=consumers)
+        self._consumers[stream] = consumers
+        return stream
+
+    def _forget_consumers(self, stream: Stream) -> None:
+        """Also for the stream, which reads the same mapping."""
+        self._consumers.pop(stream, {}).clear()
 
     def _join(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
@@ -385,7 +397,8 @@ class Account:
         Args: ``action`` "create" refuses to change one, "update" to make one.
         Raises: ApiError: 10148, 10149, 10026, 10012, or what the configuration breaks.
         """
-        existing = stream.consumers.get(given.durable_name or given.name)
+        consumers = self.consumers(stream)
+        existing = consumers.get(given.durable_name or given.name)
         if existing is not None:
             given = given.copy()
             given.pause_until = existing.config.pause_until
@@ -394,20 +407,20 @@ class Account:
         if existing is not None:
             if action == "create" and not same_consumer(config, existing.config):
                 raise ApiError(10148)
-            self._update_consumer(existing, config)
+            self._update_consumer(stream, existing, config)
             return existing
         if action == "update":
             raise ApiError(10149)
         caps = [cap for cap in (stream.config.max_consumers, settings.account.max_consumers) if cap > 0]
-        if caps and len(stream.consumers) >= min(caps):
+        if caps and len(consumers) >= min(caps):
             raise ApiError(10026)
         name = config.durable_name or config.name
         if len(name.encode()) > NAME_MAX:
             raise ApiError(10102, max=NAME_MAX)
         check_consumer_supported(config)
         _fill_inactive_threshold(config)
-        while not name or name in stream.consumers:
-            name = unique_id(self._js.rng, 8)
+        while not name or name in consumers:
+            name = unique_id(self._rng, 8)
         return await self._make_consumer(stream, name, config)
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
@@ -416,21 +429,22 @@ class Account:
                                    **await starting_state(stream, config)}
         consumer = self._consumer(stream, config, ConsumerState.created(created))
         # Among the stream's before it counts what is pending, so that it hears of what is removed meanwhile.
-        stream.consumers[name] = consumer
+        consumers = self.consumers(stream)
+        consumers[name] = consumer
         try:
             await consumer.open()
         except BaseException:
             consumer.stop()
-            del stream.consumers[name]
+            consumers.pop(name, None)
             raise
         self._subscribe_acks(consumer)
-        self._consumer_record(consumer, RecordKind.CONSUMER_CREATE, created)
+        self._consumer_record(stream, consumer, RecordKind.CONSUMER_CREATE, created)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
-        consumer = Consumer(stream, config, state, self.bus, self.clock, self._js.rng, restored=restored)
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored)
         consumer.on_inactive = self._inactive
         return consumer
 
@@ -452,18 +466,18 @@ class Account:
         _log.debug("consumer %s > %s is deleted: not used", consumer.stream.name, consumer.name)
         self.delete_consumer(consumer)
 
-    def _consumer_record(self, consumer: Consumer, kind: RecordKind, body: dict[str, Any]) -> None:
+    def _consumer_record(self, stream: Stream, consumer: Consumer, kind: RecordKind, body: dict[str, Any]) -> None:
         """Consumers with mem_storage are forgotten at a restart, so nothing of them is stored."""
         if not consumer.config.mem_storage:
-            self._record(consumer.stream, kind, body)
+            self._record(stream, kind, body)
 
-    def _update_consumer(self, consumer: Consumer, config: ConsumerConfig) -> None:
+    def _update_consumer(self, stream: Stream, consumer: Consumer, config: ConsumerConfig) -> None:
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         check_consumer_supported(config)
         if config.inactive_threshold != consumer.config.inactive_threshold:
             _fill_inactive_threshold(config)
         if config != consumer.config:
-            self._consumer_record(consumer, RecordKind.CONSUMER_UPDATE,
+            self._consumer_record(stream, consumer, RecordKind.CONSUMER_UPDATE,
                                   {"name": consumer.name, "config": config.to_json()})
             consumer.update(config)
 
@@ -472,16 +486,16 @@ class Account:
         config = consumer.config.copy()
         config.pause_until = until_ns
         config.metadata = with_static_metadata(config.metadata, consumer_level(config))
-        self._update_consumer(consumer, config)
+        self._update_consumer(self.stream(consumer.stream.name), consumer, config)
 
     def delete_consumer(self, consumer: Consumer) -> None:
         """Remove a consumer; waiting pull requests are told."""
-        stream = consumer.stream
-        if stream.consumers.get(consumer.name) is not consumer:
+        stream = self.streams.get(consumer.stream.name)
+        if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
             return
-        del stream.consumers[consumer.name]
+        del self._consumers[stream][consumer.name]
         self._unsubscribe_acks(consumer)
-        self._consumer_record(consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
+        self._consumer_record(stream, consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
 

@@ -1,6 +1,6 @@
 """JetStream of one broker: its accounts, the logs that their streams write, and when they may.
 
-    JetStream ── Account "$G" ── streams
+    JetStream ── Api: $JS.API.> ── Account "$G" ── streams
         └─ log (streams with storage file), memory_log (storage memory)
 
 ``listen`` at the start of the process, ``open`` when the shard is ours, ``close`` when it is not any more; outside of
@@ -16,7 +16,9 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
-from broker.jetstream.account import Account, JetStreamSettings
+from broker.jetstream.account import Account
+from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.settings import JetStreamSettings
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import Usage
 from broker.storage.log.memory_log import MemoryLog
@@ -24,11 +26,12 @@ from broker.storage.log.memory_log import MemoryLog
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.listeners import Listener
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.applied import StreamState
 
-__all__ = ["JetStream", "JetStreamSettings"]
+__all__ = ["JetStream"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class JetStream:
     """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
 
     Args: ``buses`` by account name; ``settings`` from the configuration.
+    Attributes: ``accounts`` and ``apis``, the API of each account, by account name.
     """
 
     def __init__(self, buses: Mapping[str, Bus], clock: Clock, rng: random.Random,
@@ -50,7 +54,8 @@ class JetStream:
         self._opening: set[asyncio.Task[None]] = set()
         limits = self.settings.server
         self._usage = {"memory": Usage("memory", limits.max_memory), "file": Usage("file", limits.max_storage)}
-        self.accounts = {name: Account(self, name, bus) for name, bus in buses.items()}
+        self.accounts = {name: Account(self, name, bus, clock, rng, self.settings) for name, bus in buses.items()}
+        self.apis = {name: Api(account) for name, account in self.accounts.items()}
 
     @property
     def available(self) -> bool:
@@ -65,8 +70,8 @@ class JetStream:
 
     def listen(self) -> None:
         """Begin to answer the API, with 10008 until ``open``."""
-        for account in self.accounts.values():
-            account.api.start()
+        for api in self.apis.values():
+            api.start()
 
     async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
         """Take up the streams and consumers of ``log.state``, which is ours from now on.
@@ -96,8 +101,8 @@ class JetStream:
         if tell:
             for account in self.accounts.values():
                 account.prepare_shutdown()
-        for account in self.accounts.values():
-            await account.api.drop()
+        for api in self.apis.values():
+            await api.drop()
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -109,25 +114,26 @@ class JetStream:
 
     async def stop(self) -> None:
         """Stop answering the API."""
-        for account in self.accounts.values():
-            await account.api.stop()
+        for api in self.apis.values():
+            await api.stop()
 
-    def make_stream(self, account: Account, config: StreamConfig, state: StreamState | None = None) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it."""
+    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
+                    listeners: Mapping[str, Listener]) -> Stream:
+        """A live stream: a new one, or one as its persisted blocks left it; ``listeners`` are its consumers by name."""
         assert self._reader is not None
         assert self._memory_log is not None
         memory = config.storage == "memory"
         return Stream(
-            config, state, account=account.name, stream_id=self._stream_id() if state is None else state.stream_id,
+            config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
-            log=self._memory_log if memory else self.log, reader=self._reader, bus=account.bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage])
+            log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
+            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage], listeners=listeners)
 
     def _wake(self) -> None:
         """What consumers held back while our proof of owning the shard was too old goes out now."""
         for account in self.accounts.values():
             for stream in account.streams.values():
-                for consumer in stream.consumers.values():
+                for consumer in account.consumers(stream).values():
                     consumer.wake()
 
     def _stream_id(self) -> int:

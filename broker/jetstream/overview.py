@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.engine import JetStream
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire import fields as wire
@@ -16,10 +17,11 @@ def streams(js: JetStream) -> Iterator[dict[str, Any]]:
     """Each stream as ``{name, created, config, state, consumer_detail}`` in the API's own JSON; no ``num_subjects``."""
     for account in js.accounts.values():
         for name in sorted(account.streams):
-            yield _stream(account.streams[name])
+            stream = account.streams[name]
+            yield _stream(stream, account.consumers(stream).values())
 
 
-def _stream(stream: Stream) -> dict[str, Any]:
+def _stream(stream: Stream, consumers: Collection[Consumer]) -> dict[str, Any]:
     return {
         "name": stream.name, "created": wire.format_time(stream.created_ns), "config": stream.config.to_json(),
         "state": {
@@ -27,6 +29,6 @@ def _stream(stream: Stream) -> dict[str, Any]:
             "first_ts": wire.format_time(stream.first_time_ns) if stream.msgs else wire.ZERO_TIME,
             "last_seq": stream.last_seq,
             "last_ts": wire.format_time(stream.last_time_ns) if stream.last_time_ns else wire.ZERO_TIME,
-            "consumer_count": len(stream.consumers)},
-        "consumer_detail": [consumer.info() for consumer in stream.consumers.values()],
+            "consumer_count": len(consumers)},
+        "consumer_detail": [consumer.info() for consumer in consumers],
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol import headers
 
-__all__ = ["API_LEVEL", "LIST_PAGE", "NAMES_PAGE", "SUBJECTS_PAGE", "AccountLimits", "ServerLimits", "level_refused"]
+__all__ = ["API_LEVEL", "LIST_PAGE", "NAMES_PAGE", "SUBJECTS_PAGE", "AccountLimits", "JetStreamSettings", "ServerLimits",
+           "level_refused"]
 
 API_LEVEL = 5
 """JetStream API level of nats-server 2.15: what clients may ask for by ``Nats-Required-Api-Level``."""
@@ -47,6 +48,21 @@ class ServerLimits:
     max_ack_pending: int = 0
     max_request_batch: int = 0
     duplicate_window_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """What the configuration says of JetStream, in wire units."""
+
+    server_name: str = "jetblock"
+    version: str = "2.15.1"
+    domain: str = ""
+    strict: bool = True
+    account: AccountLimits = field(default_factory=AccountLimits)
+    server: ServerLimits = field(default_factory=ServerLimits)
+    max_payload: int = 1 << 20
+    direct_bytes_max: int = 64 << 20
+    """Bytes after which a batched direct get ends (nats-server: max_pending)."""
 
 
 def level_refused(block: bytes) -> bool:

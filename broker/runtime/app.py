@@ -32,8 +32,8 @@ from broker.server.options import COMPATIBLE_VERSION, ServerOptions
 from broker.server.server import Server
 
 if TYPE_CHECKING:
-    from broker.jetstream.account import JetStreamSettings
     from broker.jetstream.engine import JetStream
+    from broker.jetstream.settings import JetStreamSettings
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
     from broker.runtime.shard_host import ShardHost
@@ -368,8 +368,7 @@ def commit_cost(interval_ns: int, puts_cost: bool) -> str:
 
 def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSettings:
     """What JetStream is told."""
-    from broker.jetstream.account import JetStreamSettings
-    from broker.jetstream.settings import ServerLimits
+    from broker.jetstream.settings import JetStreamSettings, ServerLimits
 
     max_memory = settings.max_memory_store
     if max_memory < 0:

@@ -93,7 +93,7 @@ async def info(request: Request) -> dict[str, Any]:
 async def names(request: Request) -> dict[str, Any]:
     """One page of consumer names, in order."""
     asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
-    found = [consumer.name for consumer in _consumers(request.stream(request.tokens[2]))]
+    found = [consumer.name for consumer in _consumers(request, request.stream(request.tokens[2]))]
     offset = min(max(asked.offset, 0), len(found))
     return {"total": len(found), "offset": offset, "limit": NAMES_PAGE, "consumers": found[offset:offset + NAMES_PAGE]}
 
@@ -102,7 +102,7 @@ async def list_consumers(request: Request) -> dict[str, Any]:
     """One page of consumer infos, in the order of their names."""
     asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     stream = request.stream(request.tokens[2])
-    found = _consumers(stream)
+    found = _consumers(request, stream)
     offset = min(max(asked.offset, 0), len(found))
     page = found[offset:offset + LIST_PAGE]
     for consumer in page:
@@ -176,8 +176,9 @@ async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, A
     return await _info(request, consumer)
 
 
-def _consumers(stream: Stream) -> list[Consumer]:
-    return [consumer for _, consumer in sorted(stream.consumers.items()) if not consumer.config.direct]
+def _consumers(request: Request, stream: Stream) -> list[Consumer]:
+    return [consumer for _, consumer in sorted(request.account.consumers(stream).items())
+            if not consumer.config.direct]
 
 
 async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:

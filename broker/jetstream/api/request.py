@@ -86,7 +86,7 @@ class Request:
 
     def consumer(self, stream_name: str, name: str) -> Consumer:
         """Raises: ApiError 10059, 10014."""
-        consumer = self.stream(stream_name).consumers.get(name)
+        consumer = self.account.consumers(self.stream(stream_name)).get(name)
         if consumer is None:
             raise ApiError(CONSUMER_NOT_FOUND)
         return consumer

@@ -194,6 +194,7 @@ async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool
                 subjects_filter: str = "") -> dict[str, Any]:
     account = request.account
     state = await stream.info_state(deleted_details, subjects_filter.encode())
+    state["consumer_count"] = sum(not consumer.config.direct for consumer in account.consumers(stream).values())
     config = stream.config.to_json()
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)

@@ -50,7 +50,7 @@ from broker.jetstream.settings import level_refused
 from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.consumer.stream_view import StreamView
     from broker.storage.state.applied import ConsumerState
 
 __all__ = ["Consumer"]
@@ -68,7 +68,7 @@ class Consumer:
         on_inactive: told once nobody has used it for ``inactive_threshold``; the owner deletes it.
     """
 
-    def __init__(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
+    def __init__(self, stream: StreamView, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
                  rng: random.Random, *, restored: bool = False, loop: Scheduler | None = None) -> None:
         self.stream = stream
         self.config = config
@@ -191,6 +191,11 @@ class Consumer:
         await self.counted()
         self._kick()
         return seq
+
+    @property
+    def filters(self) -> list[str]:
+        """The subjects that it gets; empty: all."""
+        return self.config.filters
 
     @property
     def paused(self) -> bool:

@@ -12,12 +12,12 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.consumer.stream_view import StreamView
 
 __all__ = ["check_reset", "starting_state"]
 
 
-async def starting_state(stream: Stream, config: ConsumerConfig) -> dict[str, Any]:
+async def starting_state(stream: StreamView, config: ConsumerConfig) -> dict[str, Any]:
     """Where a new consumer of ``config`` begins, as the state part of its CONSUMER_CREATE record."""
     filters = Filters([f.encode() for f in config.filters])
     first, last = max(stream.first_seq, 1), stream.last_seq
@@ -41,7 +41,7 @@ async def starting_state(stream: Stream, config: ConsumerConfig) -> dict[str, An
     return {"d": [0, seq - 1, 0], "f": [0, seq - 1], "x": extra}
 
 
-async def check_reset(stream: Stream, config: ConsumerConfig, seq: int) -> None:
+async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:
     """Whether a consumer of ``config`` may begin again at ``seq``.
 
     Raises: ApiError 10204 where the deliver policy does not allow it.

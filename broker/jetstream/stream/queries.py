@@ -33,9 +33,12 @@ from broker.storage.format.index import Head
 from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
+    from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
     from broker.storage.log.writer import OpenBlock
+    from broker.storage.read.reader import BlockReader
 
 __all__ = ["Loading", "Queries"]
 
@@ -68,9 +71,12 @@ class Loading:
 class Queries:
     """The reading side of one stream."""
 
-    def __init__(self, stream: Stream, live: Live) -> None:
-        self._stream = stream
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, reader: BlockReader, tasks: Tasks) -> None:
         self._live = live
+        self._heads = heads
+        self._subjects = subjects
+        self._reader = reader
+        self._tasks = tasks
         self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     # --- for consumers ------------------------------------------------------------------------------------------------
@@ -154,14 +160,14 @@ class Queries:
         if block.chunks is not None:
             assert block.starts is not None
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
-        return self._stream.reader.cached_chunk(block, ordinal)
+        return self._reader.cached_chunk(block, ordinal)
 
     def _loading(self, block: LiveBlock, ordinal: int | None, seq: int) -> Loading:
-        return Loading(self._stream.start(self._load(block, ordinal), "read"), seq)
+        return Loading(self._tasks.start(self._load(block, ordinal), "read"), seq)
 
     async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
         """Load a head, and the chunk with message ``ordinal``; returned to be held."""
-        reader = self._stream.reader
+        reader = self._reader
         try:
             head = await reader.head(block)
             return head, None if ordinal is None else await reader.chunk(block, ordinal, read_ahead=True)
@@ -185,11 +191,11 @@ class Queries:
                 if block.gapless:
                     ordinal = seq - block.first_seq
                 else:
-                    rows = await self._stream.rows(block)
+                    rows = live.resident(block) or await self._reader.head(block)
                     ordinal = rows.ordinal_of(seq)
                     if ordinal >= block.count or rows.seq_of(ordinal) != seq:
                         return None
-                chunk = self._cached(block, ordinal) or await self._stream.reader.chunk(block, ordinal)
+                chunk = self._cached(block, ordinal) or await self._reader.chunk(block, ordinal)
             except NotFound:
                 if live.holds(block):
                     raise
@@ -241,7 +247,7 @@ class Queries:
         """``next_seq`` from a block on whose head is not in memory."""
         live = self._live
         blocks = (block for block in blocks_from(live, seq, live.last_seq) if may_match(block, filters))
-        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+        async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
             async for block, _ in walk:
                 if found := self._next_in(block, max(seq, block.first_seq), filters):
                     return found
@@ -270,7 +276,7 @@ class Queries:
 
     async def last_seq_of(self, filters: Filters) -> int:
         """The last live sequence that matches, or 0."""
-        live, subjects = self._live, self._stream.subjects
+        live, subjects = self._live, self._subjects
         if filters.all:
             return live.last_live()
         if len(filters.subjects) == 1 and is_literal(filters.subjects[0]):
@@ -286,7 +292,7 @@ class Queries:
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
         """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, rising."""
-        live, state = self._live, self._stream.subjects
+        live, state = self._live, self._subjects
         names = await state.matching(filters)
         found: list[int] = []
         earlier: list[bytes] = []
@@ -309,7 +315,7 @@ class Queries:
         wanted = Filters(subjects)
         left = set(subjects)
         blocks = (block for block in blocks_back(live, up_to_seq) if may_match(block, wanted))
-        async with aclosing(self._stream.heads.each(blocks, slow_start=True)) as walk:
+        async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
             async for block, rows in walk:
                 for seq, subject in reversed(matching_rows(rows, block, wanted)):
                     if seq <= up_to_seq and subject in left and live.is_live(block, seq):
@@ -336,7 +342,7 @@ class Queries:
                 rows = live.resident(block)
                 if rows is None:
                     # Held until the next look, which finds it.
-                    rows = await self._stream.heads.of(block)
+                    rows = await self._heads.of(block)
                     continue
                 at = rows.ordinal_at(time_ns)
                 first = block.last_seq + 1 if at >= block.count else max(first, rows.seq_of(at))
@@ -353,7 +359,7 @@ class Queries:
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
             return total - sum(self._tail_counts(seq, ALL)), live.persisted_seq
-        if seq <= live.first_seq and self._stream.subjects.index is not None:
+        if seq <= live.first_seq and self._subjects.index is not None:
             total = await self.count(filters)
             return total - sum(self._tail_counts(seq, filters)), live.persisted_seq
         total, end = 0, live.persisted_seq
@@ -364,7 +370,7 @@ class Queries:
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
                 else:
                     not_loaded.append(block)
-        async with aclosing(self._stream.heads.each(not_loaded)) as walk:
+        async with aclosing(self._heads.each(not_loaded)) as walk:
             async for block, rows in walk:
                 if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
                     total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)
@@ -376,7 +382,7 @@ class Queries:
 
     async def count(self, filters: Filters) -> int:
         """How many live messages match, the tail included."""
-        live, state = self._live, self._stream.subjects
+        live, state = self._live, self._subjects
         if filters.all:
             return live.msgs
         while True:
@@ -411,7 +417,7 @@ class Queries:
 
     async def _decided(self, ask: Callable[[], T]) -> T:
         """``ask()``, with what it misses brought in."""
-        return await decide(self._live, self._stream.heads, ask)
+        return await decide(self._live, self._heads, ask)
 
 
 def _from_open(block: OpenBlock[Any], seq: int) -> StoredMsg | None:

@@ -24,15 +24,17 @@ import asyncio
 import logging
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS, Standstill
+from broker.jetstream.stream.listeners import Changed, Listener, Listeners
+from broker.jetstream.stream.publish.blocked import Standstill
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
@@ -40,26 +42,25 @@ from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.state import memory_blocks
-from broker.jetstream.stream.state.decision import decide
-from broker.jetstream.stream.state.front import Removal, joined
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, decide
 from broker.jetstream.stream.state.heads import Heads, blocks_from
 from broker.jetstream.stream.state.live import Live, LiveBlock
+from broker.jetstream.stream.state.removal import Removal, joined
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
+from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.usage import Usage
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
-from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
-from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.consumer.consumer import Consumer
     from broker.storage.format.frame import Chunk
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
@@ -96,13 +97,12 @@ _SORTED_MAX = 100_000
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
 
-
 class Stream:
     """One live stream.
 
     Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
-        of its storage; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
-        window of message ids.
+        of its storage; ``listeners`` are its consumers by name, in a mapping that the owner keeps; ``bytes_max`` bounds
+        what queues while the stream waits for the store, ``dedupe_bytes_max`` its window of message ids.
     Attributes: ``offline``: why it cannot be used, or None.
     """
 
@@ -110,8 +110,8 @@ class Stream:
 
     def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
                  created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
-                 domain: str = "", usage: Usage | None = None, bytes_max: int = 16 << 20,
-                 dedupe_bytes_max: int = 256 << 20) -> None:
+                 domain: str = "", usage: Usage | None = None, listeners: Mapping[str, Listener] | None = None,
+                 bytes_max: int = 16 << 20, dedupe_bytes_max: int = 256 << 20) -> None:
         self.name = config.name
         self.account = account
         self.config = config
@@ -123,7 +123,7 @@ class Stream:
         self.clock = clock
         self.rng = rng
         self.domain = domain
-        self.consumers: dict[str, Consumer] = {}
+        self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
         """Called when nothing of the stream can be stored any more; ``offline`` says why."""
         self.ceiling = 0
@@ -131,20 +131,24 @@ class Stream:
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
-        self._dirty: dict[str, Consumer] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self.name)
         self._shrunk: dict[int, LiveBlock] = {}
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
-        self.retention = Retention(self)
-        self.rollups = Rollups(self)
-        self.enforcement = Enforcement(self, config, empty=state is None)
-        self.standstill = Standstill(self)
-        self.sequencer = Sequencer(self)
+        self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
+        self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
+                                   self._tasks, clock)
+        self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
+                                       self._tasks, empty=state is None)
+        replies = Replies(self, log, bus, domain)
+        self.sequencer = Sequencer(
+            self, self.live, log, self.dedupe, self.subjects, self.retention,
+            Rollups(self.live, self.heads, self.subjects, self.retention),
+            Standstill(self, self.live, self.heads, self._tasks, replies, clock), replies, bus, clock,
+            self.queries.last_seq_of)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
-        self.queries = Queries(self, self.live)
         self._configure(config)
         if state is None:
             if config.first_seq:
@@ -154,7 +158,7 @@ class Stream:
                 self._ask_ceiling(self.live.last_seq)
         else:
             self._restore(state)
-        self.sequencer.renumbered()
+        self.renumbered()
 
     def _configure(self, config: StreamConfig) -> None:
         self.config = config
@@ -252,12 +256,8 @@ class Stream:
             # An older reader may do without them.
             block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
             self._expire_ids_later()
-        if self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for consumer in dirty.values():
-                delta = consumer.take_delta()
-                if delta is not None and self.consumers.get(consumer.name) is consumer:
-                    block.add_record(RecordKind.CONSUMER_STATE, delta)
+        for delta in self.listeners.take_deltas():
+            block.add_record(RecordKind.CONSUMER_STATE, delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
         live.cut(block)
 
@@ -267,7 +267,7 @@ class Stream:
         mine = live.landed()
         if mine is not None:
             dead = isinstance(mine, LiveBlock) and not mine.live_msgs
-            if self.stored and not dead and (self.consumers or not block.kept) and (ref := block.ref) is not None:
+            if self.stored and not dead and (self.listeners.by_name or not block.kept) and (ref := block.ref) is not None:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
@@ -279,7 +279,7 @@ class Stream:
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
-            self._tell_consumers(lambda consumer: consumer.wake())
+            self.listeners.wake()
 
     def failed(self, error: Exception) -> None:
         """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
@@ -291,9 +291,9 @@ class Stream:
         """See ``BlockOwner``."""
         return self.sequencer.replies.withdrawn(fn, items)
 
-    def dirty(self, consumer: Consumer) -> None:
+    def dirty(self, consumer: Changed) -> None:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
-        self._dirty[consumer.name] = consumer
+        self.listeners.dirty(consumer)
         self.log.lazy(self)
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
@@ -427,26 +427,20 @@ class Stream:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
-        if self.consumers:
+        if self.listeners.by_name:
             self.tell_removed(joined(gone), subject, purged)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: Subject | None, purged: bool) -> None:
         """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
-        def tell(consumer: Consumer) -> None:
-            for first, last, msgs in ranges:
-                consumer.removed(first, last, msgs, subject, purged=purged)
+        self.listeners.removed(ranges, subject, purged)
 
-        self._tell_consumers(tell)
+    def renumbered(self) -> None:
+        """The last sequence was set, not counted up."""
+        self.sequencer.renumbered()
 
-    def _tell_consumers(self, tell: Callable[[Consumer], None]) -> None:
-        """Have each of them hear of what has happened to the stream; one that fails at it counts again what it has to come,
-        and keeps neither the others nor the stream from going on."""
-        for consumer in list(self.consumers.values()):
-            try:
-                tell(consumer)
-            except Exception as error:
-                _log.error("consumer %s > %s failed to follow its stream", self.name, consumer.name, exc_info=error)
-                consumer.doubt()
+    def trim_soon(self) -> None:
+        """A trim needs the store, or has left some for later: go on with it in the next turn."""
+        self.enforcement.soon()
 
     def close(self) -> None:
         """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
@@ -459,13 +453,14 @@ class Stream:
         self.live.leave()
         if self._dedupe_timer is not None:
             self._dedupe_timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
     async def info_state(self, deleted_details: bool = False, subjects_filter: Subject = b"") -> dict[str, Any]:
-        """JetStream's StreamState as JSON values. Raises: ApiError 10008 past the lease; StoreError; FormatError.
+        """JetStream's StreamState as JSON values, less ``consumer_count``.
+
+        Raises: ApiError 10008 past the lease; StoreError; FormatError.
 
         Source: nats-server, server/store.go, StreamState.
         """
@@ -489,7 +484,6 @@ class Stream:
             shown["num_deleted"] = deleted
             if deleted_details:
                 shown["deleted"] = await self._deleted()
-        shown["consumer_count"] = sum(1 for consumer in self.consumers.values() if not consumer.config.direct)
         return shown
 
     def _first_time(self) -> int:
@@ -590,26 +584,3 @@ class Stream:
         self._dedupe_timer = None
         self.dedupe.expire(self.clock.now_ns(), _IDS_A_TURN)
         self._expire_ids_later()
-
-    # --- tasks --------------------------------------------------------------------------------------------------------
-
-    def start(self, work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
-        """Run ``work`` as a task of this stream: kept, named, and ended with it."""
-        task = asyncio.get_running_loop().create_task(work, name=f"{what} {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        # A store in trouble and a damaged object are told by who waits for the task, with what it means to him.
-        if not isinstance(error, (StoreError, FormatError)):
-            _log.error("stream %s: %s failed", self.name, task.get_name(), exc_info=error)
-
-    def warn(self, text: str, *args: object, unforeseen: bool = False) -> None:
-        """A log line about this stream; ``unforeseen``: with where the last argument, an error, came from."""
-        error = args[-1] if unforeseen and isinstance(args[-1], BaseException) else None
-        _log.log(logging.WARNING if error is None else logging.ERROR, "stream %s: " + text, self.name, *args,
-                 exc_info=error)

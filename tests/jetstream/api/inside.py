@@ -11,7 +11,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker.clock import SystemClock
-from broker.jetstream.engine import JetStream, JetStreamSettings
+from broker.jetstream.engine import JetStream
+from broker.jetstream.settings import JetStreamSettings
 from broker.server.options import ServerOptions
 from broker.server.server import Server
 from broker.storage.format.header import Position

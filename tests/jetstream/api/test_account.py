@@ -10,8 +10,7 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.jetstream.engine import JetStreamSettings
-from broker.jetstream.settings import AccountLimits, ServerLimits
+from broker.jetstream.settings import AccountLimits, JetStreamSettings, ServerLimits
 from broker.jetstream.wire.ids import account_hash
 from tests.jetstream.api.inside import Inside
 
@@ -243,7 +242,7 @@ async def test_no_direct_get_is_left_waiting() -> None:
         await broker.client.flush()
         request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"seq":1}')
         for i in range(120):
-            broker.js.accounts["$G"].api.on_requests([request], 0, 1, None, 0)
+            broker.js.apis["$G"].on_requests([request], 0, 1, None, 0)
             for _ in range(i % 5):
                 await asyncio.sleep(0)
         for _ in range(120):
@@ -255,7 +254,7 @@ async def test_requests_that_were_cut_off_leave_nothing_behind() -> None:
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
         await broker.publish("S")
-        api = broker.js.accounts["$G"].api
+        api = broker.js.apis["$G"]
         for subject, body in ((b"STREAM.INFO.S", b""), (b"DIRECT.GET.S", b'{"seq":1}'), (b"STREAM.PURGE.S", b"")) * 20:
             api.on_requests([(b"$JS.API." + subject, b"nobody", 0, body)], 0, 1, None, 0)
         await broker.js.close()

@@ -11,8 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.jetstream.engine import JetStreamSettings
-from broker.jetstream.settings import ServerLimits
+from broker.jetstream.settings import JetStreamSettings, ServerLimits
 from tests.harness import NatsServerProcess
 from tests.jetstream.api.inside import Inside
 

@@ -13,8 +13,7 @@ import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
-from broker.jetstream.stream.state.decision import Decision, Stuck, decide
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.stream import Stream
@@ -490,7 +489,7 @@ async def test_consumers_told_of_a_purge_under_way() -> None:
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = await filled(world, 10)
     listener = Listener(filters=["S.k3.*"])
-    stream.consumers["c"] = listener  # type: ignore[assignment]
+    stream.listeners.by_name["c"] = listener
     assert await stream.purge(b"S.k3.*") == 10
     assert sum(msgs for _, _, msgs, _, _ in listener.gone) == 10
     assert listener.moved == [stream.last_seq + 1]

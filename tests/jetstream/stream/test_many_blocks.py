@@ -170,7 +170,7 @@ async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
     world, stream = await a_stream(**config)
     await stream.look()
     listener = Listener()
-    stream.consumers["c"] = listener  # type: ignore[assignment]
+    stream.listeners.by_name["c"] = listener
     return world, stream, listener
 
 

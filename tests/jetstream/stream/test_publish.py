@@ -48,9 +48,8 @@ async def test_replies_keep_the_order_of_decisions() -> None:
 async def test_pub_ack_bytes() -> None:
     """The very bytes of a PubAck, of a duplicate's, and of a refusal."""
     world = World()
+    world.domain = "hub"
     stream = world.stream()
-    stream.domain = "hub"
-    stream.sequencer.configure(stream.config)
     first, again, bad = (pub(b"S.a", b"", Nats_Msg_Id="x"), pub(b"S.a", b"", Nats_Msg_Id="x"),
                          pub(b"S.a", b"", Nats_Expected_Last_Sequence="9"))
     publish(world, stream, first, again, bad)

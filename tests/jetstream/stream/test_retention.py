@@ -84,7 +84,7 @@ async def test_consumers_hear_of_what_leaves() -> None:
     world = World()
     stream = world.stream(max_msgs=6)
     wide, narrow, other = Listener("wide"), Listener("narrow", ["S.a"]), Listener("other", ["S.b"])
-    stream.consumers = {c.name: c for c in (wide, narrow, other)}  # type: ignore[misc]
+    stream.listeners.by_name = {c.name: c for c in (wide, narrow, other)}
     publish(world, stream, *(pub(b"S.a") if i % 2 else pub(b"S.b") for i in range(8)))
     assert wide.gone == [(1, 2, 2, None, False)]
     await world.settle()
@@ -106,10 +106,10 @@ async def test_consumer_deltas_go_with_the_next_segment() -> None:
     world = World()
     stream = world.stream()
     listener = Listener()
-    stream.consumers["c"] = listener  # type: ignore[assignment]
+    stream.listeners.by_name["c"] = listener
     stream.log.block(stream).add_record(4, {"name": "c", "config": {}, "created_ns": 1})
     listener.delta = {"n": "c", "d": [5, 7, 9]}
-    stream.dirty(listener)  # type: ignore[arg-type]
+    stream.dirty(listener)
     stream.log.barrier(stream)
     await world.settle()
     state = world.log.state.streams[stream.stream_id].consumers["c"]

@@ -62,7 +62,7 @@ STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
     "take out": lambda stream: (stream.retention, "take_out"),
     "trim": lambda stream: (stream.retention, "trim"),
     "front": lambda stream: (stream.retention, "remove_front"),
-    "consumer": lambda stream: (stream.consumers["c"], "removed"),
+    "consumer": lambda stream: (stream.listeners.by_name["c"], "removed"),
 }
 
 
@@ -90,7 +90,7 @@ async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str,
     for nth in range(1, 12):
         world = World()
         stream, other = world.stream(**CONFIGS[config]), world.stream("T")
-        stream.consumers["c"] = Doubting()  # type: ignore[assignment]
+        stream.listeners.by_name["c"] = Doubting()
         await world.settle(stream)
         where, name = STEPS[step](stream)
         once = Once(getattr(where, name), nth, after)
@@ -164,7 +164,7 @@ async def test_a_failing_consumer_keeps_nobody_from_going_on() -> None:
     world = World()
     stream = world.stream(max_msgs=1)
     bad, good = Doubting("bad"), Doubting("good")
-    stream.consumers = {"bad": bad, "good": good}  # type: ignore[dict-item]
+    stream.listeners.by_name = {"bad": bad, "good": good}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad, "removed", Once(bad.removed, 1, False))
         replies = publish(world, stream, pub(b"S.a"), pub(b"S.a"))

@@ -91,6 +91,7 @@ class Listener:
     def __init__(self, name: str = "c", filters: Sequence[str] = ()) -> None:
         self.name = name
         self.config = ConsumerConfig(name=name, filter_subjects=list(filters))
+        self.filters = self.config.filters
         self.woken = 0
         self.gone: list[tuple[int, int, int, bytes | None, bool]] = []
         self.moved: list[int] = []
@@ -120,6 +121,7 @@ class World:
         self.settings = settings or LogSettings()
         self.cache_bytes = CACHE_BYTES if cache_bytes is None else cache_bytes
         self.rng = random.Random(7)
+        self.domain = ""
         state = ShardState()
         state.apply_segment(Position(1, 0))
         self._begin(state)
@@ -130,12 +132,13 @@ class World:
         self.log.on_small_segment = self.reader.admit_segment
 
     def stream(self, name: str = "S", **config: Any) -> Stream:
-        """A new stream, as the manager makes one."""
+        """A new stream, as an account makes one."""
         given = StreamConfig.from_json({"name": name, "subjects": [f"{name}.>"], **config})
         checked = check_stream(given, {}, AccountLimits(), ServerLimits())
         log = MemoryLog() if checked.storage == "memory" else self.log
         stream = Stream(checked, None, account="$G", stream_id=self.rng.getrandbits(62), created_ns=self.clock.now_ns(),
-                        log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng)  # type: ignore[arg-type]
+                        log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng,
+                        domain=self.domain)  # type: ignore[arg-type]
         log.block(stream).add_record(RecordKind.STREAM_CREATE, stream.enforcement.create_record())
         log.urgent()
         return stream

@@ -13,31 +13,53 @@ Owns: how long that may take, and what becomes of the publish then. Does not own
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from broker.jetstream.stream.state.decision import Decision, Stuck
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.stream.publish.replies import Replies
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.rows import NotLoaded
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.tasks import Tasks
 
-__all__ = ["WAIT_SECONDS", "Standstill"]
-
-WAIT_SECONDS = 4.0
-"""Clients give a publish 5 seconds."""
+__all__ = ["Standstill"]
 
 _PAUSE_NS = 250_000_000
 _PAUSE_NS_MAX = 16_000_000_000
 
 
+class Queue(Protocol):
+    """The queue whose head waits."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    def drop_first(self) -> Msg | None: ...
+
+
+class Owner(Protocol):
+    """What is asked of the stream here."""
+
+    @property
+    def queue(self) -> Queue: ...
+
+
 class Standstill:
     """What one stream's publishes wait for."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, owner: Owner, live: Live, heads: Heads, tasks: Tasks, replies: Replies, clock: Clock) -> None:
+        self._owner = owner
+        self._live = live
+        self._heads = heads
+        self._tasks = tasks
+        self._replies = replies
+        self._clock = clock
         self._decision: Decision | None = None
         self._until_ns = 0
         self._late: asyncio.Task[None] | None = None
@@ -46,15 +68,14 @@ class Standstill:
 
     def begin(self, not_loaded: NotLoaded) -> bool:
         """Keep publishes and requests waiting until what is missing is here; False when that cannot be waited for."""
-        stream = self._stream
-        now_ns = stream.clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         if self._late is not None or now_ns < self._not_before_ns:
             return False
         if self._decision is None:
-            self._decision = Decision(stream.live, stream.heads)
+            self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
-        stream.queue.begin()
-        stream.start(self._wait(self._decision, not_loaded), "wait")
+        self._owner.queue.begin()
+        self._tasks.start(self._wait(self._decision, not_loaded), "wait")
         return True
 
     def over(self) -> None:
@@ -62,13 +83,12 @@ class Standstill:
         self._decision = None
 
     async def _wait(self, decision: Decision, not_loaded: NotLoaded) -> None:
-        stream = self._stream
-        loading = stream.start(decision.bring(not_loaded), "load")
+        loading = self._tasks.start(decision.bring(not_loaded), "load")
         try:
-            left_ns = self._until_ns - stream.clock.monotonic_ns()
+            left_ns = self._until_ns - self._clock.monotonic_ns()
             done, _ = await asyncio.wait((loading,), timeout=max(left_ns / 1e9, 0.001))
             if not done:
-                stream.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what, WAIT_SECONDS)
+                self._tasks.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what, WAIT_SECONDS)
                 self._late = loading
                 loading.add_done_callback(self._came_late)
                 self._refuse_first()
@@ -78,13 +98,13 @@ class Standstill:
             else:
                 self._pause_ns = 0
         finally:
-            stream.queue.end()
+            self._owner.queue.end()
 
     def _refuse_first(self) -> None:
         self._decision = None
-        refused = self._stream.queue.drop_first()
+        refused = self._owner.queue.drop_first()
         if refused is not None:
-            self._stream.sequencer.replies.fail((refused,), ApiError(NOT_AVAILABLE))
+            self._replies.fail((refused,), ApiError(NOT_AVAILABLE))
 
     def _came_late(self, loading: asyncio.Task[None]) -> None:
         self._late = None
@@ -93,7 +113,7 @@ class Standstill:
 
     def _failed(self, error: BaseException) -> None:
         pause_ns = self._pause_ns
-        self._stream.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: %s",
+        self._tasks.warn("a publish is refused, and for %g s others like it, since what it depends on cannot be read: %s",
                           pause_ns / 1e9, error, unforeseen=not isinstance(error, (StoreError, FormatError, Stuck)))
-        self._not_before_ns = self._stream.clock.monotonic_ns() + pause_ns
+        self._not_before_ns = self._clock.monotonic_ns() + pause_ns
         self._pause_ns = min(max(2 * pause_ns, _PAUSE_NS), _PAUSE_NS_MAX)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.log import BlockOwner, Log
+    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Replies"]
 
@@ -28,9 +29,10 @@ class Replies:
         reply that there was no room for.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._log, self._bus = stream.log, stream.bus
+    def __init__(self, owner: BlockOwner, log: Log | MemoryLog, bus: Bus, domain: str) -> None:
+        self._owner = owner
+        self._log, self._bus = log, bus
+        self._domain = domain
         self.dropped = 0
 
     def configure(self, config: StreamConfig) -> None:
@@ -38,7 +40,7 @@ class Replies:
         self._acks = not config.no_ack
         self._async = config.persist_mode == "async" and config.storage != "memory"
         name = json.dumps(config.name, ensure_ascii=False)
-        domain = f'"domain":{json.dumps(self._stream.domain, ensure_ascii=False)},' if self._stream.domain else ""
+        domain = f'"domain":{json.dumps(self._domain, ensure_ascii=False)},' if self._domain else ""
         self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
         self._refusal_tail = f',"stream":{name},"seq":0}}'.encode()
 
@@ -65,7 +67,7 @@ class Replies:
         if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
         else:
-            log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
+            log.wait(fn, *args, of=self._owner)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
         """``items`` gathered for ``pub_acks_each`` without those of this stream: what they promise is not stored."""

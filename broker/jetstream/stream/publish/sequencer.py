@@ -20,9 +20,9 @@ Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/file
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish import headers as publish_headers
@@ -34,14 +34,20 @@ from broker.jetstream.stream.state.stored import user_size
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_literal
+from broker.storage.log.log import BlockOwner
 from broker.storage.log.open_block import NAMES_BYTES
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Msg, Source
+    from broker.clock import Clock
+    from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.retention.rollup import Rollup
+    from broker.jetstream.stream.publish.blocked import Standstill
+    from broker.jetstream.stream.publish.dedupe import Dedupe
+    from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_index import SubjectIndex
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Sequencer"]
 
@@ -81,14 +87,54 @@ class _Duplicate(Exception):
         self.seq = seq
 
 
+class Queue(Protocol):
+    """The queue that runs come from."""
+
+    def requeue(self, run: tuple[Sequence[Msg], int, int, Source | None, int]) -> None: ...
+
+
+class Owner(BlockOwner, Protocol):
+    """What is asked of the stream here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def ceiling(self) -> int: ...
+    def raise_ceiling(self, last_seq: int) -> None: ...
+    def wait_for_ceiling(self) -> None: ...
+    async def load_ids(self) -> None: ...
+
+
+class Retention(Protocol):
+    """The limits, carried out after publishes, and before those decisions that depend on them."""
+
+    def enforce(self) -> None: ...
+    def arm(self) -> None: ...
+    def trim(self) -> None: ...
+    def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
+
+
+class Rollups(Protocol):
+    """What roll-ups take out."""
+
+    def plan(self, subject: bytes | None) -> Callable[[], None]: ...
+
+
 class Sequencer:
     """The publishing side of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._live, self._log, self._dedupe = stream.live, stream.log, stream.dedupe
-        self._pub_acks_each = stream.bus.pub_acks_each
-        self.replies = Replies(stream)
+    def __init__(self, owner: Owner, live: Live, log: Log | MemoryLog, dedupe: Dedupe, subjects: SubjectState,
+                 retention: Retention, rollups: Rollups, standstill: Standstill, replies: Replies, bus: Bus, clock: Clock,
+                 last_seq_of: Callable[[Filters], Awaitable[int]]) -> None:
+        self._owner = owner
+        self._live, self._log, self._dedupe, self._subjects = live, log, dedupe, subjects
+        self._retention, self._rollups, self._standstill = retention, rollups, standstill
+        self._clock = clock
+        self._last_seq_of = last_seq_of
+        self._pub_acks_each = bus.pub_acks_each
+        self.replies = replies
         self._last_by_filter: tuple[bytes, int, int] | None = None
         """What was looked up for the publish at the publish_queue's head: a filter, its last sequence, the stream's."""
         self._told_ns = -_TELL_NS
@@ -124,29 +170,28 @@ class Sequencer:
 
     def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Sequence ops[start:end], whose turn it is; what must wait goes back to the publish_queue."""
-        stream = self._stream
-        live = stream.live
+        live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
-        if (self._async and (last_seq := live.last_seq + end - start) >= stream.ceiling - _CEILING_MARGIN
+        if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling - _CEILING_MARGIN
                 and live.last_seq < SEQ_MAX):
-            stream.raise_ceiling(last_seq)
-            if last_seq >= stream.ceiling:
-                stream.queue.requeue((ops, start, end, source, now_ns))
-                stream.wait_for_ceiling()
+            self._owner.raise_ceiling(last_seq)
+            if last_seq >= self._owner.ceiling:
+                self._owner.queue.requeue((ops, start, end, source, now_ns))
+                self._owner.wait_for_ceiling()
                 return
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
                 # Behind it the publish_queue is busy, so what is left is what comes next.
-                stream.queue.requeue((ops, done, end, source, now_ns))
+                self._owner.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
-                stream.retention.enforce()
+                self._retention.enforce()
             if self._ages:
-                stream.retention.arm()
+                self._retention.arm()
         except Exception as error:
             self._unforeseen(error, index=True)
-        stream.log.urgent()
+        self._log.urgent()
 
     def one(self, msg: Msg, now_ns: int) -> bool:
         """``run`` for a single message that nothing limits: publishes that go round over many streams come as nothing
@@ -163,7 +208,7 @@ class Sequencer:
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         try:
-            block = live.open or log.block(self._stream)
+            block = live.open or log.block(self._owner)
             block.append_one(seq, subject, body, time_ns)
             live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
             self._dedupe.last_id = b""
@@ -199,7 +244,7 @@ class Sequencer:
             if ids is None:
                 return False
             if any(ids):
-                dedupe = self._stream.dedupe
+                dedupe = self._dedupe
                 dedupe.expire(time_ns)
                 if not dedupe.known or dedupe.full or not dedupe.news(ids):
                     return False
@@ -212,8 +257,7 @@ class Sequencer:
         joined = b" ".join(replies)
         if _FAST_BATCH in joined or (with_headers and max(hlens) > _HEADERS_BYTES_MAX):
             return False
-        stream = self._stream
-        live = stream.live
+        live = self._live
         first_seq = live.last_seq + 1
         subjects_bytes = sum(map(len, subjects))
         size = raw_bytes + 30 * count + subjects_bytes + 4 * with_headers
@@ -221,30 +265,30 @@ class Sequencer:
             return False
         removed = None
         if self._per_subject:
-            index = stream.subjects.index
+            index = self._subjects.index
             if index is None or index.merged_seq != live.last_seq or (
                     self._trim_each and self._over_with(count, size)):
                 return False
             removed = index.add_run(subjects, map(user_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)
-        block = stream.log.block(stream)
+        block = self._log.block(self._owner)
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
                          subjects_bytes + len(joined))
         live.appended(block, count, size, first_seq, time_ns)
         if ids:
-            stream.dedupe.add_run(ids, first_seq, time_ns)
+            self._dedupe.add_run(ids, first_seq, time_ns)
         else:
-            stream.dedupe.last_id = b""
+            self._dedupe.last_id = b""
         self.replies.accepted(source, replies, first_seq)
         if removed:
-            stream.retention.take_out(removed)
+            self._retention.take_out(removed)
         return True
 
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
         """Decide on each message; returns the place of the first one that must wait, or ``end``."""
-        stream, replies = self._stream, self.replies
-        pending = Pending(stream.live.last_seq + 1)
-        over = stream.standstill.over
+        replies = self.replies
+        pending = Pending(self._live.last_seq + 1)
+        over = self._standstill.over
         for i in range(start, end):
             op = ops[i]
             try:
@@ -258,7 +302,7 @@ class Sequencer:
                 replies.duplicate(op[1], duplicate.seq)
             except NotLoaded as not_loaded:
                 self._append(pending, source, time_ns)
-                if stream.standstill.begin(not_loaded):
+                if self._standstill.begin(not_loaded):
                     return i
                 replies.refused(op[1], ApiError(NOT_AVAILABLE))
             except Exception as error:
@@ -291,24 +335,24 @@ class Sequencer:
     def _commit(self, pending: Pending, source: Source | None, time_ns: int) -> None:
         """Make messages of what was accepted: in the block, the numbers and the window of ids, then take out what they
         replace. Their PubAcks are promised before that, since messages they are by then."""
-        stream, live, first_seq = self._stream, self._live, pending.first_seq
+        live, first_seq = self._live, pending.first_seq
         if first_seq != live.last_seq + 1:
             raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
         subjects, replies, hlens, bodies = zip(*pending.msgs, strict=True)
-        block = stream.log.block(stream)
+        block = self._log.block(self._owner)
         block.append_run(first_seq, subjects, hlens if any(hlens) else None, bodies, time_ns,
                          sum(map(len, subjects)) + sum(map(len, replies)))
         live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
-        stream.dedupe.add(pending.ids, pending.last_id, time_ns)
+        self._dedupe.add(pending.ids, pending.last_id, time_ns)
         self.replies.accepted(source, replies, first_seq)
         if pending.removed:
-            stream.retention.take_out(pending.removed)
+            self._retention.take_out(pending.removed)
 
-    def _roll_up(self, pending: Pending, plan: Rollup, source: Source | None, time_ns: int) -> None:
+    def _roll_up(self, pending: Pending, carry_out: Callable[[], None], source: Source | None, time_ns: int) -> None:
         """Append the roll-up, which stands last in ``pending``, and take out what it replaces."""
         if self._append(pending, source, time_ns):
             try:
-                self._stream.rollups.carry_out(plan)
+                carry_out()
             except Exception as error:
                 self._unforeseen(error, index=True)
 
@@ -317,31 +361,29 @@ class Sequencer:
 
         ``index``: the subjects may be out of step; they are read again from the messages.
         """
-        stream = self._stream
         if index:
-            stream.subjects.forget()
-        now_ns = stream.clock.monotonic_ns()
+            self._subjects.forget()
+        now_ns = self._clock.monotonic_ns()
         if now_ns - self._told_ns >= _TELL_NS:
             self._told_ns = now_ns
-            _log.error("stream %s: a publish failed", stream.name, exc_info=error)
-        if not self._live.counts(stream.log.block(stream)):
-            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", stream.name)
-            stream.log.fail(error)
+            _log.error("stream %s: a publish failed", self._owner.name, exc_info=error)
+        if not self._live.counts(self._log.block(self._owner)):
+            _log.critical("stream %s: its numbers are not those of its messages, so nothing more is stored", self._owner.name)
+            self._log.fail(error)
 
     # --- one message --------------------------------------------------------------------------------------------------
 
-    def _accept(self, pending: Pending, op: Msg, source: Source | None, time_ns: int) -> Rollup | None:
-        """Add one message to ``pending``. Returns: what it takes out, when it is a roll-up, once it is appended.
+    def _accept(self, pending: Pending, op: Msg, source: Source | None, time_ns: int) -> Callable[[], None] | None:
+        """Add one message to ``pending``. Returns: for a roll-up, what carries it out once it is appended.
 
         Raises: ApiError or _Duplicate when it is not stored; NotLoaded.
         """
-        stream = self._stream
         subject, reply, hlen, body = op
         headers = _NO_HEADERS
         if self._trim_each and self._over_with(len(pending.msgs) - len(pending.removed),
                                                pending.bytes - pending.removed_bytes):
             self._append(pending, source, time_ns)
-            stream.retention.trim()
+            self._retention.trim()
         if hlen:
             if body[8:10] != b"\r\n" or b"Nats-Request-Info:" in body[:hlen]:
                 hlen, body = publish_headers.as_stored(hlen, body)
@@ -374,7 +416,7 @@ class Sequencer:
         if usage.bytes + pending.bytes - pending.removed_bytes > usage.bytes_max:
             # What the stream's own limits take out for those before it makes room.
             self._append(pending, source, time_ns)
-            stream.retention.trim()
+            self._retention.trim()
             if usage.bytes > usage.bytes_max:
                 usage.refused(time_ns)
                 raise ApiError(10023)
@@ -383,10 +425,10 @@ class Sequencer:
             raise ApiError(10165)
         index = None
         if self._per_subject:
-            index = stream.subjects.index
+            index = self._subjects.index
             if index is None or index.merged_seq < pending.last_seq:
                 self._append(pending, source, time_ns)
-                index = stream.subjects.ready()
+                index = self._subjects.ready()
         if self._ending and pending.last_seq >= SEQ_MAX:
             raise ApiError(10077, err="the stream has used its last sequence")
         if self._discard_new:
@@ -395,8 +437,8 @@ class Sequencer:
         if rollup:
             # Before anything is stored: a roll-up and what it removes stand in one block.
             self._append(pending, source, time_ns)
-            stream.retention.trim()
-            plan = stream.rollups.plan(subject if rollup == b"sub" else None)
+            self._retention.trim()
+            plan = self._rollups.plan(subject if rollup == b"sub" else None)
         seq = pending.last_seq + 1
         replaced: Sequence[tuple[int, int]] = ()
         if index is not None:
@@ -423,7 +465,7 @@ class Sequencer:
 
     def _over_with(self, msgs: int, size: int) -> bool:
         """Whether ``msgs`` more messages of ``size`` user bytes take the stream past max_msgs or max_bytes."""
-        live = self._stream.live
+        live = self._live
         return bool((self._max_msgs and live.msgs + msgs > self._max_msgs)
                     or (self._max_bytes and live.bytes + size > self._max_bytes))
 
@@ -444,20 +486,20 @@ class Sequencer:
                 raise ApiError(10171)
             raise ApiError(10168)
         expected = get(b"Nats-Expected-Stream")
-        if expected and expected != self._stream.name.encode():
+        if expected and expected != self._owner.name.encode():
             raise ApiError(10060)
         if rare and (ttl := get(b"Nats-TTL")) and publish_headers.parse_ttl(ttl) != publish_headers.TTL_INVALID:
             raise ApiError(10166)
         if text := get(b"Nats-Expected-Last-Subject-Sequence"):
             wanted = get(b"Nats-Expected-Last-Subject-Sequence-Subject") or subject
-            index = self._stream.subjects.index
+            index = self._subjects.index
             if (wanted is subject and self._per_subject and not self._limited and index is not None
                     and index.merged_seq == pending.last_seq):
                 # A tracked stream's index has what is pending too.
-                last = index.last(subject, self._stream.live.first_seq) or 0
+                last = index.last(subject, self._live.first_seq) or 0
             else:
                 self._append(pending, source, time_ns)
-                self._stream.retention.trim()
+                self._retention.trim()
                 last = self._last_of(wanted)
             if last != publish_headers.parse_sequence(text):
                 raise ApiError(10071, seq=last)
@@ -473,9 +515,9 @@ class Sequencer:
                 raise ApiError(10227)
 
     def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
-        dedupe = self._stream.dedupe
+        dedupe = self._dedupe
         if not dedupe.known:
-            raise NotLoaded(_IDS, work=self._stream.load_ids)
+            raise NotLoaded(_IDS, work=self._owner.load_ids)
         dedupe.expire(time_ns)
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
@@ -486,20 +528,20 @@ class Sequencer:
         expected = headers.get(b"Nats-Expected-Last-Msg-Id")
         if not expected:
             return
-        last_id = pending.last_id if pending.msgs else self._stream.dedupe.last_id
+        last_id = pending.last_id if pending.msgs else self._dedupe.last_id
         if last_id is None:
-            raise NotLoaded(_IDS, work=self._stream.load_ids)
+            raise NotLoaded(_IDS, work=self._owner.load_ids)
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 
     def _check_room(self, pending: Pending, subject: bytes, size: int, rollup: bool) -> None:
         """Discard policy new. Raises: ApiError 10077."""
-        live = self._stream.live
+        live = self._live
         msgs = live.msgs + len(pending.msgs) - len(pending.removed)
         used = live.bytes + pending.bytes - pending.removed_bytes
         replaces, replaced_size = False, 0
         if self._per_subject:
-            index = self._stream.subjects.index
+            index = self._subjects.index
             assert index is not None
             if index.count(subject, live.first_seq) >= self._per_subject:
                 if self._discard_new_per_subject and not rollup:
@@ -512,9 +554,9 @@ class Sequencer:
 
     def _last_of(self, subject: bytes) -> int:
         """Last sequence of ``subject``, which may have wildcards. Raises: NotLoaded."""
-        live = self._stream.live
+        live = self._live
         if is_literal(subject):
-            return self._stream.subjects.last(subject)
+            return self._subjects.last(subject)
         known = self._last_by_filter
         if known is not None and known[0] == subject and known[2] == live.last_seq:
             # Nothing came since; what was the last may have left.
@@ -524,5 +566,5 @@ class Sequencer:
         raise NotLoaded(f"the last message of {subject!r}", work=partial(self._look_up_last, subject))
 
     async def _look_up_last(self, subject: bytes) -> None:
-        last = await self._stream.queries.last_seq_of(Filters((subject,)))
-        self._last_by_filter = subject, last, self._stream.live.last_seq
+        last = await self._last_seq_of(Filters((subject,)))
+        self._last_by_filter = subject, last, self._live.last_seq

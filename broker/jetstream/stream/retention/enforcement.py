@@ -19,19 +19,26 @@ An update that cannot be carried out now is answered with the error; carrying it
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.jetstream.stream.publish.blocked import WAIT_SECONDS
-from broker.jetstream.stream.state.decision import Stuck, decide
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
+from broker.storage.log.log import BlockOwner
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Enforcement"]
 
@@ -48,14 +55,45 @@ def _limit(config: StreamConfig) -> int:
     return max(config.max_msgs_per_subject, 0)
 
 
+class Turns(Protocol):
+    """The stream's queue, in which each operation has its turn."""
+
+    def ticket(self) -> asyncio.Future[None]: ...
+    def turn(self, ticket: asyncio.Future[None] | None = None) -> AbstractAsyncContextManager[None]: ...
+
+
+class Owner(BlockOwner, Protocol):
+    """What is asked of the stream here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def created_ns(self) -> int: ...
+    @property
+    def stored(self) -> bool: ...
+    @property
+    def queue(self) -> Turns: ...
+
+
 class Enforcement:
     """The limits of one stream. ``begin`` is for a new configuration, ``resume`` for a start, ``soon`` for a failed trim.
 
     Args: ``config``: what the stream is made with, ``empty``: it holds no message yet.
     """
 
-    def __init__(self, stream: Stream, config: StreamConfig, *, empty: bool) -> None:
-        self._stream = stream
+    def __init__(self, owner: Owner, config: StreamConfig, live: Live, heads: Heads, subjects: SubjectState,
+                 retention: Retention, log: Log | MemoryLog, tasks: Tasks, *, empty: bool) -> None:
+        self._owner = owner
+        self._live = live
+        self._heads = heads
+        self._subjects = subjects
+        self._retention = retention
+        self._log = log
+        self._tasks = tasks
         self._most = _limit(config) if empty else 0
         """The most messages that any subject can have; 0: not known."""
         self._round = 0
@@ -64,9 +102,8 @@ class Enforcement:
 
     def create_record(self) -> dict[str, Any]:
         """The body of the stream's STREAM_CREATE."""
-        stream = self._stream
-        body = {"account": stream.account, "name": stream.name, "config": stream.config.to_json(),
-                "created_ns": stream.created_ns}
+        body = {"account": self._owner.account, "name": self._owner.name, "config": self._owner.config.to_json(),
+                "created_ns": self._owner.created_ns}
         return body | {_MOST: self._most} if self._most else body
 
     def update_record(self, config: StreamConfig) -> dict[str, Any]:
@@ -81,7 +118,7 @@ class Enforcement:
 
     def updated(self) -> asyncio.Future[None]:
         """The stream took another configuration: ``begin`` to carry it out."""
-        limit = _limit(self._stream.config)
+        limit = _limit(self._owner.config)
         if self._most and (not limit or self._most < limit):
             self._most = limit
         return self.begin()
@@ -91,12 +128,12 @@ class Enforcement:
         most = extra.get(_MOST)
         if isinstance(most, int):
             self._most = most
-        if self._stream.retention.over or (self._to_sweep and msgs > _limit(self._stream.config)):
+        if self._retention.over or (self._to_sweep and msgs > _limit(self._owner.config)):
             self.begin()
 
     @property
     def _to_sweep(self) -> bool:
-        limit = _limit(self._stream.config)
+        limit = _limit(self._owner.config)
         return limit > 0 and not 0 < self._most <= limit
 
     def begin(self) -> asyncio.Future[None]:
@@ -107,20 +144,20 @@ class Enforcement:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_heard)
         self._round += 1
-        self._stream.start(self._carry_out(self._round, self._stream.queue.ticket(), done), "limits")
+        self._tasks.start(self._carry_out(self._round, self._owner.queue.ticket(), done), "limits")
         return done
 
     def soon(self) -> None:
         """A trim found a head missing: bring it in, at the next turn, and trim then."""
         if not self._soon:
             self._soon = True
-            self._stream.start(self._trim_soon(self._stream.queue.ticket()), "trim")
+            self._tasks.start(self._trim_soon(self._owner.queue.ticket()), "trim")
 
     async def _trim_soon(self, ticket: asyncio.Future[None] | None) -> None:
         delay = _RETRY_SECONDS
         while True:
             try:
-                async with self._stream.queue.turn(ticket):
+                async with self._owner.queue.turn(ticket):
                     await self._trim()
             except Exception as error:
                 self._failed("what is past max_msgs or max_bytes", error, delay)
@@ -132,14 +169,14 @@ class Enforcement:
                 return
 
     async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:
-        stream, delay = self._stream, _RETRY_SECONDS
+        delay = _RETRY_SECONDS
         try:
             # Until it succeeds, or a newer configuration takes over.
             while True:
                 try:
-                    async with stream.queue.turn(ticket):
+                    async with self._owner.queue.turn(ticket):
                         await self._trim()
-                        sweep = stream.start(self._sweep(), "sweep")
+                        sweep = self._tasks.start(self._sweep(), "sweep")
                         await asyncio.wait((sweep,), timeout=WAIT_SECONDS)
                     await sweep
                 except Exception as error:
@@ -156,61 +193,58 @@ class Enforcement:
                     delay = min(2 * delay, _RETRY_SECONDS_MAX)
                 else:
                     break
-            stream.retention.arm()
-            stream.log.urgent()
+            self._retention.arm()
+            self._log.urgent()
             if not done.done():
                 done.set_result(None)
         finally:
             done.cancel()
 
     def _failed(self, what: str, error: Exception, delay: float) -> None:
-        self._stream.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
+        self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
                           unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
 
     async def _trim(self) -> None:
         """Take out what is past max_msgs and max_bytes."""
-        stream = self._stream
-        while stream.retention.over:
+        while self._retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
-                await decide(stream.live, stream.heads, lambda: stream.retention.trim(record=True))
-            stream.log.urgent()
+                await decide(self._live, self._heads, lambda: self._retention.trim(record=True))
+            self._log.urgent()
             # Of very many blocks a slice has left.
             await asyncio.sleep(0)
 
     async def _sweep(self) -> None:
         """Take out what is past max_msgs_per_subject, and say so."""
-        stream = self._stream
         async with self._sweeping:
             while self._to_sweep:
-                limit = _limit(stream.config)
+                limit = _limit(self._owner.config)
                 if not await self._swept(limit):
                     continue
                 self._most = limit
-                if stream.stored:
-                    stream.log.block(stream).add_record(
-                        RecordKind.STREAM_UPDATE, {"config": stream.config.to_json(), _MOST: limit})
-                    stream.log.urgent()
+                if self._owner.stored:
+                    self._log.block(self._owner).add_record(
+                        RecordKind.STREAM_UPDATE, {"config": self._owner.config.to_json(), _MOST: limit})
+                    self._log.urgent()
 
     async def _swept(self, limit: int) -> bool:
         """Go over all subjects; False when the limit or the index was changed meanwhile."""
-        stream = self._stream
-        index = await stream.subjects.build()
-        if _limit(stream.config) != limit:
+        index = await self._subjects.build()
+        if _limit(self._owner.config) != limit:
             return False
         removed = list[tuple[int, int]]()
         for looked_at, subject in enumerate(list(index), 1):
-            first_seq = stream.live.first_seq
+            first_seq = self._live.first_seq
             if index.count(subject, first_seq) > limit:
                 for seq, size in index.messages(subject, first_seq)[:-limit]:
                     index.remove(subject, seq)
                     removed.append((seq, size))
             if len(removed) >= _ROWS_AT_ONCE or looked_at % (4 * _ROWS_AT_ONCE) == 0:
-                stream.retention.take_out(removed)
+                self._retention.take_out(removed)
                 removed = []
                 await asyncio.sleep(0)
-                if stream.subjects.index is not index or _limit(stream.config) != limit:
+                if self._subjects.index is not index or _limit(self._owner.config) != limit:
                     return False
-        stream.retention.take_out(removed)
+        self._retention.take_out(removed)
         return True
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.decision import decide
@@ -28,12 +28,18 @@ from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows, may_match
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.protocol.subject import subset
+from broker.storage.log.log import BlockOwner
 
 if TYPE_CHECKING:
+    from broker.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.consumer.consumer import Consumer
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.removal import Removal
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Retention"]
 
@@ -48,11 +54,53 @@ _ROWS_AT_ONCE = 2000
 """Removed in one turn of the loop: about 2 ms."""
 
 
+class Owner(BlockOwner, Protocol):
+    """The stream, which is told what left."""
+
+    @property
+    def first_time_ns(self) -> int: ...
+
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
+        """These left, all of ``subject`` when it is given."""
+
+    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
+        """As ``removed``, as (first, last, messages) of blocks that are gone as a whole."""
+
+    def renumbered(self) -> None:
+        """The last sequence was set, not counted up."""
+
+    def trim_soon(self) -> None:
+        """A trim is not complete: go on with it in the stream's next turn."""
+
+
+class Queries(Protocol):
+    """Counts and places in the stream."""
+
+    async def count(self, filters: Filters) -> int: ...
+    async def first_seq_of(self, filters: Filters) -> int: ...
+
+
+class Listeners(Protocol):
+    """The consumers, told where to go on after a purge."""
+
+    def any_within(self, filters: Filters) -> bool: ...
+    def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None: ...
+
+
 class Retention:
     """The leaving side of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, owner: Owner, live: Live, heads: Heads, subjects: SubjectState, queries: Queries,
+                 listeners: Listeners, log: Log | MemoryLog, tasks: Tasks, clock: Clock) -> None:
+        self._owner = owner
+        self._live = live
+        self._heads = heads
+        self._subjects = subjects
+        self._queries = queries
+        self._listeners = listeners
+        self._log = log
+        self._tasks = tasks
+        self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
 
@@ -75,9 +123,8 @@ class Retention:
     @property
     def over(self) -> bool:
         """Whether the stream holds more than max_msgs or max_bytes allow."""
-        stream = self._stream
-        return bool((self._max_msgs and stream.msgs > self._max_msgs)
-                    or (self._max_bytes and stream.bytes > self._max_bytes))
+        return bool((self._max_msgs and self._live.msgs > self._max_msgs)
+                    or (self._max_bytes and self._live.bytes > self._max_bytes))
 
     def enforce(self) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold; when that needs the store, soon."""
@@ -86,14 +133,14 @@ class Retention:
         try:
             self.trim()
         except NotLoaded:
-            self._stream.enforcement.soon()
+            self._owner.trim_soon()
         else:
             if self.over:  # a slice has left
-                self._stream.enforcement.soon()
+                self._owner.trim_soon()
 
     def trim(self, record: bool = False) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: NotLoaded."""
-        live = self._stream.live
+        live = self._live
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
         if self._max_bytes and live.bytes > self._max_bytes:
@@ -103,14 +150,13 @@ class Retention:
 
     def arm(self) -> None:
         """See to it that the first message leaves when it is too old."""
-        stream = self._stream
-        if self._timer is None and self._expiring is None and self._max_age_ns and stream.live.msgs:
-            due_ns = stream.first_time_ns + self._max_age_ns - stream.clock.now_ns()
+        if self._timer is None and self._expiring is None and self._max_age_ns and self._live.msgs:
+            due_ns = self._owner.first_time_ns + self._max_age_ns - self._clock.now_ns()
             self._arm(min(max(due_ns, 0), _TIMER_NS_MAX))
 
     def arm_at(self, first_time_ns: int) -> None:
         """As ``arm``, for a stream whose blocks were not looked at since the restart."""
-        due_ns = first_time_ns + self._max_age_ns - self._stream.clock.now_ns()
+        due_ns = first_time_ns + self._max_age_ns - self._clock.now_ns()
         self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _arm(self, delay_ns: int) -> None:
@@ -124,18 +170,17 @@ class Retention:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        stream = self._stream
-        live = stream.live
+        live = self._live
         if not self._max_age_ns or not live.msgs:
             return
-        if not stream.log.clock_trusted():
+        if not self._log.clock_trusted():
             self._arm(1_000_000_000)
             return
         if not live.looked:
             if self._expiring is None:
-                self._expiring = stream.start(self._expire_after(None), "expiry")
+                self._expiring = self._tasks.start(self._expire_after(None), "expiry")
             return
-        limit_ns = stream.clock.now_ns() - self._max_age_ns
+        limit_ns = self._clock.now_ns() - self._max_age_ns
         end_seq, more, whole = 0, False, 0
         for block in live.blocks:
             if block.last_time_ns <= limit_ns:
@@ -159,22 +204,22 @@ class Retention:
                 self._load_edge(not_loaded.blocks[0])
                 return
         if live.msgs and self._timer is None and self._expiring is None:
-            due_ns = live.first_time[0] + self._max_age_ns - stream.clock.now_ns()
+            due_ns = live.first_time[0] + self._max_age_ns - self._clock.now_ns()
             self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _load_edge(self, block: LiveBlock) -> None:
         """Bring in the head of the block in which the age limit lies, then look again."""
         if self._expiring is None:
-            self._expiring = self._stream.start(self._expire_after(block), "expiry")
+            self._expiring = self._tasks.start(self._expire_after(block), "expiry")
 
     async def _expire_after(self, block: LiveBlock | None) -> None:
         rows = None
         try:
-            await self._stream.look()
+            await self._live.look()
             if block is not None:
-                rows = await self._stream.heads.of(block)
+                rows = await self._heads.of(block)
         except Exception as error:
-            self._stream.warn("messages past max_age stay for now: %s", error)
+            self._tasks.warn("messages past max_age stay for now: %s", error)
             self._expiring = None
             if self._timer is None:
                 self._arm(1_000_000_000)
@@ -191,41 +236,39 @@ class Retention:
 
         Args: record: nothing else is going into the open block, so it must say something for its outcome to be stored.
         """
-        stream = self._stream
-        live = stream.live
+        live = self._live
         if most_leave(live, end_seq):
             return self._remove_most(end_seq, record, purged)
         gone = live.front(end_seq)
         if not gone:
             return 0
-        stream.subjects.removing_front(gone)
+        self._subjects.removing_front(gone)
         live.remove_front(gone, end_seq)
         if record:
             # Of the last block alone; those before it are below the outcome's first_seq, like all of this one's.
             _, first, last, msgs, size = gone[-1]
-            stream.log.block(stream).remove(first, last, msgs, size)
-        stream.removed(gone, None, purged)
+            self._log.block(self._owner).remove(first, last, msgs, size)
+        self._owner.removed(gone, None, purged)
         return sum(removal.msgs for removal in gone)
 
     def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
         """``remove_front`` that names what stays and not what leaves, however many blocks that is. Raises: NotLoaded."""
-        stream = self._stream
-        live = stream.live
+        live = self._live
         front, last = front_of_most(live, end_seq)
         if not front.msgs:
             return 0
         first_seq = live.first_seq
         # Of what stays it is made anew sooner than what leaves is taken out.
-        stream.subjects.forget()
+        self._subjects.forget()
         live.remove_front_of_most(front)
         if record:
-            stream.log.block(stream).remove(last.first, last.last, last.msgs, last.size)
-        stream.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
+            self._log.block(self._owner).remove(last.first, last.last, last.msgs, last.size)
+        self._owner.tell_removed(((first_seq, front.end_seq - 1, front.msgs),), None, purged)
         return front.msgs
 
     def take_out(self, found: Iterable[tuple[int, int]]) -> None:
         """Remove these live (sequence, size) messages, which the subjects have already forgotten."""
-        live = self._stream.live
+        live = self._live
         block: LiveBlock | None = None
         seqs: list[int] = []
         total = 0
@@ -245,63 +288,60 @@ class Retention:
     def remove(self, block: LiveBlock, seqs: Sequence[int], size: int, subject: bytes | None, purged: bool = False) -> None:
         """Remove live messages of one block, ``size`` user bytes in all, of ``subject`` if they are all of one; the
         subjects have already forgotten them."""
-        stream = self._stream
-        ranges = stream.live.remove_seqs(block, seqs, size)
-        record = stream.log.block(stream).remove
+        ranges = self._live.remove_seqs(block, seqs, size)
+        record = self._log.block(self._owner).remove
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
-        stream.removed(ranges, subject, purged)
+        self._owner.removed(ranges, subject, purged)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def delete(self, seq: int) -> bool:
         """Remove one message; False when there is none."""
-        stream = self._stream
-        live = stream.live
+        live = self._live
         block = live.find(seq)
         if block is None:
             return False
-        rows = await stream.heads.of(block)
+        rows = await self._heads.of(block)
         if rows is None:
             return False
         at = rows.ordinal_of(seq)
         if live.find(seq) is not block or at >= block.count or rows.seq_of(at) != seq:
             return False
         subject, size = rows.subject_of(at), rows.user_bytes(at)
-        stream.subjects.removed(subject, seq)
+        self._subjects.removed(subject, seq)
         self.remove(block, (seq,), size, subject)
-        stream.log.urgent()
+        self._log.urgent()
         return True
 
     async def purge_front(self, seq: int, keep: int) -> int:
         """Remove all messages below ``seq`` (0: all) but the ``keep`` newest; returns how many. Needs a head or two."""
-        stream = self._stream
-        live = stream.live
+        live = self._live
         purged = 0
         if not keep or keep < live.msgs:
             more = True
             while more:
-                count, end_seq, more = await decide(live, stream.heads, lambda: self._cut_front(seq, keep))
+                count, end_seq, more = await decide(live, self._heads, lambda: self._cut_front(seq, keep))
                 purged += count
                 if more:
-                    stream.log.urgent()
+                    self._log.urgent()
                     await asyncio.sleep(0)
             if not live.msgs and end_seq > live.first_seq:
                 # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
                 if not purged and end_seq - 1 > live.last_seq:
                     # Sequences that no message will have; without a word on them the outcome would not be stored.
-                    stream.log.block(stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
-                    stream.log.urgent()
+                    self._log.block(self._owner).remove(live.last_seq + 1, end_seq - 1, 0, 0)
+                    self._log.urgent()
                 live.skip_to(end_seq - 1)
-                stream.sequencer.renumbered()
+                self._owner.renumbered()
         if purged:
-            stream.log.urgent()
+            self._log.urgent()
         self.tell_purged(Filters(()), 0)
         return purged
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
         """Take out all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, whether more is left."""
-        live = self._stream.live
+        live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
         slice_seq = slice_below(live, end_seq)
         return self.remove_front(slice_seq, record=True, purged=True), end_seq, slice_seq != end_seq
@@ -311,17 +351,16 @@ class Retention:
 
         Returns how many that were. Publishes go on meanwhile.
         """
-        stream = self._stream
-        live = stream.live
+        live = self._live
         end = live.last_seq if not seq else min(seq - 1, live.last_seq)
         left = 1 << 63
-        if keep or (filters.literal and stream.subjects.index is not None):
+        if keep or (filters.literal and self._subjects.index is not None):
             # Of one subject it is then known when the last message was found.
-            left = await stream.queries.count(filters) - keep
+            left = await self._queries.count(filters) - keep
         purged = 0
         blocks = (block for block in blocks_from(live, live.first_seq, end) if may_match(block, filters))
         if left > 0:
-            async with aclosing(stream.heads.each(blocks)) as walk:
+            async with aclosing(self._heads.each(blocks)) as walk:
                 async for block, rows in walk:
                     found = [one for one in matching_rows(rows, block, filters)
                              if one[0] <= end and live.is_live(block, one[0])]
@@ -330,44 +369,23 @@ class Retention:
                         if not part:
                             continue
                         for one, subject in part:
-                            stream.subjects.removed(subject, one)
+                            self._subjects.removed(subject, one)
                         size = sum(rows.user_bytes(rows.ordinal_of(one)) for one, _ in part)
                         shared = part[0][1] if len(part) == 1 or filters.literal else None
                         self.remove(block, [one for one, _ in part], size, shared, purged=True)
                         purged += len(part)
                         left -= len(part)
-                        stream.log.urgent()
+                        self._log.urgent()
                         await asyncio.sleep(0)
                     if left <= 0:
                         break
         first_seq = 0
-        if any(_within(consumer, filters) for consumer in stream.consumers.values()):
-            first_seq = await stream.queries.first_seq_of(filters)
+        if self._listeners.any_within(filters):
+            first_seq = await self._queries.first_seq_of(filters)
         self.tell_purged(filters, first_seq)
         return purged
 
     def tell_purged(self, filters: Filters, first_seq: int) -> None:
-        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0.
-
-        One that got nothing but what was purged goes on at what is left of it; one that gets more moves with the front.
-        nats-server passes over all before ``first_seq`` once a single filter of several was purged; here that is not
-        done, since messages of the other filters would be lost.
-
-        Source: nats-server, server/stream.go, purgeLocked.
-        """
-        live = self._stream.live
-        front = max(live.first_seq, 1)
-        for consumer in list(self._stream.consumers.values()):
-            if filters.all:
-                consumer.purged(front)
-            elif _within(consumer, filters):
-                consumer.purged(first_seq or live.last_seq + 1)
-            elif not consumer.config.filters or any(subset(filters.subjects[0], one.encode())
-                                                    for one in consumer.config.filters):
-                consumer.purged(front)
-
-
-def _within(consumer: Consumer, filters: Filters) -> bool:
-    """Whether all that ``consumer`` gets matches ``filters``, which are one."""
-    own = consumer.config.filters
-    return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)
+        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0."""
+        live = self._live
+        self._listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))

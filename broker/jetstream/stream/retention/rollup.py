@@ -15,7 +15,7 @@ Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,12 +26,14 @@ from broker.jetstream.stream.state.matching import matching_rows, may_match
 from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
-    from broker.jetstream.stream.state.live import LiveBlock
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live, LiveBlock
     from broker.jetstream.stream.state.rows import Rows
     from broker.jetstream.stream.state.subject_index import SubjectIndex
-    from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.state.subject_state import SubjectState
 
-__all__ = ["Rollup", "Rollups"]
+__all__ = ["Rollups"]
 
 
 class _Found(NamedTuple):
@@ -65,18 +67,26 @@ class _Search(NamedTuple):
 class Rollups:
     """The roll-ups of one stream."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, retention: Retention) -> None:
+        self._live = live
+        self._heads = heads
+        self._subjects = subjects
+        self._retention = retention
         self._searched: _Search | None = None
 
-    def plan(self, subject: bytes | None) -> Rollup:
-        """What a roll-up of ``subject`` (None: of all) takes out, were it stored next. Raises: NotLoaded."""
-        stream = self._stream
-        live = stream.live
+    def plan(self, subject: bytes | None) -> Callable[[], None]:
+        """Find what a roll-up of ``subject`` (None: of all) takes out, were it stored next.
+
+        Returns: what takes it out, to be called once the roll-up is the stream's last message. Raises: NotLoaded.
+        """
+        return partial(self._carry_out, self._plan(subject))
+
+    def _plan(self, subject: bytes | None) -> Rollup:
+        live = self._live
         filters = Filters(() if subject is None else (subject,))
         if filters.all:
             return Rollup(filters, [])
-        index = stream.subjects.ready()
+        index = self._subjects.ready()
         wanted = self._wanted(index, filters)
         if not wanted:
             return Rollup(filters, [])
@@ -94,18 +104,18 @@ class Rollups:
                 left -= len(some.seqs)
         return Rollup(filters, found)
 
-    def carry_out(self, plan: Rollup) -> None:
-        """Take out what ``plan`` found, now that the roll-up is the stream's last message."""
-        stream, live = self._stream, self._stream.live
+    def _carry_out(self, plan: Rollup) -> None:
+        """Take out what ``_plan`` found, now that the roll-up is the stream's last message."""
+        live = self._live
         self._searched = None
-        retention = stream.retention
+        retention = self._retention
         if plan.filters.all:
             retention.remove_front(live.last_seq, record=True, purged=True)
         shared = plan.filters.subjects[0] if plan.filters.literal else None
         for some in plan.found:
             block, seqs, subjects, sizes = self._still(some)
             for seq, subject in zip(seqs, subjects, strict=True):
-                stream.subjects.removed(subject, seq)
+                self._subjects.removed(subject, seq)
             if seqs:
                 retention.remove(block, seqs, sum(sizes), shared, purged=True)
         retention.tell_purged(plan.filters, live.last_seq)
@@ -113,13 +123,13 @@ class Rollups:
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def _wanted(self, index: SubjectIndex, filters: Filters) -> list[bytes]:
-        first_seq = self._stream.live.first_seq
+        first_seq = self._live.first_seq
         names: Iterable[bytes] = filters.literals if filters.literal else filter(filters.decide, list(index))
         return [name for name in names if index.count(name, first_seq)]
 
     def _tracked(self, index: SubjectIndex, wanted: Iterable[bytes]) -> list[_Found]:
         """From the index of a tracked stream, which has every message."""
-        live = self._stream.live
+        live = self._live
         messages = sorted((seq, name, size) for name in wanted for seq, size in index.messages(name, live.first_seq))
         found: list[_Found] = []
         for seq, name, size in messages:
@@ -140,13 +150,13 @@ class Rollups:
         if searched is not None and searched.filters.subjects == filters.subjects:
             start = searched.upto_seq + 1
             found = [some for some in map(self._still, searched.found) if some.seqs]
-        first_seq = self._stream.live.first_seq
+        first_seq = self._live.first_seq
         total = sum(index.count(name, first_seq) for name in wanted)
         return start, found, total - sum(len(some.seqs) for some in found)
 
     def _blocks(self, index: SubjectIndex, filters: Filters, wanted: list[bytes], start: int) -> Iterator[LiveBlock]:
         """The blocks that may have some at or after ``start``, the newest first."""
-        live = self._stream.live
+        live = self._live
         lasts = [index.last(name, live.first_seq) for name in wanted]
         # Of a subject whose last message was removed it is not known where the one before it lies.
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
@@ -154,12 +164,11 @@ class Rollups:
 
     async def _search(self, filters: Filters) -> None:
         """Find all that matches; what is published meanwhile is for ``plan`` to add."""
-        stream = self._stream
-        index = await stream.subjects.build()
+        index = await self._subjects.build()
         wanted = self._wanted(index, filters)
-        upto_seq = stream.live.last_seq
+        upto_seq = self._live.last_seq
         start, found, left = self._known(index, filters, wanted)
-        async with aclosing(stream.heads.each(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
+        async with aclosing(self._heads.each(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
             async for block, rows in walk:
                 if (some := self._in(block, rows, filters, start, upto_seq)) is not None:
                     found.append(some)
@@ -169,7 +178,7 @@ class Rollups:
         self._searched = _Search(filters, upto_seq, found)
 
     def _in(self, block: LiveBlock, rows: Rows, filters: Filters, start: int, end: int = 1 << 64) -> _Found | None:
-        is_live = self._stream.live.is_live
+        is_live = self._live.is_live
         pairs = [(seq, subject) for seq, subject in matching_rows(rows, block, filters)
                  if start <= seq <= end and is_live(block, seq)]
         if not pairs:
@@ -179,7 +188,7 @@ class Rollups:
 
     def _still(self, some: _Found) -> _Found:
         """Those that live to this day."""
-        live, block = self._stream.live, some.block
+        live, block = self._live, some.block
         if not live.holds(block):
             return _Found(block, array("Q"), [], array("Q"))
         alive = [i for i, seq in enumerate(some.seqs) if live.is_live(block, seq)]

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.rows import Rows
 
-__all__ = ["Decision", "Stuck", "decide"]
+__all__ = ["WAIT_SECONDS", "Decision", "Stuck", "decide"]
+
+WAIT_SECONDS = 4.0
+"""A decision may wait this long for the store: clients give a publish 5 seconds."""
 
 T = TypeVar("T")
 

@@ -8,56 +8,25 @@ Decides nothing and changes nothing; what needs the rows of a block that is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.state.live_seqs import GAPLESS
+from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import sizes
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.live import Live
 
-__all__ = ["Front", "Removal", "after_bytes", "after_msgs", "front_of_most", "joined", "most_leave", "slice_below"]
+__all__ = ["after_bytes", "after_msgs", "front_of_most", "most_leave", "slice_below"]
 
 _REMOVED_AT_ONCE = 1024
 """Blocks removed in one turn of the loop: about 2 ms."""
 
 _live_bytes: Callable[[LiveBlock], int] = attrgetter("live_bytes")
 _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
-
-
-class Removal(NamedTuple):
-    """Messages that are about to leave one block: ``msgs`` live ones of ``size`` user bytes within first..last."""
-
-    block: LiveBlock
-    first: int
-    last: int
-    msgs: int
-    size: int
-
-
-class Front(NamedTuple):
-    """All below ``end_seq``: ``msgs`` live messages of ``size`` user bytes, ``part`` of them in the block at the edge."""
-
-    end_seq: int
-    msgs: int
-    size: int
-    part: Removal | None
-
-
-def joined(gone: Sequence[Removal]) -> list[tuple[int, int, int]]:
-    """(first, last, messages) of what left, neighbours without a gap as one: who keeps counts is told in few words."""
-    ranges: list[tuple[int, int, int]] = []
-    for _, first, last, msgs, _ in gone:
-        if ranges and msgs == last - first + 1:
-            before, end, count = ranges[-1]
-            if end + 1 == first and count == end - before + 1:
-                ranges[-1] = before, last, count + msgs
-                continue
-        ranges.append((first, last, msgs))
-    return ranges
 
 
 def after_msgs(live: Live, count: int) -> int:

@@ -32,9 +32,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.block import LiveBlock
-from broker.jetstream.stream.state.front import Front, Removal
 from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, ranges
 from broker.jetstream.stream.state.loading import Look, let_go
+from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
 from broker.jetstream.usage import Usage
 from broker.storage.state.dead import DeadSet

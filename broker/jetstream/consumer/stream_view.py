@@ -1,0 +1,59 @@
+"""What a consumer asks of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.jetstream.consumer.cursor import Readable
+from broker.jetstream.filters import Filters
+from broker.storage.log.log import BlockOwner
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+
+__all__ = ["StreamView"]
+
+
+class StreamLog(Protocol):
+    """The log that the stream is stored in."""
+
+    @property
+    def lease_expired(self) -> bool: ...
+    def barrier(self, owner: BlockOwner | None = None) -> None: ...
+    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
+
+
+class Changed(Protocol):
+    """A consumer whose state changed."""
+
+    @property
+    def name(self) -> str: ...
+    def take_delta(self) -> dict[str, Any] | None: ...
+
+
+class StreamView(BlockOwner, Readable, Protocol):
+    """A stream, as its consumers see it. The log knows it by the same object."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def domain(self) -> str: ...
+    @property
+    def log(self) -> StreamLog: ...
+    @property
+    def last_seq(self) -> int: ...
+
+    async def last_seqs(self, filters: Filters | None) -> list[int]:
+        """The last sequence that matches, in a list, or an empty one."""
+
+    async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
+        """The last sequence at or below ``up_to_seq`` of each matching subject, rising."""
+
+    async def seq_at(self, time_ns: int) -> int:
+        """The first sequence at or after a time; last_seq + 1 when there is none."""
+
+    def dirty(self, consumer: Changed) -> None:
+        """``consumer`` has a delta: it is taken when the next segment closes, within a second."""

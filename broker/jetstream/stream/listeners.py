@@ -1,0 +1,126 @@
+"""Tells a stream's consumers what happens to it, and collects what they have to store.
+
+Owns: who is told of what, and that one consumer's failure stops neither the others nor the stream. Does not own: which
+consumers there are (account), what leaves the stream (retention), when a block is sealed (log).
+
+Source: nats-server, server/stream.go, purgeLocked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from broker.jetstream.filters import Filters
+from broker.protocol.subject import subset
+
+__all__ = ["Listener", "Listeners"]
+
+_log = logging.getLogger(__name__)
+
+
+class Changed(Protocol):
+    """A consumer that has something to store."""
+
+    @property
+    def name(self) -> str: ...
+
+    def take_delta(self) -> dict[str, Any] | None:
+        """The body of a CONSUMER_STATE record, or None."""
+
+
+class Listener(Changed, Protocol):
+    """A consumer, as its stream sees it."""
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """The subjects that it gets; empty: all."""
+
+    def wake(self) -> None:
+        """``persisted_seq`` moved."""
+
+    def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
+                purged: bool = False) -> None:
+        """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given."""
+
+    def purged(self, next_seq: int) -> None:
+        """Everything that it could get below ``next_seq`` was purged."""
+
+    def doubt(self) -> None:
+        """One of the calls above failed: count again what is to come."""
+
+
+class Listeners:
+    """The listeners of one stream.
+
+    Args: ``by_name`` is the owner's own mapping: it adds and removes consumers, this only reads.
+    """
+
+    def __init__(self, stream: str, by_name: Mapping[str, Listener]) -> None:
+        self.by_name = by_name
+        self._stream = stream
+        self._dirty: dict[str, Changed] = {}
+
+    def dirty(self, listener: Changed) -> None:
+        """Its state changed: ``take_deltas`` asks for it."""
+        self._dirty[listener.name] = listener
+
+    def take_deltas(self) -> Iterator[dict[str, Any]]:
+        """What has changed since the last call, of those that still exist."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for listener in dirty.values():
+                delta = listener.take_delta()
+                if delta is not None and self.by_name.get(listener.name) is listener:
+                    yield delta
+
+    def wake(self) -> None:
+        """``persisted_seq`` moved."""
+        self._tell(lambda listener: listener.wake())
+
+    def removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
+        """These ranges left, as (first, last, messages), all of ``subject`` when it is given."""
+        def tell(listener: Listener) -> None:
+            for first, last, msgs in ranges:
+                listener.removed(first, last, msgs, subject, purged=purged)
+
+        self._tell(tell)
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        for listener in list(self.by_name.values()):
+            try:
+                tell(listener)
+            except Exception as error:
+                _log.error("consumer %s > %s failed to follow its stream", self._stream, listener.name, exc_info=error)
+                listener.doubt()
+
+    # --- purges -------------------------------------------------------------------------------------------------------
+
+    def any_within(self, filters: Filters) -> bool:
+        """Whether one of them gets nothing but what matches ``filters``."""
+        return any(_within(listener, filters) for listener in self.by_name.values())
+
+    def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None:
+        """What matches ``filters`` was purged: each goes on where it may.
+
+        Args: ``next_seq``: the first message left that matches, or the next one to come; ``front_seq``: the first one
+            left of all.
+
+        A consumer that gets nothing but what was purged goes on at ``next_seq``; one that gets more moves with the front.
+        nats-server passes over all before ``next_seq`` once a single filter of several was purged; here that is not
+        done, since messages of the other filters would be lost.
+        """
+        for listener in list(self.by_name.values()):
+            if filters.all:
+                listener.purged(front_seq)
+            elif _within(listener, filters):
+                listener.purged(next_seq)
+            elif not listener.filters or any(subset(filters.subjects[0], one.encode()) for one in listener.filters):
+                listener.purged(front_seq)
+
+
+def _within(listener: Listener, filters: Filters) -> bool:
+    """Whether all that ``listener`` gets matches ``filters``."""
+    own = listener.filters
+    return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)
