@@ -71,7 +71,8 @@ class Shard:
     @classmethod
     async def open(cls, store: ObjectStore, paths: ShardPaths, epoch: int, nonce: bytes, clock: Clock,
                    rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
-                   serve_from_ns: int = 0, executor: Executor | None = None, clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
+                   serve_from_ns: int = 0, executor: Executor | None = None,
+                   clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
         Args: began_ns is when the put of the opening began (monotonic). serve_from_ns: not sooner than then does it return;
@@ -123,6 +124,5 @@ class Shard:
 async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,
                    serve_from_ns: int) -> Snapshot:
     snapshot = await recover(store, paths, epoch, Patience(store, clock, rng))
-    while (wait_ns := serve_from_ns - clock.monotonic_ns()) > 0:
-        await asyncio.sleep(wait_ns / 1e9)
+    await asyncio.sleep(max(0, serve_from_ns - clock.monotonic_ns()) / 1e9)
     return snapshot
