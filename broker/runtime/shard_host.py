@@ -54,7 +54,7 @@ are slow for one another's T must not take turns for ever."""
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
 """Between two take-overs that a store in trouble ended, doubled each time: each leaves a claim behind."""
 _STOP_PATIENCE_SECONDS = 1.0
-"""A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
+"""A clean stop gives up on a store that has taken nothing for one request's longest time and this much more."""
 
 
 class ShardHost:
@@ -223,9 +223,9 @@ class ShardHost:
         if shard is not None:
             closing = asyncio.create_task(self._close(shard), name="close the log")
             while not closing.done():
-                done = self._requests_done
+                done = self._puts_done
                 await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
-                if not closing.done() and self._requests_done == done:
+                if not closing.done() and self._puts_done == done:
                     closing.cancel()
                     log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
                               "dropped", self.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
@@ -241,9 +241,10 @@ class ShardHost:
             log.error("the log was not closed cleanly: %s", error)
 
     @property
-    def _requests_done(self) -> int:
-        """How many requests the store has served well."""
-        return sum(stats.count for stats in self.store.operations.values()) - self.store.errors
+    def _puts_done(self) -> int:
+        """How many puts have landed. What can be read, of a store that turned read-only, is no progress of the log."""
+        puts = self.store.operations["put"]
+        return puts.count - sum(puts.errors.values())
 
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped."""

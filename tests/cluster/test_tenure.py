@@ -412,3 +412,33 @@ def test_a_deposed_owner_that_stopped_cleanly_or_bears_our_name_is_not_outlived(
         await b.kill()
         assert await Broker("b", shared, clock, seed=3).serving(BARE) < BARE
     in_virtual_time(main)
+
+
+def test_a_stop_ends_though_deletes_are_refused_for_ever() -> None:
+    """A store that turned read-only: what can be read is no progress of the log. The stop gives up and says so."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        owner = Broker("a", shared, clock)
+        await owner.serving(BARE)
+        shard = owner.shard_host.shard
+        assert shard is not None
+        stream = Stream(shard.log)
+        stream.create()
+        refused = {"delete"}
+
+        async def refuse(called: str, about: str) -> None:
+            if called in refused:
+                raise StoreRefused(f"{called} {about}: read-only")
+
+        owner.store.before = refuse
+        for _ in range(4):  # rounds, so that segments are let go of
+            stream.publish()
+            stream.remove(stream.first_seq, stream.last_seq)
+            await shard.log.persisted()
+            await asyncio.sleep(61)
+        await asyncio.sleep(200)  # the sweeper is at work
+        refused.add("put")
+        stream.publish()
+        async with asyncio.timeout(60):
+            await owner.stop()
+    in_virtual_time(main)
