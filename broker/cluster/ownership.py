@@ -17,6 +17,9 @@ Against an owner that lives and is busy (two copies of one configuration) the ra
 seconds, so after two losses a seal goes some numbers ahead of him first; what he has put beyond the epoch's end never
 existed, as ever.
 
+Safety of what is stored needs no time; that of what is *answered* does: an owner reads from memory for T after its last
+put that landed. So a taker serves at once only where no such lease can run, else T after its seals landed (``_settled``).
+
 Claims and seals are never deleted: put-if-absent remembers only what is still there.
 """
 
@@ -40,30 +43,50 @@ from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced, Patience, describe, put_ours
 
-__all__ = ["Taken", "newest_checkpoint", "newest_claimant", "positions", "seal_at", "sealer_of", "take"]
+__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claimant", "positions", "seal_at", "sealer_of",
+           "take"]
 
 _RACES_LOST = 2
 """Numbers lost to a living owner before a seal goes ahead of him."""
 
 
+class Watched(NamedTuple):
+    """What a standby saw last. epoch: the newest claimed, 0: none. number: the first of its log that was missing, or a
+    seal. silent: nothing came for T; else a short cut ended the wait."""
+
+    epoch: int
+    number: int
+    silent: bool
+
+
+class Overtaken(Fenced):
+    """Another broker claimed an epoch since we looked: nothing is ours, and there is a new owner to wait for."""
+
+
 class Taken(NamedTuple):
     """epoch: ours now. ends: where the epochs before it end, one for each since the checkpoint's. began_ns: when, by
-    the monotonic clock, the put of the opening began, from which the lease counts."""
+    the monotonic clock, the put of the opening began, from which the lease counts. serve_from_ns: nothing may be answered
+    before then, by the same clock: an owner that we deposed may still answer."""
 
     epoch: int
     ends: dict[int, int]
     began_ns: int
+    serve_from_ns: int
 
 
-async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random) -> Taken:
+async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
+               watched: Watched | None = None, lease_ns: int = 0) -> Taken:
     """Make this process run the owner of the shard; whoever was is fenced when this returns.
 
     Cancelled or failed it leaves a claim, seals, perhaps an opening: the next taker deals with all three.
-    Raises: Fenced when somebody took a later epoch meanwhile; Corrupt, naming the object; Transient; StoreRefused.
+    Args: watched is what the wait for ``lease_ns``, T, ended with; None where there is no lease, but a lock.
+    Raises: Overtaken, before anything is put, when an epoch beyond ``watched`` is claimed; Fenced when a later one than
+        ours is; Corrupt, naming the object; Transient; StoreRefused.
     """
     patience = Patience(store, clock, rng)
-    epoch = await _claim(store, paths, me, patience)
+    epoch = await _claim(store, paths, me, patience, watched)
     ends = await _seal_below(store, paths, epoch, me, patience)
+    sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
     block: OpenBlock[None] = OpenBlock(0, None)
@@ -78,13 +101,41 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
             raise describe(holder, key)
         by = await sealer_of(store, key, patience)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
-    return Taken(epoch, ends, began_ns)
+    settled = watched is None or await _settled(store, paths, ends, me, patience, watched)
+    return Taken(epoch, ends, began_ns, began_ns if settled else sealed_ns + lease_ns)
 
 
-async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> int:
+async def _settled(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, patience: Patience,
+                   watched: Watched) -> bool:
+    """Whether no owner of the epochs that were sealed can answer any more.
+
+    Newest first, an epoch is passed over that was never opened, or is by our own name: its process has ended, by the word
+    of whoever gave both the same name. The first other one decides. Fine: its log is where it was T ago, or its owner
+    sealed it, which is the last that an owner does. Then the older ones are too, since they were sealed before it was
+    opened; and since nobody seals his own epoch, or cuts a root in it, before those below it are settled.
+    """
+    opened = [Position(epoch, end) for epoch, end in sorted(ends.items(), reverse=True) if end]
+    if watched.silent and opened and opened[0].epoch == watched.epoch and opened[0].number <= watched.number:
+        return True
+    for at in range(0, len(opened), BATCH):
+        batch = opened[at:at + BATCH]
+        by_owner = await asyncio.gather(*[_sealed_by_owner(store, paths, end, patience) for end in batch])
+        names = await asyncio.gather(*[_claimant(store, paths, end.epoch, patience) for end in batch])
+        for sealed, name in zip(by_owner, names, strict=True):
+            if sealed:
+                return True
+            if name != me.name:
+                return False
+    return True
+
+
+async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience, watched: Watched | None) -> int:
     newest = await newest_checkpoint(store, paths, patience)
     epoch = await _newest_claim(store, paths, newest, patience) + 1
     while True:
+        if watched is not None and epoch != watched.epoch + 1:
+            by = await _claimant(store, paths, epoch - 1, patience)
+            raise Overtaken(f"{by or 'another broker'} claimed epoch {epoch - 1} first", by)
         key = paths.epoch(epoch)
         data = [Claim(epoch, me.name, me.nonce, patience.clock.now_ns()).encode()]
         holder = await patience.ask(
@@ -168,6 +219,11 @@ async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, patience: Pat
 async def newest_claimant(store: ObjectStore, paths: ShardPaths, patience: Patience) -> str:
     """The name of who took the highest epoch, "" where nobody did or it cannot be read."""
     epoch = await _newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
+    return await _claimant(store, paths, epoch, patience)
+
+
+async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience) -> str:
+    """The name of who claimed ``epoch``; "" where it cannot be read."""
     key = paths.epoch(epoch)
     try:
         return Claim.decode(await patience.ask(lambda: store.get(key), f"get {key}"), epoch).owner
@@ -186,7 +242,19 @@ async def sealer_of(store: ObjectStore, key: str, patience: Patience) -> str:
     parsed = parse(key)
     assert parsed is not None
     assert parsed.position is not None
+    seal = await _seal(store, key, parsed.position, patience)
+    return "" if seal is None else seal.sealer
+
+
+async def _sealed_by_owner(store: ObjectStore, paths: ShardPaths, end: Position, patience: Patience) -> bool:
+    """Whether the seal at ``end`` is that of a clean stop."""
+    seal = await _seal(store, paths.log(end), end, patience)
+    return seal is not None and seal.sealer_epoch == end.epoch
+
+
+async def _seal(store: ObjectStore, key: str, position: Position, patience: Patience) -> Seal | None:
+    """The seal at ``key``; None where it cannot be read."""
     try:
-        return Seal.decode(await patience.ask(lambda: store.get(key), f"get {key}"), parsed.position).sealer
+        return Seal.decode(await patience.ask(lambda: store.get(key), f"get {key}"), position)
     except (NotFound, FormatError):
-        return ""
+        return None

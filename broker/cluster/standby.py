@@ -5,6 +5,9 @@ and the next epoch every T/6, and goes ahead when it has seen nothing new for T 
 when there is no owner, when the last one sealed its own epoch (a clean stop), and when the last claim is by our own
 name, which somebody must have configured (a restart).
 
+It returns what it saw (``Watched``), since an owner may come to life after the last look, and the short cuts look at the
+last claim alone: ``ownership.take`` compares, and holds its first answer back where somebody's lease may still run.
+
 A look counts from when it began, so one whose answers are old (a process that was stopped, a store that was silent) is
 no proof of silence; and a store that gave us no answer may have given the owner none: T begins anew.
 
@@ -21,7 +24,7 @@ from collections.abc import Callable
 from broker.clock import Clock
 from broker.cluster.entries import end_of_segments
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import newest_checkpoint, positions
+from broker.cluster.ownership import Watched, newest_checkpoint, positions
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
@@ -57,7 +60,7 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
-                         silence_ns: int | None = None) -> None:
+                         silence_ns: int | None = None) -> Watched:
     """Return when the shard may be tried for: its log has not grown for ``silence_ns``, or one of the short cuts holds.
 
     Args: lease_ns is T, by which the log is looked at; silence_ns, T unless given: more for who tried in vain before.
@@ -72,11 +75,11 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
         try:
             grew = await watch.look()
             if watch.free:
-                return
+                return watch.seen(silent=False)
             if not grew and began_ns - seen_at_ns >= silence_ns:
                 # What we wait for may have been swept since the last look: then a checkpoint lies beyond it.
                 if not await watch.skip_to_checkpoint():
-                    return
+                    return watch.seen(silent=True)
                 grew = True
         except Transient as error:
             _log.info("standby: the store does not answer: %s", error)
@@ -131,6 +134,10 @@ class _Watch:
         if seal is not None:
             self.free = await self._sealed_by_owner(self._next)
         return grew
+
+    def seen(self, *, silent: bool) -> Watched:
+        """How far the log went at the last look."""
+        return Watched(*(self._next or Position(0, 0)), silent)
 
     async def skip_to_checkpoint(self) -> bool:
         """Whether a checkpoint lies at or beyond the number that is waited for; then the watch goes on behind it."""

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
-from broker.cluster.ownership import newest_claimant, seal_at, take
+from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
@@ -54,7 +54,7 @@ are slow for one another's T must not take turns for ever."""
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
 """Between two take-overs that a store in trouble ended, doubled each time: each leaves a claim behind."""
 _STOP_PATIENCE_SECONDS = 1.0
-"""A clean stop gives up on a store that has served nothing for one request's longest time and this much more."""
+"""A clean stop gives up on a store that has taken nothing for one request's longest time and this much more."""
 
 
 class ShardHost:
@@ -132,9 +132,13 @@ class ShardHost:
         backoff = Backoff(self._rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
         while True:
             try:
-                await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                watched = await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
                 await self.on_turn()
-                return await self._own()
+                return await self._own(watched)
+            except Overtaken as overtaken:
+                await self.abandon()
+                log.info("%s; waiting as a standby", overtaken)
+                self._wait()
             except Fenced as fenced:
                 await self.abandon()
                 if self.is_our_double(fenced):
@@ -156,17 +160,18 @@ class ShardHost:
                     self._release()
                 raise
 
-    async def _turn(self, silence_ns: int) -> None:
-        """Return when we may try. Raises: StoreError; FormatError."""
+    async def _turn(self, silence_ns: int) -> Watched | None:
+        """Return when we may try, with what was seen of the last owner, None: there is none. Raises: StoreError;
+        FormatError."""
         store, settings = self.store, self._settings
         if store.try_lock is not None:
             self._lock = await wait_for_lock(store, self._paths, self._wait)
-        else:
-            await wait_for_lease(store, self._paths, self._identity, self._clock, self._rng, settings.lease_ns,
-                                 self._wait, silence_ns=silence_ns)
+            return None
+        return await wait_for_lease(store, self._paths, self._identity, self._clock, self._rng, settings.lease_ns,
+                                    self._wait, silence_ns=silence_ns)
 
-    async def _own(self) -> Shard:
-        """Take the shard and recover it. Raises: Fenced, by whom; StoreError; FormatError; CutOff."""
+    async def _own(self, watched: Watched | None) -> Shard:
+        """Take the shard and recover it. Raises: Overtaken; Fenced, by whom; StoreError; FormatError; CutOff."""
         store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
         settings = ShardSettings.for_store(
             store, lease_ns=self._settings.lease_ns, commit_interval_ns=self._settings.commit_interval_ns,
@@ -176,15 +181,17 @@ class ShardHost:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
         try:
-            taken = await take(store, paths, self._identity, clock, rng)
+            taken = await take(store, paths, self._identity, clock, rng, watched, self._settings.lease_ns)
+            if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
+                log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url, held_ns / 1e9)
             shard = self.shard = await Shard.open(
                 store, paths, taken.epoch, self._identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
-                executor=self._executor, clock_trusted=lambda: clock.trusted)
+                serve_from_ns=taken.serve_from_ns, executor=self._executor, clock_trusted=lambda: clock.trusted)
             if shard.log.lease_expired:
                 # What comes to life now would find that it may not read.
                 await shard.log.persisted()
         except Fenced as fenced:
-            if fenced.by:
+            if fenced.by or isinstance(fenced, Overtaken):
                 raise
             raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
         for problem in shard.recovered.problems:
@@ -216,9 +223,9 @@ class ShardHost:
         if shard is not None:
             closing = asyncio.create_task(self._close(shard), name="close the log")
             while not closing.done():
-                done = self._requests_done
+                done = self._puts_done
                 await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
-                if not closing.done() and self._requests_done == done:
+                if not closing.done() and self._puts_done == done:
                     closing.cancel()
                     log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
                               "dropped", self.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
@@ -234,9 +241,10 @@ class ShardHost:
             log.error("the log was not closed cleanly: %s", error)
 
     @property
-    def _requests_done(self) -> int:
-        """How many requests the store has served well."""
-        return sum(stats.count for stats in self.store.operations.values()) - self.store.errors
+    def _puts_done(self) -> int:
+        """How many puts have landed. What can be read, of a store that turned read-only, is no progress of the log."""
+        puts = self.store.operations["put"]
+        return puts.count - sum(puts.errors.values())
 
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped."""

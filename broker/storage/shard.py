@@ -8,6 +8,7 @@ stop is put by the caller, at the position that ``close`` returns.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -70,16 +71,19 @@ class Shard:
     @classmethod
     async def open(cls, store: ObjectStore, paths: ShardPaths, epoch: int, nonce: bytes, clock: Clock,
                    rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
-                   executor: Executor | None = None, clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
+                   serve_from_ns: int = 0, executor: Executor | None = None,
+                   clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
-        Args: began_ns is when the put of the opening began (monotonic). executor: for encoding; None: no threads.
+        Args: began_ns is when the put of the opening began (monotonic). serve_from_ns: not sooner than then does it return;
+            signs of life are put meanwhile, and no root, which would say that it has served. executor: for encoding;
+            None: no threads.
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
         pulse = Pulse(store, paths.log, epoch, nonce, clock, rng, settings.log,
                       clock.monotonic_ns() if began_ns is None else began_ns)
-        snapshot = await pulse.beside(recover(store, paths, epoch, Patience(store, clock, rng)))
+        snapshot = await pulse.beside(_recover(store, paths, epoch, clock, rng, serve_from_ns))
         for number in range(snapshot.state.position.number + 1, pulse.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
@@ -115,3 +119,10 @@ class Shard:
         await self.checkpointer.stop()
         await self.sweeper.stop()
         await self.log.close()
+
+
+async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,
+                   serve_from_ns: int) -> Snapshot:
+    snapshot = await recover(store, paths, epoch, Patience(store, clock, rng))
+    await asyncio.sleep(max(0, serve_from_ns - clock.monotonic_ns()) / 1e9)
+    return snapshot

@@ -4,10 +4,12 @@ number of claims and of objects that do not grow with it. The real shard_host, i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from broker.errors import StartError
+from broker.storage.format.claim import Claim
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import StoreRefused, Transient
 from broker.storage.objectstore.memory import MemoryStore
@@ -270,4 +272,173 @@ def test_looking_for_strays_holds_no_commit_up() -> None:
         assert owner.serves
         assert not standby.served_since_ns
         assert not any(isinstance(loss, Fenced) for loss in owner.losses)
+    in_virtual_time(main)
+
+
+async def never_two(*brokers: Broker) -> None:
+    """Fails once two may answer from memory at one instant."""
+    while True:
+        serving = [broker.shard_host._identity.name for broker in brokers if broker.serves]
+        assert len(serving) < 2, f"{serving} all answer"
+        await asyncio.sleep(0.05)
+
+
+async def for_a_while(seconds: float, *brokers: Broker) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await never_two(*brokers)
+
+
+def frozen_at(broker: Broker, operation: str, key: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """From that call on nothing of ``broker`` reaches the store; returns what tells that it began, and what ends it."""
+    reached, wakes = asyncio.Event(), asyncio.Event()
+
+    async def freeze(called: str, about: str) -> None:
+        if reached.is_set() or (called, about) == (operation, key):
+            reached.set()
+            await wakes.wait()
+
+    broker.store.before = freeze
+    return reached, wakes
+
+
+@pytest.mark.parametrize("operation", ["list", "put"])
+def test_a_free_store_that_somebody_claimed_meanwhile_is_waited_for(operation: str) -> None:
+    """Two find an empty store; one of them claims it, the other is slow before its own claim. It deposes nobody."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        late = Broker("late", shared, clock, seed=2)
+        reached, wakes = frozen_at(late, operation, PATHS.epochs if operation == "list" else PATHS.epoch(1))
+        if operation == "list":
+            late.store.before, freeze = None, late.store.before
+            listed = 0
+
+            async def second(called: str, about: str) -> None:
+                nonlocal listed
+                listed += (called, about) == ("list", PATHS.epochs)
+                if listed > 1 and freeze is not None:  # the first is the wait's
+                    await freeze(called, about)
+
+            late.store.before = second
+        await reached.wait()
+        owner = Broker("owner", shared, clock)
+        await owner.serving(BARE)
+        await asyncio.sleep(1)
+        wakes.set()
+        await for_a_while(100, owner, late)
+        assert owner.serves
+        assert late.shard_host.standby
+        assert epochs(shared) == 1
+    in_virtual_time(main)
+
+
+def test_an_owner_that_woke_after_the_last_look_is_outlived() -> None:
+    """It was silent for T, so the standby goes ahead; between last look and seal a put of it lands, and proves its lease as
+    of then. It may answer from memory until that is over, so the taker, which shows its life meanwhile, serves after that."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        owner = Broker("owner", shared, clock)
+        await owner.serving(BARE)
+        taker = Broker("taker", shared, clock, seed=2)
+        sealing, seals = frozen_at(taker, "put", PATHS.epoch(2))
+        paused, wakes = asyncio.Event(), asyncio.Event()
+
+        async def pause(called: str, about: str) -> None:
+            paused.set()
+            await wakes.wait()
+
+        await asyncio.sleep(7)
+        owner.store.before = pause
+        await sealing.wait()
+        assert paused.is_set()
+        assert not owner.serves
+        shard = owner.shard_host.shard
+        assert shard is not None
+        wakes.set()
+        await shard.log.persisted()  # a put that began after it woke has landed
+        wakes.clear()  # its later puts hear of no seal
+        assert owner.serves
+        woke_ns = clock.monotonic_ns()
+        seals.set()
+        third = Broker("third", shared, clock, seed=3)
+        await for_a_while(2 * T, owner, taker, third)
+        assert taker.serves
+        assert T - 0.1 < (taker.served_since_ns[0] - woke_ns) / SECOND < T + BARE
+        assert not third.served_since_ns
+        assert epochs(shared) == 2
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("name", ["next", "gone"])
+def test_a_claim_that_its_taker_left_behind_hides_no_living_owner(name: str) -> None:
+    """A standby claims and ends there; the owner, which nobody sealed, serves on. Whoever comes next waited for the claim
+    alone, or for nothing where the claim bears its own name, so it holds back while the owner may answer."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        owner = Broker("owner", shared, clock)
+        await owner.serving(BARE)
+        shared.objects[PATHS.epoch(2)] = Claim(2, "gone", bytes(16), 0).encode()
+        shared._keys[:] = sorted(shared.objects)
+        taker = Broker(name, shared, clock, seed=2)
+        opening = asyncio.Event()
+
+        async def note(called: str, about: str) -> None:
+            if (called, about) == ("put", PATHS.log(Position(3, 0))):
+                opening.set()
+                owner.store.before = pause  # what it would hear of the seal comes late
+
+        async def pause(called: str, about: str) -> None:
+            await asyncio.Event().wait()
+
+        taker.store.before = note
+        await opening.wait()
+        assert owner.serves
+        await for_a_while(T + BARE, owner, taker)
+        assert taker.serves
+        assert epochs(shared) == 3
+    in_virtual_time(main)
+
+
+def test_a_deposed_owner_that_stopped_cleanly_or_bears_our_name_is_not_outlived() -> None:
+    """A clean stop is handed over at once, and so is a restart, though neither's last put is T ago."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        a = Broker("a", shared, clock)
+        await a.serving(BARE)
+        b = Broker("b", shared, clock, seed=2)
+        await asyncio.sleep(60)
+        await a.stop()
+        assert await b.serving(BARE + T / 6) < BARE + T / 6
+        await b.kill()
+        assert await Broker("b", shared, clock, seed=3).serving(BARE) < BARE
+    in_virtual_time(main)
+
+
+def test_a_stop_ends_though_deletes_are_refused_for_ever() -> None:
+    """A store that turned read-only: what can be read is no progress of the log. The stop gives up and says so."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        owner = Broker("a", shared, clock)
+        await owner.serving(BARE)
+        shard = owner.shard_host.shard
+        assert shard is not None
+        stream = Stream(shard.log)
+        stream.create()
+        refused = {"delete"}
+
+        async def refuse(called: str, about: str) -> None:
+            if called in refused:
+                raise StoreRefused(f"{called} {about}: read-only")
+
+        owner.store.before = refuse
+        for _ in range(4):  # rounds, so that segments are let go of
+            stream.publish()
+            stream.remove(stream.first_seq, stream.last_seq)
+            await shard.log.persisted()
+            await asyncio.sleep(61)
+        await asyncio.sleep(200)  # the sweeper is at work
+        refused.add("put")
+        stream.publish()
+        async with asyncio.timeout(60):
+            await owner.stop()
     in_virtual_time(main)

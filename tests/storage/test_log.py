@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
 from broker.clock import ManualClock
 from broker.cluster.ownership import seal_at
+from broker.storage.format.block import Outcome
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.record import RecordKind
@@ -18,6 +20,7 @@ from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Tr
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
+from broker.storage.shard import Shard
 from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
 
 
@@ -446,6 +449,87 @@ def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> 
         assert rig.log.failure is None
         assert rig.log.state.streams[stream.stream_id].last_seq == before
         assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
+    in_virtual_time(main)
+
+
+def test_a_stream_that_fails_twice_is_off_line_from_its_first_failure_on() -> None:
+    """Its block of one segment cannot be encoded, and before that put has landed it cannot say how it stands for the next:
+    nothing of either is stored, so nothing of either is told."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=MS)
+        other = Stream(rig.log, 8, "other")
+        other.create()
+        await rig.log.persisted()
+        before = stream.last_seq
+        told: list[int] = []
+        outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000)])
+
+        def broken(block: Any) -> None:
+            block.outcome = next(outcomes)  # the second time there is none
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        for number in range(3):
+            stream.publish()
+            other.publish()
+            rig.log.wait(told.append, number, of=stream)
+            rig.log.wait(told.append, -number)
+            await asyncio.sleep(0.003)
+        assert stream.failures
+        assert not told
+        await rig.log.persisted()
+        assert told == [0, -1, -2]
+        assert rig.log.state.streams[stream.stream_id].last_seq == before
+        assert len(stream.failures) == 1
+        assert rig.log.failure is None
+        assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
+    in_virtual_time(main)
+
+
+class Later(Executor):
+    """Encodes 10 ms later."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                done.set_exception(error)
+
+        asyncio.get_running_loop().call_later(0.01, run)
+        return done
+
+
+def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() -> None:
+    """Three segments are cut before the first is encoded: its block cannot be, the third's cannot even be sealed. What the
+    second one says builds on the first, so it is not stored either."""
+    async def main(clock: ManualClock) -> None:
+        rig = Rig(MemoryStore(), clock, settings=fast(inline_bytes_max=0, segment_bytes=1, puts_in_flight=4))
+        taken = await rig.take()
+        rig.shard = await Shard.open(rig.store, PATHS, taken.epoch, rig.me.nonce, clock, rig.rng, rig.settings,
+                                     executor=Later())
+        stream = Stream(rig.log)
+        stream.create()
+        await rig.log.persisted()
+        told: list[int] = []
+        outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000), Outcome(1, 2, 2, 86, 1000)])
+
+        def broken(block: Any) -> None:
+            block.outcome = next(outcomes)
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        for number in range(3):
+            stream.publish()
+            rig.log.wait(told.append, number, of=stream)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await rig.log.persisted()
+        await asyncio.sleep(1)
+        assert len(stream.failures) == 1
+        assert not told
+        assert rig.log.state.streams[stream.stream_id].msgs == 0
+        assert not stream.persisted_blocks[1:]
     in_virtual_time(main)
 
 

@@ -509,19 +509,21 @@ class Log:
         Raises: ``error`` where nothing goes on without the owner.
         """
         stream_id = owner.stream_id
-        if stream_id in self._failed:
-            return
-        owner.failed(error)
-        self._failed.add(stream_id)
-        self._putter.broken.setdefault(stream_id, number)
+        first = stream_id not in self._failed
+        if first:
+            owner.failed(error)
+            self._failed.add(stream_id)
+        # An earlier segment may fail later: it is encoded and put while the next ones are cut.
+        number = self._putter.leave_out(stream_id, number)
         self._lazy.pop(stream_id, None)
         for segment in (*self._in_flight, *self._closed):
             if segment.position.number >= number:
                 segment.waiters = self._without(segment.waiters, owner)
         self._waiters = self._without(self._waiters, owner)
         self._gathers = None
-        _log.error("a block of stream %016x cannot be stored in segment %d; it is off line, the others go on",
-                   stream_id, number, exc_info=error)
+        if first:
+            _log.error("a block of stream %016x cannot be stored in segment %d; it is off line, the others go on",
+                       stream_id, number, exc_info=error)
 
     def _without(self, waiters: list[Waiter], owner: BlockOwner) -> list[Waiter]:
         """``waiters`` but those that speak of ``owner``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -89,6 +90,7 @@ class Putter:
         self.error: StoreError | None = None
         self.count = 0
         self.bytes = 0
+        self._breaking = threading.Lock()  # the loop finds failures, and threads that encode
         self._store = store
         self._key_of = key_of
         self._nonce = nonce
@@ -99,6 +101,12 @@ class Putter:
         self._encoded = encoded
         self._failed = failed
         self._loop = asyncio.get_running_loop()
+
+    def leave_out(self, stream_id: int, number: int) -> int:
+        """Store nothing of the stream from segment ``number`` on, or an earlier one that failed; returns which."""
+        with self._breaking:
+            self.broken[stream_id] = number = min(number, self.broken.get(stream_id, number))
+        return number
 
     async def seal(self, segment: Segment) -> None:
         """The loop's part, in turns of a few thousand messages. Returns once the segment may be encoded."""
@@ -190,7 +198,7 @@ class Putter:
             for block, error in segment.failures:
                 if not block.stream_id:
                     raise error  # the shard's own: nothing can go on without it
-                self.broken.setdefault(block.stream_id, number)
+                self.leave_out(block.stream_id, number)
             segment.sealed = [block for block in segment.sealed if block.stream_id not in self.broken]
         segment.encoded = True
         if segment.on_encoded is not None:

@@ -131,15 +131,17 @@ class Process:
         while not self._clean:
             try:
                 patient = not world.leased or rng.random() < 0.85
-                if world.leased and patient:
-                    await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns,
-                                         silence_ns=world.lease_ns << min(lost, 4))
-                waited_ns = world.clock.monotonic_ns()
-                taken = await take(self.store, PATHS, self._me, world.clock, rng)
-                if not patient or ("patience" not in world.features and world.others_put(self, waited_ns)):
+                watched = None
+                if world.leased:
+                    watched = await wait_for_lease(self.store, PATHS, self._me, world.clock, rng, world.lease_ns,
+                                                   silence_ns=world.lease_ns << min(lost, 4) if patient else 1)
+                    watched = watched._replace(silent=watched.silent and patient)
+                taken = await take(self.store, PATHS, self._me, world.clock, rng, watched, world.lease_ns)
+                if "patience" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, world.clock, rng,
-                                              world.settings(), began_ns=taken.began_ns)
+                                              world.settings(), began_ns=taken.began_ns,
+                                              serve_from_ns=taken.serve_from_ns)
                 if self.shard.log.lease_expired:
                     # What comes to life now would find that it may not read (as ShardHost has it).
                     await self.shard.log.persisted()

@@ -50,7 +50,7 @@ SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
 
 FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
-                      "newest", "objects"))
+                      "newest", "objects", "patience"))
 """Parts of the world that may be left out, to see what the others find:
 
     settings     limits change, and the broker is killed on the way      captures     advisories and replies into streams
