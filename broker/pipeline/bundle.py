@@ -1,8 +1,8 @@
-"""The file that brings this package to Spark's workers: ``spark-submit --py-files``, ``sc.addPyFile``, ``addArtifacts``.
+"""The zip that brings this package to Spark's workers: ``spark-submit --py-files``, ``sc.addPyFile``, ``addArtifacts``.
 
-It holds ``broker.pipeline``, what that imports from the rest of ``broker``, and ``pyspark_jetblock``: Python source alone,
-so one file serves every platform. Workers also need msgpack, zstandard, numpy, pyarrow and obstore. Call ``session.register``
-then: Spark finds by itself only what is installed.
+It holds ``broker.pipeline``, the modules of ``broker`` that the pipeline imports, and ``pyspark_jetblock``. All of it is
+Python source, so one file serves every platform. Workers also need msgpack, zstandard, numpy, pyarrow and obstore. A session
+that uses the zip calls ``session.register``, since Spark discovers only installed sources.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["modules", "write_zip"]
 
 _PACKAGE = "broker"
 _ROOT = Path(broker.__file__).parent.parent
-_AT_HOME = ("bundle", "cli")
-"""What is for a shell beside an installed jetblock."""
+_NOT_FOR_WORKERS = ("bundle.py", "cli.py", "autoload/*/*.py")
+"""The command line, which runs beside an installed jetblock; and ``pyspark_jetblock``, which is added by its own name."""
 _TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest that a zip file can say; the same for all, so that equal sources make equal bytes."""
+"""The earliest time a zip can hold, for every entry: equal sources make equal bytes."""
 
 
 def write_zip(out: IO[bytes]) -> int:
-    """Write the zip; returns how many modules are in it.
+    """Write the zip; returns the number of modules in it.
 
-    The bytes depend on the sources alone. For that the entries are not compressed, as one zlib's output is not another's;
-    workers start the faster for it.
+    The bytes depend on the sources alone: entries are stored uncompressed, since the output of zlib differs between
+    versions. Workers start faster, too.
     """
     found = {path.relative_to(_ROOT).as_posix(): path for path in modules().values()}
     found |= {"pyspark_jetblock/__init__.py": _autoload()}
@@ -43,14 +43,16 @@ def write_zip(out: IO[bytes]) -> int:
 
 
 def modules() -> dict[str, Path]:
-    """The modules of ``broker`` that its pipeline imports, with itself, by name.
+    """The modules of the pipeline and those of ``broker`` that they import, by name.
 
-    They are found by reading import statements, also those inside functions, and not by importing: that would find
-    only what this machine happens to take.
+    Found by reading import statements, including those inside functions. Importing instead would find only what this
+    machine happens to load.
     """
     found: dict[str, Path] = {}
-    waiting = [f"{_PACKAGE}.pipeline.{path.stem}".removesuffix(".__init__") for path in (_ROOT / _PACKAGE / "pipeline").glob("*.py")
-               if path.stem not in _AT_HOME]
+    pipeline = _ROOT / _PACKAGE / "pipeline"
+    left_out = {path for pattern in _NOT_FOR_WORKERS for path in pipeline.glob(pattern)}
+    waiting = [".".join(path.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
+               for path in pipeline.rglob("*.py") if path not in left_out]
     while waiting:
         name = waiting.pop()
         path = _path(name)
@@ -70,13 +72,13 @@ def _path(name: str) -> Path | None:
 
 
 def _autoload() -> Path:
-    """``pyspark_jetblock``: at the top where jetblock was installed, in its place in a checkout."""
+    """``pyspark_jetblock``: at the top level of an installation, below ``autoload`` in a checkout."""
     places = (_ROOT / _PACKAGE / "pipeline" / "autoload", _ROOT)
     return next(path for place in places if (path := place / "pyspark_jetblock" / "__init__.py").is_file())
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """What may be modules of ours in the import statements of a module of ``package``; those for type checkers left out."""
+    """The names that a module of ``package`` imports from us, each perhaps a module; not those for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue

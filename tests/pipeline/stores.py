@@ -2,7 +2,7 @@
 
     await varied(store, seed)        streams of all sorts by the storage engine: in seconds thousands of messages
     await of_a_broker(directory)     the same through the front door: a broker process and a NATS client
-    MemoryBlobs(store)               a MemoryStore's objects for blocking readers, with a record of what was asked
+    MemoryObjectClient(store)               a MemoryStore's objects for blocking readers, with a record of what was asked
 
 An ``Owner`` is one process run after another on a store; its streams remember what ought to be read: ``stream.live``.
 """
@@ -24,7 +24,7 @@ from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row
 
-__all__ = ["HEADERS", "PATHS", "STORE_ID", "T0", "MemoryBlobs", "Owner", "Row", "Stream", "of_a_broker", "varied"]
+__all__ = ["HEADERS", "PATHS", "STORE_ID", "T0", "MemoryObjectClient", "Owner", "Row", "Stream", "of_a_broker", "varied"]
 
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 1\r\nX-Kind: a: b\r\nX-Kind:  twice\r\n\r\n"
 
@@ -98,7 +98,7 @@ class Owner(engine.Owner):
         await self.start(name)
 
 
-class MemoryBlobs:
+class MemoryObjectClient:
     """Blocking reads of the objects of a MemoryStore, as ``pipeline.objects`` has them for real stores.
 
     ``asked`` lists every range that was read, ``bytes_read`` adds up what came. ``before``, called with each key before

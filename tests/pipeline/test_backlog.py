@@ -12,7 +12,7 @@ from broker.pipeline.plan.follow import Follower, Seen
 from broker.pipeline.plan.selection import Selection
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockEntry
-from tests.pipeline.stores import MemoryBlobs, Owner, Stream, varied
+from tests.pipeline.stores import MemoryObjectClient, Owner, Stream, varied
 
 MANY = 1 << 62
 
@@ -21,7 +21,7 @@ async def _seen(seed: int, **more: int) -> tuple[Owner, Follower, dict[str, Seen
     store = MemoryStore()
     owner = await varied(store, seed, large=False, **more)
     await owner.kill()
-    follower = Follower(MemoryBlobs(store), "*", "*")
+    follower = Follower(MemoryObjectClient(store), "*", "*")
     return owner, follower, follower.look()
 
 

@@ -8,7 +8,16 @@ import random
 import pytest
 
 from broker.pipeline.errors import Damaged
-from broker.pipeline.plan.plan import PIECE_BYTES_MIN, TASK_BYTES_MIN, Estimate, ScanTask, estimate, pack, tasks, weight
+from broker.pipeline.plan.plan import (
+    SCAN_TASK_BYTES_MIN,
+    TASK_BYTES_MIN,
+    Estimate,
+    ScanTask,
+    estimate,
+    pack,
+    tasks,
+    weight,
+)
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, read_store, snapshot_of
 from broker.storage.format.block import BlockPlace, BlockRef, SubjectSummary
@@ -17,7 +26,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import StreamPaths
 from broker.storage.state.applied import StreamState
 from broker.storage.state.table import BlockEntry
-from tests.pipeline.stores import T0, MemoryBlobs, Row, varied
+from tests.pipeline.stores import T0, MemoryObjectClient, Row, varied
 
 MIB = 1 << 20
 SUBJECTS = [b"one.>", b"few.1.*", b"*.*.x", b"many.orders.*.created", b"many.alarm.>", b"mixed.*", b"mixed.b.c", b"none", b">"]
@@ -51,13 +60,13 @@ def wanted(selection: Selection, row: Row) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_each_wanted_message_is_in_one_piece(seed: int) -> None:
+async def test_each_wanted_message_is_in_one_task(seed: int) -> None:
     """Random stores and selections: tasks rise, lie within their blocks and bounds, hold each live message that is wanted
     once and no more of them than they say; packed in any way they are the same tasks, or parts of them."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
-    snapshots = [snapshot for snapshot in read_store(MemoryBlobs(store), account="*") if owner.streams[snapshot.name].live]
+    snapshots = [snapshot for snapshot in read_store(MemoryObjectClient(store), account="*") if owner.streams[snapshot.name].live]
     planned = pruned = 0
     for _ in range(150):
         snapshot = rng.choice(snapshots)
@@ -96,10 +105,10 @@ async def test_each_wanted_message_is_in_one_piece(seed: int) -> None:
     await owner.kill()
 
 
-async def test_as_of_bounds_pieces() -> None:
+async def test_as_of_bounds_scan_tasks() -> None:
     store = MemoryStore()
     owner = await varied(store, 2, steps=20, large=False)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     [snapshot] = read_store(objects, stream="many")
     half = list(owner.streams["many"].live)[len(owner.streams["many"].live) // 2]
     [bounded] = read_store(objects, stream="many", as_of=f"seq:{half}")
@@ -208,21 +217,21 @@ def test_weighs_what_will_be_read() -> None:
     """Few messages of a block cost few of its frames; a get costs something however small it is."""
     whole, = tasks(a_moment(a_ref(0)), Selection())
     assert weight(whole) == 8_010_000
-    assert weight(whole, payload=False) == PIECE_BYTES_MIN
+    assert weight(whole, payload=False) == SCAN_TASK_BYTES_MIN
     few, = tasks(a_moment(a_ref(0, subjects=summary(0, b"a", b"b", b"c"))), Selection(subjects=(b"b", b"c")))
     assert few.messages == 2
     assert 200_000 < weight(few) < 400_000
     some, = tasks(a_moment(a_ref(0)), Selection(first_seq=101, last_seq=200))
     assert 800_000 < weight(some) < 1_200_000
     tiny, = tasks(a_moment(a_ref(0, frames_bytes=10, index_bytes=90)), Selection())
-    assert weight(tiny) == PIECE_BYTES_MIN
+    assert weight(tiny) == SCAN_TASK_BYTES_MIN
 
 
-async def test_pickled_pieces_are_small_and_the_same() -> None:
+async def test_pickled_scan_tasks_are_small_and_equal() -> None:
     """What Spark carries to its tasks: about two hundred bytes a block, the dead included."""
     store = MemoryStore()
     owner = await varied(store, 4, steps=30, large=False)
-    for snapshot in read_store(MemoryBlobs(store), account="*"):
+    for snapshot in read_store(MemoryObjectClient(store), account="*"):
         found = tasks(snapshot, Selection())
         again = pickle.loads(pickle.dumps(found))
         assert [task._replace(dead=None) for task in again] == [task._replace(dead=None) for task in found]

@@ -20,10 +20,10 @@ SECONDS_MAX = 30
 
 PLAN = """
 import json, pickle, resource, sys, time
-from broker.pipeline.objects import open_object_client
-from broker.pipeline.snapshot import read_store
-from broker.pipeline.plan import pack, tasks
-from broker.pipeline.selection import Selection
+from broker.pipeline.store.objects import open_object_client
+from broker.pipeline.plan.snapshot import read_store
+from broker.pipeline.plan.plan import pack, tasks
+from broker.pipeline.plan.selection import Selection
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

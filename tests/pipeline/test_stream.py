@@ -18,7 +18,7 @@ from broker.pipeline.read import query
 from broker.pipeline.spark import stream
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockTable
-from tests.pipeline.stores import MemoryBlobs, Owner, Stream
+from tests.pipeline.stores import MemoryObjectClient, Owner, Stream
 
 pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
@@ -31,7 +31,7 @@ SCHEMA = StructType().add("stream", StringType()).add("seq", LongType()).add("da
 class Query:
     """A streaming query as Spark runs it: offsets that survive it as text, batches that may be planned again."""
 
-    def __init__(self, objects: MemoryBlobs, **options: str) -> None:
+    def __init__(self, objects: MemoryObjectClient, **options: str) -> None:
         self.options = {"store": "s3://bucket/there", "stream": "S", **options}
         self.start()
         self.rows: list[tuple[str, int]] = []
@@ -81,9 +81,9 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryBlobs:
+def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryObjectClient:
     """The store, as what every URL leads to."""
-    made = MemoryBlobs(store)
+    made = MemoryObjectClient(store)
     for module in (stream, query):
         monkeypatch.setattr(module, "open_object_client", lambda url: made)
     return made
@@ -105,7 +105,7 @@ async def add(stream: Stream, count: int, subject: str = "a", size: int = 5) -> 
 # ---- batches
 
 
-async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryObjectClient) -> None:
     """Each batch has what came since the last one, each message once; nothing new is the same offset again."""
     s = await owner.make("S")
     await add(s, 10)
@@ -124,7 +124,7 @@ async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryBlobs) -> N
     assert query.reader.reportLatestOffset() == json.loads(query.committed)
 
 
-async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     for _ in range(7):
         await add(s, 100)
@@ -138,7 +138,7 @@ async def test_batches_have_as_many_messages_as_asked_for(owner: Owner, objects:
     assert [seq for some in found for seq in some] == list(s.live)
 
 
-async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objects: MemoryObjectClient) -> None:
     """As the stream counts them; one message at least."""
     s = await owner.make("S")
     for _ in range(5):
@@ -150,7 +150,7 @@ async def test_batches_have_about_as_many_bytes_as_asked_for(owner: Owner, objec
     assert list(map(len, query.batches())) == [1, 1, 1]
 
 
-async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     await add(s, 400, size=67)
     query = Query(objects, maxMessagesPerTrigger="100", maxBytesPerTrigger="5000")
@@ -165,7 +165,7 @@ async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Own
         query.plan(ReadMinRows(5))
 
 
-async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryObjectClient) -> None:
     """What comes after the trigger began is left for the next one, streams included."""
     s, t = await owner.make("S"), await owner.make("T")
     await add(s, 30)
@@ -185,7 +185,7 @@ async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryBl
                                   + [("U", n) for n in range(1, 11)])
 
 
-async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, objects: MemoryObjectClient) -> None:
     """After a restart, with more in the store, a new epoch and a checkpoint; but for what was removed meanwhile."""
     s = await owner.make("S")
     await add(s, 50)
@@ -206,7 +206,7 @@ async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, object
     assert query.read(end) == [row for row in rows if row[1] not in (25, 26)]
 
 
-async def test_subjects_narrow_a_stream(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_subjects_narrow_a_stream(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     for n in range(6):
         await add(s, 10, f"{'even' if n % 2 == 0 else 'odd'}.{n}")
@@ -217,7 +217,7 @@ async def test_subjects_narrow_a_stream(owner: Owner, objects: MemoryBlobs) -> N
     assert len(found) == 2
 
 
-async def test_several_streams_share_a_limit(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_several_streams_share_a_limit(owner: Owner, objects: MemoryObjectClient) -> None:
     busy, quiet = await owner.make("busy"), await owner.make("quiet")
     await add(busy, 1000)
     await add(quiet, 10)
@@ -230,7 +230,7 @@ async def test_several_streams_share_a_limit(owner: Owner, objects: MemoryBlobs)
 
 
 @pytest.mark.parametrize(("text", "first"), [("earliest", 3), ("latest", 21), ("seq:7", 7), ("7", 7), ("21", 21)])
-async def test_where_a_query_starts(owner: Owner, objects: MemoryBlobs, text: str, first: int) -> None:
+async def test_where_a_query_starts(owner: Owner, objects: MemoryObjectClient, text: str, first: int) -> None:
     s = await owner.make("S")
     await add(s, 10)
     await add(s, 10)
@@ -242,7 +242,7 @@ async def test_where_a_query_starts(owner: Owner, objects: MemoryBlobs, text: st
     assert query.batch() == [21, 22]
 
 
-async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryObjectClient) -> None:
     """Of the first message that is not earlier, in each stream."""
     s, t = await owner.make("S"), await owner.make("T")
     for _ in range(4):
@@ -262,7 +262,7 @@ async def test_a_query_starts_at_a_time(owner: Owner, objects: MemoryBlobs) -> N
     assert query.batch() == [41]
 
 
-async def test_a_query_starts_where_another_ended(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_query_starts_where_another_ended(owner: Owner, objects: MemoryObjectClient) -> None:
     s, t = await owner.make("S"), await owner.make("T")
     await add(s, 10)
     await add(t, 10)
@@ -274,7 +274,7 @@ async def test_a_query_starts_where_another_ended(owner: Owner, objects: MemoryB
     assert sorted(one.rows + other.rows) == [("S", n) for n in range(1, 11)] + [("T", n) for n in range(1, 11)]
 
 
-async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: Owner, objects: MemoryObjectClient) -> None:
     """Spark asks for the initial offset again while the first batch is not committed; then that batch, as it is on
     record, still begins where it did."""
     s = await owner.make("S")
@@ -292,7 +292,7 @@ async def test_latest_is_where_the_query_began_however_often_it_restarts(owner: 
     assert "began" not in json.loads(query.committed)
 
 
-async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     await add(s, 10)
     with pytest.raises(BadOption, match="ends at sequence 10, before 12"):
@@ -310,7 +310,7 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
 # ---- streams that come and go
 
 
-async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, objects: MemoryObjectClient) -> None:
     """Where a wildcard lets it in; also when there was none at all."""
     query = Query(objects, stream="S*", startingOffsets="latest")
     assert query.batch() == []
@@ -349,7 +349,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("how", LOSSES)
-async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryBlobs, how: str) -> None:
+async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryObjectClient, how: str) -> None:
     """With the stream, what was expected and what is there; whether it is noticed before the next batch or when a batch on
     record is planned again."""
     await add(await owner.make("S"), 20)
@@ -365,7 +365,7 @@ async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryBlobs, how: str)
 
 
 @pytest.mark.parametrize("how", LOSSES)
-async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects: MemoryBlobs, how: str,
+async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects: MemoryObjectClient, how: str,
                                                            caplog: pytest.LogCaptureFixture) -> None:
     """The query goes on with what is there, and says once what it missed."""
     await add(await owner.make("S"), 20)
@@ -386,7 +386,7 @@ async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects
     assert again.read(on_record) == (rows if how == "purge" else [])
 
 
-async def test_a_restored_store_is_a_loss(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_a_restored_store_is_a_loss(owner: Owner, objects: MemoryObjectClient) -> None:
     """It ends before what was read: its next messages will have sequences that were read."""
     s = await owner.make("S")
     await add(s, 10)
@@ -405,7 +405,7 @@ async def test_a_restored_store_is_a_loss(owner: Owner, objects: MemoryBlobs) ->
 
 
 @pytest.mark.parametrize("config", [{"max_msgs_per_subject": 1}, {"retention": "workqueue"}, {"retention": "interest"}])
-async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner, objects: MemoryBlobs,
+async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner, objects: MemoryObjectClient,
                                                                     config: dict[str, Any]) -> None:
     s = await owner.make("S", config=config)
     await add(s, 10)
@@ -417,7 +417,7 @@ async def test_streams_that_remove_messages_one_by_one_lose_nothing(owner: Owner
     assert query.batch() == [14, 15]
 
 
-async def test_deletes_further_on_are_no_loss(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_deletes_further_on_are_no_loss(owner: Owner, objects: MemoryObjectClient) -> None:
     s = await owner.make("S")
     await add(s, 10)
     query = Query(objects)
@@ -428,7 +428,7 @@ async def test_deletes_further_on_are_no_loss(owner: Owner, objects: MemoryBlobs
     assert query.batch() == [11, 15]
 
 
-async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: MemoryBlobs,
+async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: MemoryObjectClient,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     s = await owner.make("S")
     await add(s, 10)
@@ -443,7 +443,7 @@ async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: Mem
 # ---- following
 
 
-async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObjectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much lies there: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
     s = await owner.make("S")
     for _ in range(60):
@@ -464,7 +464,7 @@ async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryBlobs,
     assert len(keys) <= nothing_new + 6
 
 
-async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: MemoryBlobs, store: MemoryStore) -> None:
+async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: MemoryObjectClient, store: MemoryStore) -> None:
     """Checkpoints, sweeps, kills and clean ends between and during looks: each message is read once."""
     s = await owner.make("S")
     query = Query(objects, maxMessagesPerTrigger="1000")
@@ -484,7 +484,7 @@ async def test_a_follower_keeps_up_with_all_that_happens(owner: Owner, objects: 
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_state_that_was_followed_is_the_state_that_is_replayed(owner: Owner, objects: MemoryBlobs, seed: int) -> None:
+async def test_a_followed_state_equals_a_replayed_one(owner: Owner, objects: MemoryObjectClient, seed: int) -> None:
     """Streams made and deleted, messages removed, checkpoints, sweeps and new epochs, looked at now and then."""
     rng = random.Random(seed)
     follower = Follower(objects, "*", "*")
@@ -520,7 +520,7 @@ def _all(follower: Follower) -> dict[str, Any]:
             for name, seen in follower.look().items()}
 
 
-async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryBlobs) -> None:
+async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryObjectClient) -> None:
     """The next number is gone and a checkpoint lies beyond: the log did not end there."""
     s = await owner.make("S")
     await add(s, 10)

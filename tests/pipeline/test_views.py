@@ -19,7 +19,7 @@ from broker.pipeline.read.views import catalogue_rows, live_messages, read_subje
 from broker.pipeline.store.objects import open_object_client
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockEntry
-from tests.pipeline.stores import T0, MemoryBlobs, Owner, Row, Stream, of_a_broker, varied
+from tests.pipeline.stores import T0, MemoryObjectClient, Owner, Row, Stream, of_a_broker, varied
 
 SUBJECTS = requested("subjects", [("stream", "string"), ("subject", "binary"), ("block", "string"), ("count", "bigint"),
                                   ("first_seq", "bigint"), ("last_seq", "bigint"), ("account", "string")])
@@ -67,7 +67,7 @@ async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> 
     from summaries where they are at hand and from indexes, with never a frame read."""
     store = MemoryStore()
     owner = await varied(store, seed)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     rng = random.Random(seed)
     for name, stream in owner.streams.items():
         rows = stream.rows()
@@ -98,7 +98,7 @@ async def test_subjects_with_many_to_a_block() -> None:
     stream.append([(b"s.%03d" % (i % 200), b"", b"x") for i in range(1000)])
     stream.append([(b"s.\xff", b"", b"x")])
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     [snapshot] = read_store(objects, stream="s")
     [batch] = read_subjects(objects, tasks(snapshot, Selection(), summaries=True), Selection(), arrow_schema("subjects"))
     assert batch.schema.names == ["stream", "subject", "block", "count", "first_seq", "last_seq"]
@@ -117,7 +117,7 @@ async def test_blocks() -> None:
     gaps; in ``few`` they have, and it is never too low."""
     store = MemoryStore()
     owner = await varied(store, 2)
-    snapshots = read_store(MemoryBlobs(store), account="*")
+    snapshots = read_store(MemoryObjectClient(store), account="*")
     found = dicts("blocks", snapshots)
     for snapshot in snapshots:
         stream = next(one for one in owner.streams.values() if (one.account, one.name) == (snapshot.account, snapshot.name))
@@ -154,7 +154,7 @@ async def test_live_messages_of_a_block_that_is_cut() -> None:
     for first, last in ((5, 5), (30, 34), (1, 20), (60, 60), (21, 21)):
         stream.remove(first, last)
     await owner.log.persisted()
-    [snapshot] = read_store(MemoryBlobs(store), stream="s")
+    [snapshot] = read_store(MemoryObjectClient(store), stream="s")
     [entry] = snapshot.blocks
     assert snapshot.first_seq == 22
     assert live_messages(entry, snapshot.first_seq) == len(stream.live) == 73
@@ -170,7 +170,7 @@ async def test_streams_and_consumers() -> None:
     one.append([(b"one.only", b"", b"x")] * 9)
     one.deliver(one.last_seq, one.last_seq - 4)
     await owner.log.persisted()
-    snapshots = read_store(MemoryBlobs(store), account="*")
+    snapshots = read_store(MemoryObjectClient(store), account="*")
     streams = {row["name"]: row for row in dicts("streams", snapshots)}
     assert set(streams) == set(owner.streams)
     for name, stream in owner.streams.items():
@@ -204,7 +204,7 @@ async def test_names_that_no_utf8_has() -> None:
     stream = await owner.make("s\ud800", config={"description": "\udfff"})
     stream.append([(b"s.a", b"", b"x")])
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     snapshots = read_store(objects)
     assert [row["name"] for row in dicts("streams", snapshots)] == ["s?"]
     assert [row["stream"] for row in dicts("consumers", snapshots)] == ["s?"]

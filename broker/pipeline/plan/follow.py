@@ -58,7 +58,7 @@ class Follower:
     """Keeps the state of those streams of a store that the options ``account`` and ``stream`` name."""
 
     def __init__(self, objects: ObjectClient, account: str, stream: str) -> None:
-        self._blobs = objects
+        self._objects = objects
         self._wanted = wanted_by(account, stream)
         self._states: dict[int, ShardState] = {}
 
@@ -68,7 +68,7 @@ class Follower:
         Raises: NoStore; Damaged, also for a stream that is off line; Newer; Unreachable. The next look begins anew then.
         """
         if not self._states:
-            check_store(self._blobs)
+            check_store(self._objects)
         found: dict[str, Seen] = {}
         for shard in self._shards():
             state = self._states[shard] = self._replayed(shard, self._states.pop(shard, None))
@@ -79,7 +79,7 @@ class Follower:
                     found[seen.name] = seen
                     if stream.offline is not None:
                         self._states.clear()
-                        raise Damaged(f"{self._blobs.url}: stream {seen.name} is off line: {stream.offline}; "
+                        raise Damaged(f"{self._objects.url}: stream {seen.name} is off line: {stream.offline}; "
                                       f"`jetblock inspect --verify` says more")
         return dict(sorted(found.items()))
 
@@ -89,25 +89,25 @@ class Follower:
         ref = entry.ref
         key = key_of(seen.shard, seen.state.account, seen.state.name, ref)
         try:
-            head = decode_index(self._blobs.get(key, ref.index_offset, ref.index_offset + ref.index_bytes), ref, key)
+            head = decode_index(self._objects.get(key, ref.index_offset, ref.index_offset + ref.index_bytes), ref, key)
         except NotFound:
-            raise Gone(f"{self._blobs.url}: {key} is not there, and stream {seen.name} has messages in it") from None
+            raise Gone(f"{self._objects.url}: {key} is not there, and stream {seen.name} has messages in it") from None
         except FormatError as error:
-            raise of_format(error, f"{self._blobs.url}: stream {seen.name}", key) from None
+            raise of_format(error, f"{self._objects.url}: stream {seen.name}", key) from None
         return head.seqs if head.seqs is not None else range(ref.first_seq, ref.last_seq + 1)
 
     def _shards(self) -> list[int]:
         """They are dense from 0; those that are known need no asking again."""
         known = len(self._states)
-        while self._blobs.list(ShardPaths(known).epochs):
+        while self._objects.list(ShardPaths(known).epochs):
             known += 1
         return list(range(known))
 
     def _replayed(self, shard: int, state: ShardState | None) -> ShardState:
         if state is not None:
             try:
-                stepped(self._blobs, shard, catch_up(ShardPaths(shard), state))
+                stepped(self._objects, shard, catch_up(ShardPaths(shard), state))
                 return state
             except CutOff as gone:
-                _log.info("%s: shard %d is read anew: %s", self._blobs.url, shard, gone)
-        return replayed(self._blobs, shard, self._wanted).state
+                _log.info("%s: shard %d is read anew: %s", self._objects.url, shard, gone)
+        return replayed(self._objects, shard, self._wanted).state

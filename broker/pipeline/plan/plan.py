@@ -7,7 +7,7 @@ What a task weighs is about what its task will fetch:
 
     index + the frames that hold a wanted message        where payload is asked for
     index                                                 else
-    and not less than ``PIECE_BYTES_MIN``                 a get takes its time, however little it brings
+    and not less than ``SCAN_TASK_BYTES_MIN``                 a get takes its time, however little it brings
 
 Frames are some 128 KiB, so few messages of a block cost few of them at most, and many spread over it cost all.
 """
@@ -27,7 +27,7 @@ from broker.storage.state.dead import DeadSet
 
 __all__ = ["Estimate", "ScanTask", "estimate", "pack", "tasks", "weight"]
 
-PIECE_BYTES_MIN: Final = 64 << 10
+SCAN_TASK_BYTES_MIN: Final = 64 << 10
 TASK_BYTES_MIN: Final = 8 << 20
 """Below this a task of Spark's costs more than its reading."""
 _FRAME_BYTES: Final = 128 << 10
@@ -124,8 +124,8 @@ def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = Fal
         if first > last:
             continue
         yield ScanTask(snapshot.account, snapshot.name, snapshot.stream_id, snapshot.shard,
-                    object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
-                    entry.dead, min(messages, last - first + 1)), sure
+                       object_key(shard, ref, own), _with_subjects(ref, summary if summaries else None), first, last,
+                       entry.dead, min(messages, last - first + 1)), sure
 
 
 def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
@@ -136,7 +136,7 @@ def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
 
 def weight(task: ScanTask, *, payload: bool = True) -> int:
     """About how many bytes a task fetches for it."""
-    return max(PIECE_BYTES_MIN, task.ref.index_bytes + (_frames_bytes(task) if payload else 0))
+    return max(SCAN_TASK_BYTES_MIN, task.ref.index_bytes + (_frames_bytes(task) if payload else 0))
 
 
 def _frames_bytes(task: ScanTask) -> int:
@@ -159,7 +159,7 @@ def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, 
     weighed = [(task, weight(task, payload=payload)) for task in found]
     total = sum(size for _, size in weighed)
     # Never so small that starting the task is most of its work, save where that was asked for.
-    target = max(PIECE_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
+    target = max(SCAN_TASK_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
     packed: list[list[ScanTask]] = []
     room = 0
     for task, size in weighed:

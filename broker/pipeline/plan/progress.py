@@ -40,7 +40,7 @@ class Progress:
     """One streaming query's view of its streams."""
 
     def __init__(self, objects: ObjectClient, options: Options) -> None:
-        self._blobs = objects
+        self._objects = objects
         self._options = options
         self._start = Start.parse(options.startingoffsets)
         self._selection = options.selection()
@@ -59,7 +59,7 @@ class Progress:
         for pattern in names(self._options.stream):
             if "*" not in pattern and not any(matcher(pattern)(one.state.name) for one in seen.values()):
                 there = ", ".join(seen) or "none that the options name"
-                raise NoStream(f"{self._blobs.url}: no stream {pattern!r} in account {self._options.account!r}; "
+                raise NoStream(f"{self._objects.url}: no stream {pattern!r} in account {self._options.account!r}; "
                                f"there is: {there}; streams that come later need a name with *")
         given = self._start.offsets.streams if self._start.offsets is not None else {}
         for name in given:
@@ -117,7 +117,7 @@ class Progress:
             one = seen.get(name)
             if one is None or one.state.stream_id != upto.stream_id:
                 if begun.get(name) != upto:
-                    self._lost(f"stream {name} of incarnation {upto.stream_id:016x} was deleted, and its messages up to "
+                    self._report_loss(f"stream {name} of incarnation {upto.stream_id:016x} was deleted, and its messages up to "
                                f"{upto.next_seq - 1} were not read")
                 continue
             place = begun.get(name)
@@ -141,7 +141,7 @@ class Progress:
         if start.latest:
             return _end(one)
         if start.time_ns is not None:
-            return Place(state.stream_id, max(1, seq_at_time(self._blobs, one.snapshot(), start.time_ns)))
+            return Place(state.stream_id, max(1, seq_at_time(self._objects, one.snapshot(), start.time_ns)))
         if given is not None and given.stream_id != state.stream_id:
             raise BadOption(f"option startingOffsets: stream {one.name} is now of incarnation {state.stream_id:016x}, not "
                             f"{given.stream_id:016x}: it was deleted and made anew")
@@ -157,10 +157,10 @@ class Progress:
         for name, place in start.streams.items():
             one = seen.get(name)
             if one is None:
-                self._lost(f"stream {name} of incarnation {place.stream_id:016x} was deleted; expected its sequence "
+                self._report_loss(f"stream {name} of incarnation {place.stream_id:016x} was deleted; expected its sequence "
                            f"{place.next_seq}, found no stream of that name")
             elif one.state.stream_id != place.stream_id:
-                self._lost(f"stream {name} was deleted and made anew; expected sequence {place.next_seq} of incarnation "
+                self._report_loss(f"stream {name} was deleted and made anew; expected sequence {place.next_seq} of incarnation "
                            f"{place.stream_id:016x}, found incarnation {one.state.stream_id:016x}")
         places = {}
         for name, one in seen.items():
@@ -168,7 +168,7 @@ class Progress:
             known = start.streams.get(name)
             place = known if known is not None and known.stream_id == state.stream_id else Place(state.stream_id, _first(one))
             if place.next_seq > state.last_seq + 1 and place.next_seq > _first(one):
-                self._lost(f"stream {name} went back: expected sequence {place.next_seq}, found that it ends at "
+                self._report_loss(f"stream {name} went back: expected sequence {place.next_seq}, found that it ends at "
                            f"{state.last_seq}; was the store restored from a backup?")
                 place = _end(one)
             self._check(one, place.next_seq)
@@ -179,15 +179,15 @@ class Progress:
         """Say a loss where the stream begins after ``next_seq``."""
         state = one.state
         if state.first_seq > next_seq and not _removes_singly(state.config):
-            self._lost(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
+            self._report_loss(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
                        f"that it begins at {state.first_seq}")
 
-    def _lost(self, what: str) -> None:
+    def _report_loss(self, what: str) -> None:
         if self._options.failondataloss:
-            raise DataLoss(f"{self._blobs.url}: {what}; to go on from what is there, set failOnDataLoss=false")
+            raise DataLoss(f"{self._objects.url}: {what}; to go on from what is there, set failOnDataLoss=false")
         if what not in self._said:
             self._said.add(what)
-            _log.warning("%s: %s", self._blobs.url, what)
+            _log.warning("%s: %s", self._objects.url, what)
 
 
 def _end(one: Seen) -> Place:

@@ -317,10 +317,10 @@ def time_ns(text: str) -> int:
     day, minute, second, fraction, zone = match.groups()
     zone = "+00:00" if zone in (None, "Z", "z") else zone
     try:
-        snapshot = datetime.fromisoformat(f"{day}T{minute or '00:00'}:{second or '00'}{zone}")
+        instant = datetime.fromisoformat(f"{day}T{minute or '00:00'}:{second or '00'}{zone}")
     except ValueError as error:
         raise ValueError(f"{text!r} is no time: {error}") from None
-    ns = (snapshot - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+    ns = (instant - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
     if not 0 <= ns <= NS_MAX:
         raise ValueError(f"{text!r} is out of range: streams hold times from 1970 to 2262")
     return ns

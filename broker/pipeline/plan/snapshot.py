@@ -129,8 +129,7 @@ class StreamSnapshot:
         return f"{self.account}/{self.name}"
 
 
-def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None
-              ) -> StreamSnapshot:
+def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None) -> StreamSnapshot:
     """A stream as of ``position`` of its shard's log, with all of its blocks, or these. Shares them with ``state``."""
     return StreamSnapshot(
         state.account, state.name, state.stream_id, shard, state.config, state.created_ns, state.first_seq,
@@ -139,7 +138,7 @@ def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Bloc
 
 
 def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
-                none_ok: bool = False) -> list[StreamSnapshot]:
+               none_ok: bool = False) -> list[StreamSnapshot]:
     """The streams of ``account`` (``*`` in it as a wildcard) that ``stream`` names, in order of account and name.
 
     Args: stream is a name, or several with commas between (``\\,`` for one within a name), ``*`` in them as a wildcard.

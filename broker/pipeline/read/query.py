@@ -25,7 +25,7 @@ from broker.storage.state.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
 
-_OF_PIECES: Final = {"messages": read_tasks, "subjects": read_subjects}
+_ROW_READERS: Final = {"messages": read_tasks, "subjects": read_subjects}
 """The views that tasks read from blocks."""
 
 
@@ -43,7 +43,7 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
     Raises: PipelineError.
     """
     snapshots = _snapshots(options)
-    if options.view in _OF_PIECES:
+    if options.view in _ROW_READERS:
         return packed([task for snapshot in snapshots
                        for task in tasks(snapshot, selection, summaries=options.view == "subjects")], options, schema)
     if options.view == "blocks":
@@ -77,7 +77,7 @@ def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) 
     """The rows of one part, in order. Raises: PipelineError."""
     if part.rows is not None:
         return iter((part.rows,))
-    rows_of = _OF_PIECES[options.view]
+    rows_of = _ROW_READERS[options.view]
     return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch)
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from broker.pipeline.errors import Gone, PipelineError, of_format
 from broker.pipeline.plan.plan import ScanTask
-from broker.pipeline.plan.plan import tasks as pieces_of
+from broker.pipeline.plan.plan import tasks as tasks_of
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, newest
@@ -52,7 +52,7 @@ time, and a range that is read and not needed costs memory."""
 _TOGETHER_BYTES: Final = 256 << 10
 """Index and frames that are no more are fetched together, whichever frames will be wanted."""
 _LOAD_BYTES: Final = 2 << 20
-_LOAD_PIECES: Final = 64
+_LOAD_TASKS: Final = 64
 """Small blocks are loaded so many at once: each get waits for the store once."""
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
@@ -78,7 +78,7 @@ class Maker(Protocol):
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
-                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+               prefetch: int = 3) -> Iterator[pa.RecordBatch]:
     """The messages of ``tasks`` that are wanted, in their order, as the columns of ``schema``.
 
     Args: schema is what ``schema.requested`` gave for the view messages, any of its columns in any order. prefetch: how
@@ -164,7 +164,7 @@ class _Reading:
     """One call of ``read_blocks``."""
 
     def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker) -> None:
-        self._blobs = objects
+        self._objects = objects
         self._selection = selection
         self._maker = maker
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
@@ -220,13 +220,13 @@ class _Reading:
         """Pieces that are loaded together, and what that costs in memory."""
         some: list[ScanTask] = []
         cost = count = 0
-        pieces_max = 1  # as above
+        tasks_max = 1  # as above
         for task in tasks:
             own = self._cost(task)
-            if some and (cost + own > _LOAD_BYTES or count + task.ref.count > _GROUP_ROWS or len(some) >= pieces_max):
+            if some and (cost + own > _LOAD_BYTES or count + task.ref.count > _GROUP_ROWS or len(some) >= tasks_max):
                 yield some, cost
                 some, cost, count = [], 0, 0
-                pieces_max = min(4 * pieces_max, _LOAD_PIECES)
+                tasks_max = min(4 * tasks_max, _LOAD_TASKS)
             some.append(task)
             cost += own
             count += task.ref.count
@@ -256,7 +256,7 @@ class _Reading:
                   for i in read]
         ranges += [(tasks[i].key, tasks[i].ref.frames_offset, tasks[i].ref.frames_offset + tasks[i].ref.frames_bytes)
                    for i, whole in zip(read, wholes, strict=True) if whole]
-        fetched = iter(_fetch(self._blobs, ranges))
+        fetched = iter(_fetch(self._objects, ranges))
         indexes = [next(fetched) for _ in read]
         later: list[tuple[int, Block, list[tuple[list[int], Rows]]]] = []
         for i, whole, index in zip(read, wholes, indexes, strict=True):
@@ -281,19 +281,19 @@ class _Reading:
             _, block, groups = later[0]
             return self._load_group(tasks[0], block, groups, 0)
         wanted = [(i, block, *group) for i, block, groups in later for group in groups]
-        stored = iter(_fetch(self._blobs, [range_ for i, block, numbers, _ in wanted
+        stored = iter(_fetch(self._objects, [range_ for i, block, numbers, _ in wanted
                                            for range_ in _ranges(tasks[i].key, block, numbers)]))
         for i, block, numbers, rows in wanted:
             some = [next(stored) for _ in numbers]
             if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
             made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
-        return [one for of_piece in made for one in of_piece], None
+        return [one for of_task in made for one in of_task], None
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and what loads the next."""
         numbers, rows = groups[at]
-        part = self._of_frames(task, block, rows, numbers, _fetch(self._blobs, _ranges(task.key, block, numbers)))
+        part = self._of_frames(task, block, rows, numbers, _fetch(self._objects, _ranges(task.key, block, numbers)))
         if isinstance(part, ScanTask) or at + 1 == len(groups):
             return [part], None
         return [part], partial(self._load_group, task, block, groups, at + 1)
@@ -344,30 +344,31 @@ class _Reading:
                 and task.first_seq <= ref.first_seq and task.last_seq >= ref.last_seq)
 
     def _where(self, task: ScanTask) -> str:
-        return f"{self._blobs.url}: stream {task.account}/{task.stream}"
+        return f"{self._objects.url}: stream {task.account}/{task.stream}"
 
     # ---- what went away
 
-    def _again(self, lost: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows of a task whose object was not there, from where they lie now. Raises: Gone; as ``read_tasks``."""
-        for task in self._moved(lost):
-            if task.key == lost.key or moves >= _MOVES_MAX:
-                raise Gone(f"{self._where(lost)}: {lost.key} is not there, and live messages lie in it, from {task.first_seq} "
-                           f"to {task.last_seq}: restore the object from a backup, or read around it by startSeq, endSeq; "
+        for task in self._moved(missing):
+            if task.key == missing.key or moves >= _MOVES_MAX:
+                raise Gone(f"{self._where(missing)}: {missing.key} is missing, and it holds live messages, {task.first_seq} to "
+                           f"{task.last_seq}: restore the object from a backup, or read around it with startSeq and endSeq; "
                            f"`jetblock inspect --verify` shows what else is missing")
             yield from self._run(partial(self._load, [task]), moves + 1)
 
-    def _moved(self, lost: ScanTask) -> list[ScanTask]:
-        """Where the messages of ``lost`` lie now; those that were removed since lie nowhere."""
-        selection = replace(self._selection, first_seq=lost.first_seq, last_seq=lost.last_seq)
-        known = lost.stream_id in self._newer
+    def _moved(self, missing: ScanTask) -> list[ScanTask]:
+        """Where the messages of ``missing`` lie now; those that were removed since lie nowhere."""
+        selection = replace(self._selection, first_seq=missing.first_seq, last_seq=missing.last_seq)
+        known = missing.stream_id in self._newer
         while True:
             if not known:
-                self._newer[lost.stream_id] = newest(self._blobs, lost.shard, lost.account, lost.stream, lost.stream_id)
-            snapshot = self._newer[lost.stream_id]
-            found = list(pieces_of(snapshot, selection)) if snapshot is not None else []
+                self._newer[missing.stream_id] = newest(self._objects, missing.shard, missing.account, missing.stream,
+                                                        missing.stream_id)
+            snapshot = self._newer[missing.stream_id]
+            found = list(tasks_of(snapshot, selection)) if snapshot is not None else []
             # What was seen before the object went may name it; what is read after that may not.
-            if not known or all(task.key != lost.key for task in found):
+            if not known or all(task.key != missing.key for task in found):
                 return found
             known = False
 

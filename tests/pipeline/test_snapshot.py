@@ -25,7 +25,7 @@ from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state import pages
 from broker.storage.state.table import BlockEntry
-from tests.pipeline.stores import PATHS, T0, MemoryBlobs, Owner, of_a_broker, varied
+from tests.pipeline.stores import PATHS, T0, MemoryObjectClient, Owner, of_a_broker, varied
 from tests.real.s3 import S3Server
 
 
@@ -47,7 +47,7 @@ async def test_is_what_the_log_says(seed: int) -> None:
         stream.remove(stream.last_seq - 1, stream.last_seq - 1)
     await owner.log.persisted()
     state = (await read_snapshot(store)).state
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     summaries = 0
     for snapshot in read_store(objects, account="*"):
         known = state.stream(snapshot.account, snapshot.name)
@@ -93,7 +93,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
     await owner.log.persisted()
 
     def pages_read(stream: str) -> int:
-        objects = MemoryBlobs(store)
+        objects = MemoryObjectClient(store)
         [snapshot] = read_store(objects, stream=stream)
         assert snapshot.msgs == len(owner.streams[stream].live)
         return sum((end or 0) - start for key, start, end in objects.asked if "/pages/" in key)
@@ -108,7 +108,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
             data = store.objects[key]
             store.objects[key] = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
             break
-    [snapshot] = read_store(MemoryBlobs(store), stream="small")
+    [snapshot] = read_store(MemoryObjectClient(store), stream="small")
     assert (snapshot.last_seq, snapshot.blocks and len(snapshot.blocks)) == (2, 2)
     await owner.kill()
 
@@ -132,7 +132,7 @@ async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
     owner.streams["c"].delete()
     await owner.log.persisted()
     await owner.make("d")
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     assert [(m.name, m.last_seq, m.stream_id) for m in read_store(objects, stream="a")] == [
         ("a", 2, owner.streams["a"].stream_id)]
     assert [(m.name, m.last_seq) for m in read_store(objects)] == [("a", 2), ("b", 2), ("d", 0)]
@@ -148,7 +148,7 @@ async def test_names_and_accounts() -> None:
     await owner.start()
     for name, account in [("ORDERS", "$G"), ("ORDERS-eu", "$G"), ("logs", "$G"), ("a,b", "$G"), ("x", "ACME"), ("x", "B")]:
         await owner.make(name, account)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
 
     def found(stream: str, account: str = "$G", *, none_ok: bool = False) -> list[str]:
         return [snapshot.full_name for snapshot in read_store(objects, stream=stream, account=account, none_ok=none_ok)]
@@ -197,7 +197,7 @@ async def test_as_of(seed: int) -> None:
         if rng.random() < 0.1:
             await owner.again()
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
 
     def live(as_of: str) -> list[int]:
         snapshot = next(m for m in read_store(objects, as_of=as_of) if m.name == "s")
@@ -231,13 +231,13 @@ async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
     stream = await owner.make("s")
     stream.append([(b"s", b"", b"x")] * 3)
     await owner.log.persisted()
-    snapshot = read_store(MemoryBlobs(store), stream="s")[0]
+    snapshot = read_store(MemoryObjectClient(store), stream="s")[0]
     [entry] = snapshot.blocks
     packed = entry.ref.pack()
     run = BlockRef.unpack([int(BlockPlace.RUN), 1, 500, 7, *packed[4:]])
     await owner.kill()
 
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     assert last_of(objects, snapshot, AsOf(position=snapshot.position)) == 3
     snapshot.blocks, snapshot.position = [BlockEntry(run)], Position(2, 0)
     assert last_of(objects, snapshot, AsOf(position=Position(1, 500))) == 3
@@ -250,7 +250,7 @@ async def test_sequences_by_time(seed: int) -> None:
     """The first message of a time or later, by one get at most."""
     store = MemoryStore()
     owner = await varied(store, seed, steps=20, large=False)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     tried = 0
     for snapshot in read_store(objects, account="*"):
         rows = owner.streams[snapshot.name].rows()
@@ -276,7 +276,7 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
     stream.append([(b"s", b"", b"1")] * 3)
     stream.append([(b"s", b"", b"1")] * 3)  # the same block, a millisecond later
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     [snapshot] = read_store(objects, stream="s")
     assert seq_at_time(objects, snapshot, snapshot.last_time_ns) == 4
     stream.purge(6)
@@ -406,7 +406,7 @@ async def test_damage_names_its_object() -> None:
     for broken in (data[:70] + bytes([data[70] ^ 4]) + data[71:], data[:100], b""):
         store.objects[key] = broken
         with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}.*inspect"):
-            read_store(MemoryBlobs(store), stream="s")
+            read_store(MemoryObjectClient(store), stream="s")
 
 
 async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
@@ -424,10 +424,10 @@ async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
     data = store.objects[key]
     at = data.index(b"the.bad.one")
     store.objects[key] = data[:at] + b"T" + data[at + 1:]
-    assert read_store(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    assert read_store(MemoryObjectClient(store), stream="good")[0].last_seq == 1
     for stream in ("bad", "*"):
         with pytest.raises(Damaged, match=rf"{key.rpartition('/')[2]}"):
-            read_store(MemoryBlobs(store), stream=stream)
+            read_store(MemoryObjectClient(store), stream=stream)
 
 
 async def test_a_newer_segment_or_store() -> None:
@@ -441,12 +441,12 @@ async def test_a_newer_segment_or_store() -> None:
     data[60:64] = crc32(data[:60]).to_bytes(4, "little")
     store.objects[key] = bytes(data)
     with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 2.*upgrade jetblock"):
-        read_store(MemoryBlobs(store), stream="s")
+        read_store(MemoryObjectClient(store), stream="s")
     del store.objects[FORMAT]
     with pytest.raises(Damaged, match="v1/format is not there"):
-        read_store(MemoryBlobs(store), stream="s")
+        read_store(MemoryObjectClient(store), stream="s")
     with pytest.raises(NoStore):
-        read_store(MemoryBlobs(MemoryStore()), stream="s")
+        read_store(MemoryObjectClient(MemoryStore()), stream="s")
 
 
 async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
@@ -459,10 +459,10 @@ async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
     owner.log.block(bad).add_record(200, {"from": "the future"})
     good.append([(b"x", b"", b"1")])
     await owner.log.persisted()
-    snapshots = {snapshot.name: snapshot for snapshot in read_store(MemoryBlobs(store))}
+    snapshots = {snapshot.name: snapshot for snapshot in read_store(MemoryObjectClient(store))}
     assert "record kind 200" in str(snapshots["bad"].offline)
     assert snapshots["good"].offline is None
-    assert read_store(MemoryBlobs(store), stream="good")[0].last_seq == 1
+    assert read_store(MemoryObjectClient(store), stream="good")[0].last_seq == 1
     await owner.kill()
 
 
@@ -476,7 +476,7 @@ async def test_finds_all_shards() -> None:
         stream.append([(b"x", b"", b"1")] * (shard + 1))
         await owner.log.persisted()
         await owner.kill()
-    assert [(m.name, m.shard, m.last_seq) for m in read_store(MemoryBlobs(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
+    assert [(m.name, m.shard, m.last_seq) for m in read_store(MemoryObjectClient(store))] == [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
     assert {key.shard for key in map(parse, store.objects) if key is not None} == {None, 0, 1, 2}
 
 
@@ -485,9 +485,9 @@ async def test_a_store_on_which_no_broker_ran_yet() -> None:
     only = {FORMAT: store.objects[FORMAT]}
     store.objects.clear()
     store.objects.update(only)
-    assert read_store(MemoryBlobs(store), none_ok=True) == []
+    assert read_store(MemoryObjectClient(store), none_ok=True) == []
     with pytest.raises(NoStream, match="there is: none"):
-        read_store(MemoryBlobs(store), stream="s")
+        read_store(MemoryObjectClient(store), stream="s")
 
 
 # ---- pages without their summaries unpacked

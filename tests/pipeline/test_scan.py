@@ -31,7 +31,7 @@ from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.state.table import BlockEntry
-from tests.pipeline.stores import HEADERS, PATHS, T0, MemoryBlobs, Owner, Row, varied
+from tests.pipeline.stores import HEADERS, PATHS, T0, MemoryObjectClient, Owner, Row, varied
 
 EXACT = requested("messages", [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
                                ("ts_ns", "bigint")])
@@ -98,8 +98,8 @@ def reading_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("jetblock-read")]
 
 
-def blobs_of(store: ObjectStore) -> ObjectClient:
-    return MemoryBlobs(store) if isinstance(store, MemoryStore) else open_object_client(store.url)
+def client_of(store: ObjectStore) -> ObjectClient:
+    return MemoryObjectClient(store) if isinstance(store, MemoryStore) else open_object_client(store.url)
 
 
 # ---- the right rows
@@ -111,7 +111,7 @@ async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypa
     bounds as they are, and with ones so small that every way through the reader is taken."""
     rng = random.Random(seed)
     owner = await varied(store, seed, steps=25, large=seed % 3 == 0)
-    objects = blobs_of(store)
+    objects = client_of(store)
     for name, stream in owner.streams.items():
         rows = [tuple(message) async for message in read_messages(store, f"{stream.stream_id:016x}")]
         assert rows == stream.rows()
@@ -136,7 +136,7 @@ async def test_every_column() -> None:
     """Shows each column of the view as it is defined, in any order and subset, with the exact types."""
     store = MemoryStore()
     owner = await varied(store, 3)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     rng = random.Random(3)
     for name, stream in owner.streams.items():
         found = planned(objects, name, account=stream.account)
@@ -179,7 +179,7 @@ async def test_positions_in_a_block_with_gaps() -> None:
     await owner.log.persisted()
     stream.remove(2, 9)
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     [batch] = read_tasks(objects, planned(objects, "s"), EVERYTHING,
                           requested("messages", [("seq", "bigint"), ("pos", "int")]))
     assert batch.to_pydict() == {"seq": [1, 10, 11, 13, 14, 15], "pos": [0, 4, 5, 6, 7, 8]}
@@ -194,7 +194,7 @@ async def test_sequences_that_no_long_holds() -> None:
     await owner.log.persisted()
     stream.append([(b"s.a", b"", b"y")])
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     first, second = planned(objects, "s")
     data = requested("messages", [("data", "binary")])
     assert [batch[0].to_pylist() for batch in read_tasks(objects, [first, second], EVERYTHING, data)] == [[b"x"], [b"y"]]
@@ -221,7 +221,7 @@ async def test_what_is_fetched() -> None:
     body = random.Random(1).randbytes(1000)
     stream.append([(b"s.rare" if i in (5, 700, 705, 900, 4000) else b"s.often", b"", body) for i in range(5000)])
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     [task] = planned(objects, "s")
     ref = task.ref
     assert ref.frames_bytes == 5_000_000
@@ -257,7 +257,7 @@ async def test_small_blocks_share_their_turns() -> None:
     for i in range(300):
         stream.append([(b"s.a", b"", b"%d" % i)] * 3)
         await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     assert len(found) == 300
     batches = list(read_tasks(objects, found, EVERYTHING, EXACT))
@@ -291,7 +291,7 @@ async def test_blocks_of_one_object_share_gets() -> None:
     store = MemoryStore()
     key, data, refs = run_of([(1, 100), (101, 150), (200, 400)])
     await store.put(key, [data])
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = [ScanTask("$G", "s", 7, 0, key, ref, ref.first_seq, ref.last_seq, None) for ref in refs]
     # Loads grow from one block on, so that LIMIT takes little: the first one is fetched alone.
     batches = read_tasks(objects, found, EVERYTHING, EXACT, prefetch=0)
@@ -310,7 +310,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         stream.append([(b"s.a", b"", owner.rng.randbytes(100_000))])
         await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     monkeypatch.setattr(reading, "_LOAD_BYTES", 1)
     monkeypatch.setattr(reading, "_BATCH_BYTES", 1)
@@ -333,7 +333,7 @@ async def test_threads_end(ending: str) -> None:
     for _ in range(40):
         stream.append([(b"s.a", b"", owner.rng.randbytes(300_000))])
         await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     objects.asked.clear()
     batches = read_tasks(objects, found, EVERYTHING, EXACT)
@@ -360,7 +360,7 @@ async def test_a_block_larger_than_a_group(monkeypatch: pytest.MonkeyPatch) -> N
     owner, stream = await one_stream(store)
     stream.append([(b"s.%d" % (i % 3), HEADERS if i % 7 == 0 else b"", owner.rng.randbytes(50_000)) for i in range(60)])
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     monkeypatch.setattr(reading, "_GROUP_BYTES", 400_000)
     monkeypatch.setattr(reading, "_BATCH_BYTES", 1)
@@ -384,7 +384,7 @@ async def test_a_block_of_many_messages_and_no_payload() -> None:
     await owner.log.persisted()
     stream.remove(3, 3)
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     for columns in ([("seq", "bigint")], [("seq", "bigint"), ("subject", "string")]):
         batches = list(read_tasks(objects, found, EVERYTHING, requested("messages", columns)))
@@ -422,7 +422,7 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
                        for j in range(300)])
         await owner.log.persisted()
     await owner.kill()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     rows = stream.rows()
     task = found[2]
@@ -466,7 +466,7 @@ async def test_blocks_that_are_swept_after_the_plan() -> None:
     for _ in range(12):
         stream.append([(b"s.a", b"", b"x" * 50)] * 50)
         await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     rows = stream.rows()
     stream.remove(1, 420)
@@ -488,7 +488,7 @@ async def test_a_stream_that_is_deleted_after_the_plan() -> None:
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 5)
     await owner.log.persisted()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     stream.delete()
     other = await owner.make("other")
@@ -515,7 +515,7 @@ async def test_an_object_that_is_lost() -> None:
         await owner.log.persisted()
     await owner.round()
     await owner.kill()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     found = planned(objects, "s")
     del store.objects[found[3].key]
     got, error = until_error(read_tasks(objects, found, EVERYTHING, EXACT))
@@ -531,7 +531,7 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
     """Shows that messages are read from where they lie now, exactly once each, when their object goes before the index is
     read, before the frames are, and between two groups of frames; and that a second move is followed, too."""
     store = MemoryStore()
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     monkeypatch.setattr("broker.storage.log.writer.FRAME_BYTES", 200)  # several frames a block
     monkeypatch.setattr(reading, "_TOGETHER_BYTES", 0)
     monkeypatch.setattr(reading, "_GROUP_BYTES", 1)
@@ -569,7 +569,7 @@ async def test_defaults_are_whole() -> None:
     """Shows the view as it comes when no columns are named."""
     store = MemoryStore()
     owner = await varied(store, 5, steps=10)
-    objects = MemoryBlobs(store)
+    objects = MemoryObjectClient(store)
     schema = arrow_schema("messages")
     assert schema.names == ["seq", "subject", "ts", "headers", "data"]
     mixed = owner.streams["mixed"]
