@@ -47,8 +47,8 @@ def test_an_idle_owner_that_was_stopped_answers_after_a_put() -> None:
         stopped(clock, 60)
         before = log.position
         log.wait(told.append, 1)
-        log.gather(told.extend, 2, 3)
-        log.gather(told.extend, 4)
+        log.wait_batched(told.extend, 2, 3)
+        log.wait_batched(told.extend, 4)
         log.wait(told.append, 5)
         assert told == [0]
         began_ns = clock.monotonic_ns()

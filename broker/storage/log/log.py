@@ -37,13 +37,13 @@ from broker.clock import Clock
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.log.putter import Putter, Segment, Waiter
-from broker.storage.log.settings import W_MAX, LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock, Tally
 from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.put import Fenced
 from broker.storage.state.applied import ShardState
 
-__all__ = ["W_MAX", "BlockOwner", "Log", "LogSettings", "Segment", "ShardOwner", "resolve"]
+__all__ = ["BlockOwner", "Log", "LogSettings", "Segment", "ShardOwner", "resolve"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BlockOwner(Protocol):
         it may be in the middle of a decision, so change nothing but what keeps others out."""
 
     def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
-        """``items`` that ``fn`` was to be called with (see ``Log.gather``), without those about this stream."""
+        """``items`` that ``fn`` was to be called with (see ``Log.wait_batched``), without those about this stream."""
 
 
 class ShardOwner:
@@ -107,7 +107,7 @@ class ShardOwner:
 
 
 class _Gathered(list[Any]):
-    """The items of several calls of ``Log.gather``."""
+    """The items of several calls of ``Log.wait_batched``."""
 
 
 class Log:
