@@ -38,7 +38,7 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Log, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         closed = self._closed
-        if self._in_flight and not self._has_content():
+        if self._in_flight and not self._open.has_content:
             self._closed = deque()
             in_flight, self._in_flight = self._in_flight, deque([self._in_flight[0]])
             wait(self, fn, *args, **kwargs)
