@@ -72,13 +72,13 @@ class Log:
         """Called once, when the log is fenced or must stop. What was not acknowledged by then never will be."""
         self.on_persisted: Callable[[Segment], None] | None = None
         """Called after each segment's waiters: the checkpointer counts."""
-        self.on_small_segment: Callable[[Position, bytes], object] = _nothing
+        self.on_small_segment: Callable[[Position, bytes], object] = lambda position, data: None
         """Given each persisted segment that is mostly small blocks, for the cache."""
-        self.commits_paused: Callable[[], bool] = _never
+        self.commits_paused: Callable[[], bool] = lambda: False
         """While true, since checkpoints are too far behind, only heartbeats are put. Call ``schedule_commit`` when it ends."""
-        self.on_lease_renewed: Callable[[], object] = _nothing
+        self.on_lease_renewed: Callable[[], object] = lambda: None
         """Called when a put has renewed an expired lease: while it was expired nothing was served."""
-        self.clock_trusted: Callable[[], bool] = _always
+        self.clock_trusted: Callable[[], bool] = lambda: True
         """While false, no message expires: see ``clock.GuardedClock``."""
         self.shard = ShardOwner()
         self._clock = clock
@@ -494,15 +494,3 @@ class Log:
 def resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _never() -> bool:
-    return False
-
-
-def _always() -> bool:
-    return True
-
-
-def _nothing(*_: object) -> None:
-    pass
