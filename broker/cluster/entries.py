@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.log.settings import W_MAX
+from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Patience
@@ -50,7 +50,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
     while high - low > BATCH:
         step = -(-(high - low) // (_PROBES + 1))
         low, high = await _narrowed(store, paths, epoch, low, high, range(low + step, high, step), patience)
-    number = max(number, low - W_MAX) + 1
+    number = max(number, low - PUTS_IN_FLIGHT_MAX) + 1
     while True:
         for header in await entries(store, paths, epoch, range(number, number + BATCH), patience):
             if not _is_segment(header):

@@ -32,13 +32,10 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.cluster.entries import BATCH, end_of_segments, expect_entry
 from broker.cluster.identity import Identity
-from broker.storage.format.block import Outcome
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.opening import Opening
-from broker.storage.format.record import RecordKind
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced, Patience, describe, put_ours
@@ -89,10 +86,7 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
-    block: OpenBlock[None] = OpenBlock(0, None)
-    block.add_record(RecordKind.OPENING, opening.to_body())
-    block.outcome = Outcome()
-    data = encode_segment(position, me.nonce, [seal_block(block, position)])
+    data = [opening.encode(position, me.nonce)]
     began_ns = clock.monotonic_ns()
     key = paths.log(position)
     holder = await patience.ask(lambda: put_ours(store, key, data, me.nonce), f"put {key}")

@@ -11,7 +11,7 @@ from broker.cluster.entries import end_of_segments
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.log.settings import W_MAX
+from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Patience
@@ -40,7 +40,7 @@ def test_as_a_walk_by_one(seed: int) -> None:
         end = rng.choice((0, 1, 2, 15, 16, 17, 31, 32, 33, 100, 1000, 3000)) + rng.randrange(3)
         first = rng.randint(0, end)
         sealed = rng.random() < 0.5
-        orphans = [n for n in range(end + 1, end + W_MAX) if rng.random() < 0.3]
+        orphans = [n for n in range(end + 1, end + PUTS_IN_FLIGHT_MAX) if rng.random() < 0.3]
         ahead = [n for n in (end + 4, end + 8) if n not in orphans and rng.random() < 0.3]
         shared = log_of([*range(first, end), *orphans], [*([end] if sealed else []), *ahead])
         counting = Counting(shared)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
-from broker.storage.log.log import W_MAX, LogSettings
+from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
+from broker.storage.log.log import LogSettings
 from tests.harness import NatsServerProcess
 
 Load = Callable[..., Settings]
@@ -162,9 +163,10 @@ def test_file_refused(load_with: Load, text: str, why: str) -> None:
 
 def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
     """The bound of puts in flight is the log's own; a directory needs no lease, so no interval is too long for it."""
-    LogSettings(puts_in_flight=load_with(JETBLOCK_PUTS_IN_FLIGHT=str(W_MAX)).puts_in_flight)
-    with pytest.raises(ConfigError, match=rf"JETBLOCK_PUTS_IN_FLIGHT must be between 1 and {W_MAX}, not '{W_MAX + 1}'"):
-        load_with(JETBLOCK_PUTS_IN_FLIGHT=str(W_MAX + 1))
+    most, more = str(PUTS_IN_FLIGHT_MAX), str(PUTS_IN_FLIGHT_MAX + 1)
+    LogSettings(puts_in_flight=load_with(JETBLOCK_PUTS_IN_FLIGHT=most).puts_in_flight)
+    with pytest.raises(ConfigError, match=f"JETBLOCK_PUTS_IN_FLIGHT must be between 1 and {most}, not '{more}'"):
+        load_with(JETBLOCK_PUTS_IN_FLIGHT=more)
     assert load_with("--store file:///a", JETBLOCK_COMMIT_INTERVAL="10s").commit_interval_ns == 10_000_000_000
 
 

@@ -38,11 +38,11 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Log, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         closed = self._closed
-        if self._flight and not self._has_content():
+        if self._in_flight and not self._open.has_content:
             self._closed = deque()
-            flight, self._flight = self._flight, deque([self._flight[0]])
+            in_flight, self._in_flight = self._in_flight, deque([self._in_flight[0]])
             wait(self, fn, *args, **kwargs)
-            self._flight = flight
+            self._in_flight = in_flight
             self._closed = closed
         else:
             wait(self, fn, *args, **kwargs)

@@ -14,8 +14,10 @@ from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
-from broker.storage.state.applied import ConsumerState, Released, ShardState, pack_runs, unpack_runs
+from broker.storage.state.applied import ShardState
+from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.dead import DeadSet
+from broker.storage.state.released import Released, pack_runs, unpack_runs
 from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 

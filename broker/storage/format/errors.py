@@ -1,13 +1,18 @@
-"""Why bytes could not be decoded, sorted by what the reader does next.
+"""Why a shard's objects could not be read, sorted by what the reader does next.
 
     Corrupt          these bytes are not what was written: retrying cannot help, another copy or an operator can
     VersionUnknown   a newer broker wrote them: upgrade this reader
     RecordUnknown    one record of one stream must be understood and is not: that stream is off line, the others are not
+    CutOff           objects were swept while they were being read: start again from the newest root
 """
 
 from __future__ import annotations
 
-__all__ = ["Corrupt", "FormatError", "RecordUnknown", "VersionUnknown"]
+__all__ = ["Corrupt", "CutOff", "FormatError", "RecordUnknown", "VersionUnknown"]
+
+
+class CutOff(Exception):
+    """The log moved on while it was read, and something the reader relied on is gone."""
 
 
 class FormatError(Exception):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from broker.storage.format.block import BlockCore, Outcome, encode_core
 from broker.storage.format.document import field
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import FORMAT_VERSION, Position
+from broker.storage.format.header import FORMAT_VERSION, ObjectKind, Position
+from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.segment import encode_segment_front
 
 __all__ = ["Opening"]
 
@@ -26,6 +29,13 @@ class Opening(NamedTuple):
     ends: tuple[Position, ...]
     at_ns: int
     reader_version: int = FORMAT_VERSION
+
+    def encode(self, position: Position, nonce: bytes) -> bytes:
+        """The whole segment at ``position``, which holds this record and nothing else."""
+        record = Record.of(RecordKind.OPENING, 0, self.to_body())
+        core = encode_core(BlockCore(0, position, outcome=Outcome(), records=[record]))
+        front, _ = encode_segment_front(ObjectKind.SEGMENT, position, 0, nonce, [(0, 0, 0, 0, len(core), 0, 0, 0)])
+        return front + core
 
     def to_body(self) -> dict[str, Any]:
         """The record's body."""

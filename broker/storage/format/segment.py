@@ -33,7 +33,8 @@ from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, B
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
-__all__ = ["HEAD_BYTES_MIN", "DirectoryRow", "RowValues", "SegmentHead", "decode_head", "encode_segment_front"]
+__all__ = ["HEAD_BYTES_MIN", "PUTS_IN_FLIGHT_MAX", "DirectoryRow", "RowValues", "SegmentHead", "decode_head",
+           "encode_segment_front"]
 
 _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
@@ -42,6 +43,9 @@ HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
 """A segment is never shorter; less cannot even say how much more is needed."""
 
 BLOCKS_MAX: Final = 1 << 20
+
+PUTS_IN_FLIGHT_MAX: Final = 16
+"""No writer has more puts in flight, so orphans are stored at most this far beyond an epoch's end."""
 
 RowValues = tuple[int, int, int, int, int, int, int, int]
 """A directory row as it is written."""

@@ -17,12 +17,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from broker.clock import Clock
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectStore
-from broker.storage.read.snapshot import CutOff
 
 __all__ = ["Pulse"]
 

@@ -77,7 +77,7 @@ class MemoryLog:
             fn(*args)
 
     def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
-        """See ``Log.gather``."""
+        """See ``Log.wait_batched``."""
         if self._waiters and self._waiters[-1][0] == fn:
             self._waiters[-1][1][0].extend(items)
         else:

@@ -19,19 +19,17 @@ from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.log.settings import LogSettings
+from broker.storage.log.waiters import Waiter
 from broker.storage.log.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.put import Backoff, Fenced, describe, holder_of
 
-__all__ = ["Putter", "Segment", "Waiter"]
+__all__ = ["Putter", "Segment"]
 
 _log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4096
 """Encoding a block takes as long as encoding so many bytes of it."""
-
-Waiter = tuple[Callable[..., object], tuple[Any, ...], object]
-"""What to call once the segment is persisted, its arguments, and the stream that it speaks of (None: no one stream)."""
 
 
 class Segment:

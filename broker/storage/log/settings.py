@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from broker.storage.format.codec import Codec
+from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 
-__all__ = ["W_MAX", "LogSettings"]
-
-W_MAX = 16
-"""No writer has more puts in flight: orphans lie at most this far beyond an epoch's end."""
+__all__ = ["LogSettings"]
 
 
 class LogSettings:
@@ -20,8 +18,8 @@ class LogSettings:
                  commit_interval_ns: int = 0, lazy_ns: int = 1_000_000_000, tail_bytes_max: int = 256 << 20,
                  inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
                  codec: Codec = Codec.ZSTD) -> None:
-        if not 1 <= puts_in_flight <= W_MAX:
-            raise ValueError(f"puts_in_flight is 1 to {W_MAX}")
+        if not 1 <= puts_in_flight <= PUTS_IN_FLIGHT_MAX:
+            raise ValueError(f"puts_in_flight is 1 to {PUTS_IN_FLIGHT_MAX}")
         self.segment_bytes = segment_bytes
         self.segment_count = segment_count
         self.puts_in_flight = puts_in_flight

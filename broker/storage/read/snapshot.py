@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.clock import SystemClock
 from broker.storage.format.checkpoint import Root
-from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.opening import Opening
 from broker.storage.format.page import PageKind, PageRef, decode_page
@@ -60,10 +60,6 @@ Request = Listing | Gets
 Answer = Any
 T = TypeVar("T")
 Steps = Generator[Request, Answer, T]
-
-
-class CutOff(Exception):
-    """What was planned on has gone, or moved on, meanwhile: start again from the newest root."""
 
 
 class Snapshot(NamedTuple):

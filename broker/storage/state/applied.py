@@ -1,6 +1,7 @@
-"""What persisted segments say of a shard's streams and consumers: the replay of outcomes.
+"""What persisted segments say about a shard's streams and consumers: the replay of outcomes.
 
-Owns the values that recovery, checkpoints and readers without a broker share. Decides nothing: a block says what its
+Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its parts), which recovery, checkpoints and
+readers without a broker share. Decides nothing: a block says what its
 stream's limits, expiry and acks removed, so any version and any reader arrives at the same state, without a clock.
 
 One block is applied so: a stream is made by its create record; the block joins the table; ranges removed meanwhile are
@@ -13,190 +14,31 @@ lowest.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from sys import byteorder
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.format.record import Record, RecordKind
-from broker.storage.state.table import BlockTable, Kept, log_keys
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.released import Released
+from broker.storage.state.stream import START, StreamState
+from broker.storage.state.table import Kept, log_keys
 
 __all__ = ["ConsumerState", "Released", "ShardState", "StreamState", "position_key"]
 
-START = Position(0, 0)
+_RECORDS_MAX = 16
+_LEFT_AT_ONCE = 1024
+"""Blocks taken out of the counts where they left: less than a millisecond."""
+
+_STREAM_KEYS = frozenset(("account", "name", "config", "created_ns", "ceiling"))
 
 
 def position_key(position: Position) -> int:
     """A position as one int that sorts alike; what dictionaries of segments are keyed by."""
     return position[0] << 48 | position[1]
-
-
-class ConsumerState:
-    """One consumer as its records left it. ``pending`` is in the order of delivery."""
-
-    __slots__ = ("config", "created_ns", "delivered_cseq", "delivered_sseq", "extra", "floor_cseq", "floor_sseq",
-                 "last_ack_ns", "last_active_ns", "name", "pending", "place", "redelivered")
-
-    def __init__(self, name: str, config: dict[str, Any], created_ns: int) -> None:
-        self.name = name
-        self.config = config
-        self.created_ns = created_ns
-        self.delivered_cseq = 0
-        self.delivered_sseq = 0
-        self.floor_cseq = 0
-        self.floor_sseq = 0
-        self.last_active_ns = 0
-        self.last_ack_ns = 0
-        self.pending: dict[int, tuple[int, int]] = {}
-        """stream_seq → (consumer_seq, delivered_at_ns)"""
-        self.redelivered: dict[int, int] = {}
-        """stream_seq → times delivered"""
-        self.extra: dict[str, Any] = {}
-        """What else the consumer's records carry, by key; the jetstream layer's own."""
-        self.place: Any = None
-        """Where a checkpoint keeps a large state; None: inline, or changed since."""
-
-    @classmethod
-    def created(cls, body: Mapping[str, Any]) -> ConsumerState:
-        """From a CONSUMER_CREATE body: name, config, created_ns, and any of a delta's keys: the state to start from."""
-        state = cls(body["name"], dict(body["config"]), int(body["created_ns"]))
-        state.apply_delta(body)
-        state.extra.update({k: v for k, v in body.items() if k not in _CREATE_KEYS})
-        return state
-
-    def apply_delta(self, delta: Mapping[str, Any]) -> None:
-        """Take a CONSUMER_STATE body; see the keys below. All are optional, all are outcomes.
-
-        d    [consumer_seq, stream_seq, last_active_ns] delivered      f   [consumer_seq, stream_seq] ack floor
-        la   last_ack_ns                                               x   {key: value} extra; None removes the key
-        drop stream_seqs no longer pending, their counts with them
-        add  [stream_seqs, consumer_seqs, delivered_at_ns] now pending, three columns
-        re   {stream_seq: times delivered}, 0 removes it
-        Columns are lists, or bytes of little-endian int64.
-        """
-        if (d := delta.get("d")) is not None:
-            self.delivered_cseq, self.delivered_sseq, self.last_active_ns = d
-        if (f := delta.get("f")) is not None:
-            self.floor_cseq, self.floor_sseq = f
-        if (last_ack_ns := delta.get("la")) is not None:
-            self.last_ack_ns = last_ack_ns
-        if drop := delta.get("drop"):
-            pending, redelivered = self.pending, self.redelivered
-            for seq in _ints(drop):
-                pending.pop(seq, None)
-                redelivered.pop(seq, None)
-        if add := delta.get("add"):
-            seqs, cseqs, times = map(_ints, add)
-            for seq, cseq, time_ns in zip(seqs, cseqs, times, strict=True):
-                # Taken out first: delivered again means last in the order of delivery.
-                self.pending.pop(seq, None)
-                self.pending[seq] = (cseq, time_ns)
-        if re := delta.get("re"):
-            for seq, count in re.items():
-                if count:
-                    self.redelivered[int(seq)] = count
-                else:
-                    self.redelivered.pop(int(seq), None)
-        if x := delta.get("x"):
-            for key, value in x.items():
-                if value is None:
-                    self.extra.pop(key, None)
-                else:
-                    self.extra[key] = value
-
-    @property
-    def weight(self) -> int:
-        """About how many numbers ``pack`` gives: what decides between inline and a page of its own."""
-        return 16 + 3 * len(self.pending) + 2 * len(self.redelivered)
-
-    def pack(self) -> list[Any]:
-        """For a page; ``unpack`` takes it back."""
-        return [self.name, self.config, self.created_ns, self.delivered_cseq, self.delivered_sseq, self.floor_cseq,
-                self.floor_sseq, self.last_active_ns, self.last_ack_ns, _bytes(self.pending),
-                _bytes(cseq for cseq, _ in self.pending.values()), _bytes(at for _, at in self.pending.values()),
-                _bytes(self.redelivered), _bytes(self.redelivered.values()), self.extra]
-
-    @classmethod
-    def unpack(cls, packed: Sequence[Any]) -> ConsumerState:
-        """Raises: ValueError, TypeError or KeyError when ``packed`` is not what ``pack`` gives."""
-        state = cls(*packed[:3])
-        (state.delivered_cseq, state.delivered_sseq, state.floor_cseq, state.floor_sseq, state.last_active_ns,
-         state.last_ack_ns, seqs, cseqs, times, again, counts, state.extra) = packed[3:]
-        state.pending = {s: (c, t) for s, c, t in zip(_ints(seqs), _ints(cseqs), _ints(times), strict=True)}
-        state.redelivered = dict(zip(_ints(again), _ints(counts), strict=True))
-        return state
-
-
-class StreamState:
-    """One stream as persisted blocks left it."""
-
-    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "extra",
-                 "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
-                 "position", "stream_id")
-
-    def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
-        self.stream_id = stream_id
-        self.account = account
-        self.name = name
-        self.config = config
-        self.created_ns = created_ns
-        self.first_seq = 1
-        self.last_seq = 0
-        self.msgs = 0
-        self.bytes = 0
-        self.first_time_ns = 0
-        self.last_time_ns = 0
-        """Time of the message at last_seq, whether or not it still lives; times never go below it."""
-        self.ceiling = 0
-        """The sequence that no crash lets this (async) stream hand out before; 0: it has none."""
-        self.blocks = BlockTable()
-        self.consumers: dict[str, ConsumerState] = {}
-        self.extra: dict[str, Any] = {}
-        """What else the create and update records carried, by key; the jetstream layer's own."""
-        self.position = START
-        """The last segment whose part in this stream is in here."""
-        self.offline: str | None = None
-        """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
-        self.page = -1
-        """Number of the directory page that holds it in a checkpoint."""
-        self.dirty = True
-        """Whether it changed since its page was last copied."""
-
-    @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.first_seq, self.last_seq, self.msgs, self.bytes, self.first_time_ns)
-
-    def __repr__(self) -> str:
-        return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "
-                f"{self.first_seq}..{self.last_seq}, {len(self.blocks)} blocks, at {self.position}>")
-
-
-class Released:
-    """What one record lets go of: it may be deleted once the record is persisted, and only by who wrote it or later."""
-
-    __slots__ = ("pages", "position", "roots", "segments")
-
-    def __init__(self, position: Position, segments: Iterable[Position] = (), pages: Iterable[Position] = (),
-                 roots: Iterable[Position] = ()) -> None:
-        self.position = position
-        """Of the segment that holds the record."""
-        self.segments = list(segments)
-        self.pages = list(pages)
-        self.roots = list(roots)
-
-    def body(self) -> dict[str, Any]:
-        """The record's body, and the root's: positions as [epoch, number], segments as runs [epoch, first, last]."""
-        return {"segments": list(pack_runs(self.segments)), "pages": [list(p) for p in self.pages],
-                "roots": [list(p) for p in self.roots]}
-
-    @classmethod
-    def of(cls, position: Position, body: Mapping[str, Any]) -> Released:
-        return cls(position, unpack_runs(body.get("segments", ())), [Position(*p) for p in body.get("pages", ())],
-                   [Position(*p) for p in body.get("roots", ())])
 
 
 class ShardState:
@@ -482,51 +324,5 @@ class ShardState:
         return bool(leaving)
 
 
-def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
-    """Positions as [epoch, first, last] of neighbours, rising."""
-    run: list[int] | None = None
-    for epoch, number in sorted(positions):
-        if run is not None and run[0] == epoch and run[2] == number - 1:
-            run[2] = number
-            continue
-        if run is not None:
-            yield run
-        run = [epoch, number, number]
-    if run is not None:
-        yield run
-
-
-def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
-    """Undo ``pack_runs``."""
-    for epoch, first, last in runs:
-        for number in range(first, last + 1):
-            yield Position(epoch, number)
-
-
 def _position(key: int) -> Position:
     return Position(key >> 48, key & ((1 << 48) - 1))
-
-
-_RECORDS_MAX = 16
-_LEFT_AT_ONCE = 1024
-"""Blocks taken out of the counts where they left: less than a millisecond."""
-
-_CREATE_KEYS = frozenset(("name", "config", "created_ns", "d", "f", "la", "add", "drop", "re", "x"))
-_STREAM_KEYS = frozenset(("account", "name", "config", "created_ns", "ceiling"))
-
-
-def _ints(column: Any) -> Sequence[int]:
-    if isinstance(column, bytes):
-        values = array("q")
-        values.frombytes(column)
-        if byteorder == "big":
-            values.byteswap()
-        return values
-    return column  # type: ignore[no-any-return]
-
-
-def _bytes(numbers: Iterable[int]) -> bytes:
-    values = array("q", numbers)
-    if byteorder == "big":
-        values.byteswap()
-    return values.tobytes()

@@ -23,7 +23,10 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef
-from broker.storage.state.applied import ConsumerState, Released, ShardState, StreamState, position_key, unpack_runs
+from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.released import Released, unpack_runs
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "StreamCopy", "load_directory", "load_part", "shard_extra", "shard_of"]

@@ -1,0 +1,85 @@
+"""The segment that is being gathered: the blocks that streams add to, and why it may have to be closed soon.
+
+Owns what goes into the segment. Does not own when it is closed (``commit_schedule``), nor its position (``log``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from broker.storage.log.open_block import OpenBlock, Tally
+from broker.storage.log.owner import BlockOwner
+from broker.storage.log.settings import LogSettings
+
+__all__ = ["OpenSegment"]
+
+
+class OpenSegment:
+    """Attributes:
+        blocks: by stream_id; ``tally`` counts what they hold.
+        lazy: owners with news that nothing waits for, by stream_id. What becomes lazy while this segment closes belongs
+            to the next.
+        content: whether there is something to put although no block says anything yet: lazy news that was made urgent,
+            or a proof of the lease.
+        urgent: something waits for what is in here. overdue: lazy news has waited long enough.
+    """
+
+    __slots__ = ("blocks", "content", "lazy", "overdue", "tally", "urgent")
+
+    def __init__(self, lazy: dict[int, BlockOwner] | None = None) -> None:
+        self.blocks: dict[int, OpenBlock[Any]] = {}
+        self.tally = Tally()
+        self.lazy: dict[int, BlockOwner] = {} if lazy is None else lazy
+        self.content = False
+        self.urgent = False
+        self.overdue = False
+
+    def add_block(self, owner: BlockOwner) -> OpenBlock[Any]:
+        """A new block for a stream that has none in here."""
+        block = self.blocks[owner.stream_id] = OpenBlock(owner.stream_id, owner, self.tally)
+        return block
+
+    def full(self, settings: LogSettings, times: int = 1) -> bool:
+        """Whether it has reached a segment's bounds, or so many times them."""
+        return (self.tally.bytes >= times * settings.segment_bytes
+                or self.tally.count >= times * settings.segment_count)
+
+    @property
+    def has_content(self) -> bool:
+        """Whether it has something to put, lazy news aside."""
+        return self.content or self.tally.bytes > 0 or self.tally.count > 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether it should be closed as soon as a put may begin."""
+        return (self.urgent or self.overdue) and (self.has_content or bool(self.lazy))
+
+    def has_news(self, owner: BlockOwner | None) -> bool:
+        """Whether ``owner``, or any owner, has something that is not in a closed segment, lazy news included."""
+        if owner is None:
+            return bool(self.lazy) or self.has_content
+        block = self.blocks.get(owner.stream_id)
+        return owner.stream_id in self.lazy or (block is not None and not block.empty)
+
+    def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
+        """Ask every owner with something to say for its outcome, and those that it makes speak in turn.
+
+        Args: failed are streams that are off line; it may grow meanwhile. on_error is told of an owner that cannot say.
+        Returns: the blocks to store. Raises: as ``on_error``.
+        """
+        blocks = self.blocks
+        lazy, self.lazy = self.lazy, {}
+        for owner in lazy.values():
+            if owner.stream_id not in blocks:
+                self.add_block(owner)
+        asked = set(failed)
+        while asking := [block for stream_id, block in blocks.items()
+                         if stream_id not in asked and (stream_id in lazy or not block.empty)]:
+            for block in asking:
+                asked.add(block.stream_id)
+                try:
+                    block.owner.sealing(block)
+                except Exception as error:
+                    on_error(block.owner, error)
+        return [block for block in blocks.values() if not block.empty and block.stream_id not in failed]

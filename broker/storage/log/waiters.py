@@ -1,0 +1,110 @@
+"""The calls that wait for a commit: in log order, alike ones as one, and the bytes that they hold in memory.
+
+Owns the calls that wait for the open segment, and the count of bytes for all that wait. The calls that wait for a segment
+that was closed are in its ``waiters``; when to call any of them is the log's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from broker.storage.log.owner import BlockOwner
+
+__all__ = ["Batch", "Waiter", "Waiters"]
+
+_WAITER_BYTES = 400
+"""What a waiting call holds in memory, beside the bytes in its arguments."""
+
+_ITEM_BYTES = 50
+"""The same for an item of a batch."""
+
+Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]
+"""What to call once the segment is persisted, its arguments, and the stream that it is about (None: no single one)."""
+
+
+class Batch(list[Any]):
+    """The items of several calls that became one, its only argument."""
+
+
+class Waiters:
+    """The calls that wait for the open segment. ``bytes`` is what these and those of closed segments hold."""
+
+    __slots__ = ("_batch", "_batch_fn", "_calls", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._calls: list[Waiter] = []
+        self._batch_fn: Callable[[list[Any]], object] | None = None
+        self._batch: list[Any] = []
+
+    def append(self, waiter: Waiter) -> None:
+        """Add a call behind all others, which ends the batch before it."""
+        self._calls.append(waiter)
+        self._batch_fn = None
+
+    def prepend(self, waiters: list[Waiter]) -> None:
+        """Add calls of closed segments before all others; their bytes are counted already."""
+        self._calls[:0] = waiters
+        self._batch_fn = None
+
+    def begin_batch(self, fn: Callable[[list[Any]], object], batch: Batch) -> None:
+        """Let the last call, of ``fn`` with ``batch``, take the items of later ones."""
+        self._batch_fn, self._batch = fn, batch
+
+    def join(self, fn: Callable[[list[Any]], object], items: tuple[Any, ...]) -> bool:
+        """Add ``items`` to the last call where it is a batch of ``fn``'s; returns whether it is."""
+        if fn != self._batch_fn:
+            return False
+        self._batch += items
+        self.bytes += _ITEM_BYTES * len(items)
+        return True
+
+    def take(self) -> list[Waiter]:
+        """Hand over all calls, for the segment that closes."""
+        calls, self._calls = self._calls, []
+        self._batch_fn = None
+        return calls
+
+    def hold(self, args: tuple[Any, ...]) -> None:
+        """Count the bytes of a call with ``args``."""
+        self.bytes += _held_by(args)
+
+    def release(self, args: tuple[Any, ...]) -> None:
+        """Undo ``hold``."""
+        self.bytes -= _held_by(args)
+
+    def answer(self, waiters: list[Waiter]) -> None:
+        """Make the calls, in order."""
+        for fn, args, _ in waiters:
+            self.bytes -= _held_by(args)
+            try:
+                fn(*args)
+            except Exception as error:  # one reply that could not be made must not keep the others waiting
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a reply that waited for a commit failed", "exception": error})
+
+    def withdraw(self, owner: BlockOwner) -> None:
+        """Drop the calls about ``owner``."""
+        self._calls = self.without(self._calls, owner)
+        self._batch_fn = None
+
+    def without(self, waiters: list[Waiter], owner: BlockOwner) -> list[Waiter]:
+        """``waiters`` except those about ``owner``, whose bytes are released."""
+        kept: list[Waiter] = []
+        for fn, args, of in waiters:
+            held = _held_by(args)
+            if of is not owner:
+                if args and type(args[0]) is Batch:
+                    args = (Batch(owner.withdrawn(fn, args[0])),)
+                if not args or args[0] != []:
+                    kept.append((fn, args, of))
+                    held -= _held_by(args)
+            self.bytes -= held
+        return kept
+
+
+def _held_by(args: tuple[Any, ...]) -> int:
+    return _WAITER_BYTES + sum([len(arg) if type(arg) is bytes else _ITEM_BYTES * len(arg)
+                                for arg in args if type(arg) is bytes or type(arg) is Batch])

@@ -1,0 +1,59 @@
+"""One stream as its persisted blocks left it: numbers, configuration, block table and consumers. Values alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.storage.format.block import Outcome
+from broker.storage.format.header import Position
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.table import BlockTable
+
+__all__ = ["START", "StreamState"]
+
+START = Position(0, 0)
+"""Before every segment."""
+
+
+class StreamState:
+    """One stream as persisted blocks left it."""
+
+    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "extra",
+                 "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
+                 "position", "stream_id")
+
+    def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
+        self.stream_id = stream_id
+        self.account = account
+        self.name = name
+        self.config = config
+        self.created_ns = created_ns
+        self.first_seq = 1
+        self.last_seq = 0
+        self.msgs = 0
+        self.bytes = 0
+        self.first_time_ns = 0
+        self.last_time_ns = 0
+        """Time of the message at last_seq, whether or not it still lives; times never go below it."""
+        self.ceiling = 0
+        """The sequence that no crash lets this (async) stream hand out before; 0: it has none."""
+        self.blocks = BlockTable()
+        self.consumers: dict[str, ConsumerState] = {}
+        self.extra: dict[str, Any] = {}
+        """What else the create and update records carried, by key; the jetstream layer's own."""
+        self.position = START
+        """The last segment whose part in this stream is in here."""
+        self.offline: str | None = None
+        """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
+        self.page = -1
+        """Number of the directory page that holds it in a checkpoint."""
+        self.dirty = True
+        """Whether it changed since its page was last copied."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.first_seq, self.last_seq, self.msgs, self.bytes, self.first_time_ns)
+
+    def __repr__(self) -> str:
+        return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "
+                f"{self.first_seq}..{self.last_seq}, {len(self.blocks)} blocks, at {self.position}>")
