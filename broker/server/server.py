@@ -18,12 +18,12 @@ from collections import deque
 from typing import Any
 
 from broker.clock import Clock, SystemClock
+from broker.gotime import format_duration, format_time
 from broker.listen_socket import Bound
 from broker.server.auth.authenticator import Decide, authenticator, warnings
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
-from broker.server.connection.times import rfc3339
 from broker.server.options import ServerOptions
 from broker.server.routing.router import Router
 
@@ -221,7 +221,7 @@ class Server:
         """``client`` as JetStream's advisories show it. Source: nats-server, server/events.go ClientInfo."""
         options = client.options
         fields = {
-            "start": rfc3339(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
+            "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
             "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
             "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
             "rtt": client.rtt_ns, "server": self.server_name, "kind": "Client", "client_type": "nats",
@@ -270,7 +270,7 @@ class Server:
             "max_control_line": options.max_control_line, "max_pending": options.max_pending,
             "ping_interval": options.ping_interval_ns, "ping_max": options.ping_max,
             "auth_timeout": options.auth_timeout_ns / 1e9, "write_deadline": options.write_deadline_ns,
-            "start": rfc3339(self.started_at_ns), "now": rfc3339(self.clock.now_ns()),
+            "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
             "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
             "connections": len(clients), "total_connections": self.total_connections,
             "in_msgs": gone[0] + sum(client.in_msgs for client in clients),
@@ -306,13 +306,13 @@ class Server:
         end_ns = client.stopped_at_ns or self.clock.now_ns()
         fields: dict[str, Any] = {
             "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
-            "start": rfc3339(client.started_at_ns), "last_activity": rfc3339(client.last_at_ns),
+            "start": format_time(client.started_at_ns), "last_activity": format_time(client.last_at_ns),
         }
         if client.closed:
-            fields["stop"] = rfc3339(client.stopped_at_ns)
+            fields["stop"] = format_time(client.stopped_at_ns)
             fields["reason"] = client.close_reason
         fields |= {
-            "rtt": duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
+            "rtt": format_duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
             "idle": uptime(end_ns - client.last_at_ns), "pending_bytes": client.pending_bytes,
             "in_msgs": client.in_msgs, "out_msgs": client.out_msgs, "in_bytes": client.in_bytes,
             "out_bytes": client.out_bytes,
@@ -358,14 +358,6 @@ def uptime(elapsed_ns: int) -> str:
     while len(parts) > 1 and not parts[0][0]:
         parts.pop(0)
     return "".join(f"{number}{unit}" for number, unit in parts)
-
-
-def duration(ns: int) -> str:
-    """A short duration as Go prints it."""
-    for size, unit in ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")):
-        if ns >= size:
-            return f"{ns / size:.9g}{unit}"
-    return f"{ns}ns" if ns else "0s"
 
 
 def _host_port(host: str, port: int) -> str:

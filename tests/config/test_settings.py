@@ -142,7 +142,7 @@ REFUSED: list[tuple[str, str]] = [
     ("jetblock { puts_in_flight: 17 }", "puts_in_flight must be between 1 and 16, not '17'"),
     ("jetblock { store: 's3://b', commit_interval: 10s }",
      ":1:28: commit_interval (10s) and put_timeout (5s) together must be lower than lease (15s)"),
-    ("jetblock { commit_interval: -1s }", "commit_interval must be between 0 and 10s"),
+    ("jetblock { commit_interval: -1s }", "commit_interval must be between 0s and 10s"),
     ("authorization { token: t, user: u, password: p }", "cannot have both a token and user names"),
     ("authorization { password: p }", "has a password and no user"),
     ("authorization { users: 5 }", "users must be a list"),

@@ -14,9 +14,10 @@ import pytest
 import uvloop
 from nats.errors import NoRespondersError
 
+from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
 from broker.server.options import ServerOptions
-from broker.server.server import Server, duration, rfc3339, uptime
+from broker.server.server import Server, uptime
 
 from .running import running
 from .wire import Wire
@@ -400,11 +401,11 @@ async def test_counts() -> None:
 
 def test_times_as_text() -> None:
     """Instants and durations as Go's JSON and nats-server's monitoring write them."""
-    assert rfc3339(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
-    assert rfc3339(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
+    assert format_time(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
+    assert format_time(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
     assert uptime(59_999_999_999) == "59s"
     assert uptime(3_661_000_000_000) == "1h1m1s"
     assert uptime(90_061_000_000_000) == "1d1h1m1s"
-    assert duration(1_234) == "1.234µs"
-    assert duration(0) == "0s"
-    assert duration(2_500_000_000) == "2.5s"
+    assert format_duration(1_234) == "1.234µs"
+    assert format_duration(0) == "0s"
+    assert format_duration(2_500_000_000) == "2.5s"

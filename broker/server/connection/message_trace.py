@@ -15,10 +15,10 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from broker.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
-from broker.server.connection.times import rfc3339
 
 if TYPE_CHECKING:
     from broker.server.connection.connection import Client
@@ -48,7 +48,7 @@ class Traced:
         subject, reply, hlen, body = self._msg
         router = client.router
         identity = client.identity()
-        at = rfc3339(now_ns)
+        at = format_time(now_ns)
         events: list[dict[str, Any]] = [
             {"type": "in", "ts": at, "kind": 0, "cid": client.cid, "name": identity.get("name", ""), "acc": router.name,
              "subj": _text(subject)}]
