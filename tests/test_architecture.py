@@ -95,10 +95,6 @@ MAY: dict[str, set[str]] = {
 KNOWN: set[tuple[str, str]] = {
     ("cluster.entries", "storage.log.settings"),
     ("cluster.ownership", "storage.log.writer"),
-    ("server.auth.authenticator", "server.options"),
-    ("server.connection.connection", "server.server"),
-    ("server.connection.handshake", "server.connection.connection"),
-    ("server.connection.message_trace", "server.connection.connection"),
     ("storage.log.heartbeat", "storage.read.snapshot"),
 }
 """(importing module, imported module): imports that break a rule above, or close a circle, and are to go."""

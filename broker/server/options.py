@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
+from broker.server.auth.authenticator import Authenticate
 
-__all__ = ["COMPATIBLE_VERSION", "Authenticate", "ServerOptions"]
+__all__ = ["COMPATIBLE_VERSION", "ServerOptions"]
 
 COMPATIBLE_VERSION = "2.15.1"
 """The nats-server release whose behaviour is offered: clients decide by INFO's version what they try at all."""
-
-Authenticate = Callable[[Mapping[str, Any]], bool]
-"""Given the fields of CONNECT, whether this client may come in."""
 
 _SECOND = 1_000_000_000
 

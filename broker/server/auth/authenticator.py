@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-from broker.server.options import ServerOptions
-
-__all__ = ["BcryptCheck", "Credentials", "Decide", "authenticator", "warnings"]
+__all__ = ["Authenticate", "BcryptCheck", "Credentials", "Decide", "LoginOptions", "authenticator", "warnings"]
 
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
 _HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -48,10 +46,25 @@ Decide = Callable[[Mapping[str, Any]], bool | BcryptCheck]
 """The fields of CONNECT to a verdict, or to the check that gives it."""
 
 
+Authenticate = Callable[[Mapping[str, Any]], bool]
+"""Given the fields of CONNECT, whether this client may come in."""
+
+
+class LoginOptions(Protocol):
+    """The options that say who may log in; see ``broker.server.options``."""
+
+    user: str
+    password: str
+    token: str
+    users: Sequence[tuple[str, str]]
+    no_auth_user: str
+    authenticate: Authenticate | None
+
+
 class Credentials:
     """The configured users or token; called with the fields of CONNECT."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: LoginOptions) -> None:
         self._users = _users(options)
         self._token = options.token
         self._fallback = options.no_auth_user if options.no_auth_user in self._users else ""
@@ -73,14 +86,14 @@ class Credentials:
         return bool(self._fallback)
 
 
-def authenticator(options: ServerOptions) -> Decide | None:
+def authenticator(options: LoginOptions) -> Decide | None:
     """The check that ``options`` ask for, or None when everybody is welcome."""
     if options.authenticate is not None:
         return options.authenticate
     return Credentials(options) if options.users or options.user or options.token else None
 
 
-def warnings(options: ServerOptions) -> list[str]:
+def warnings(options: LoginOptions) -> list[str]:
     """What an operator should know of the passwords that were configured, none of which is shown."""
     users = _users(options)
     found = []
@@ -92,7 +105,7 @@ def warnings(options: ServerOptions) -> list[str]:
     return found + [f"Nobody can log in with {what}: it begins like a bcrypt hash and is none" for what in broken]
 
 
-def _users(options: ServerOptions) -> dict[str, str]:
+def _users(options: LoginOptions) -> dict[str, str]:
     users = dict(options.users)
     if options.user:
         users[options.user] = options.password

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, read_connect
 from broker.server.connection.handshake import Login
+from broker.server.connection.host import Host
 from broker.server.connection.message_trace import traced
 from broker.server.connection.outbound import Outbound, hold_until_caught_up
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
-
-if TYPE_CHECKING:
-    from broker.server.server import Server
 
 __all__ = ["Client"]
 
@@ -53,7 +51,7 @@ _SYSTEM_QUEUE: Final = b"_sys_"
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host[Client]) -> None:
         self.server = server
         self._loop = server.loop
         self._clock = server.clock

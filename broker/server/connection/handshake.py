@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from broker.protocol.parser import Parser
 from broker.server.auth.authenticator import BcryptCheck
 from broker.server.connection.connect_options import go_quoted
-
-if TYPE_CHECKING:
-    from broker.server.connection.connection import Client
+from broker.server.connection.host import Host
 
 __all__ = ["Login"]
 
@@ -30,12 +29,35 @@ log = logging.getLogger(__name__)
 _EARLY_BYTES: Final = 32 * 1024
 
 
+class Applicant(Protocol):
+    """A connection that logs in."""
+
+    server: Host[Any]
+    parser: Parser
+    options: dict[str, Any]
+    """CONNECT's fields."""
+    label: str
+    closed: bool
+
+    def logged_in(self, welcome: bool) -> None:
+        """The credentials were right or not."""
+
+    def go_on(self, early: bytes) -> None:
+        """Serve what came while they were checked."""
+
+    def fail(self, text: str | None, reason: str) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
 class Login:
     """``pending`` while the connection may do nothing but say who it is; without authentication it never is."""
 
     __slots__ = ("_check", "_client", "_early", "_timer", "pending")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Applicant) -> None:
         self._client = client
         self._check: BcryptCheck | None = None
         self._early = b""

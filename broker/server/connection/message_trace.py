@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from broker.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
-
-if TYPE_CHECKING:
-    from broker.server.connection.connection import Client
+from broker.server.routing.route import Peer
+from broker.server.routing.router import Router
 
 __all__ = ["Traced", "traced"]
 
@@ -31,6 +30,16 @@ _DEST = b"Nats-Trace-Dest"
 _ONLY = b"Nats-Trace-Only"
 _DISABLED = b"trace disabled"
 _YES = (b"true", b"1", b"on")
+
+
+class Publisher(Peer, Protocol):
+    """The connection that published the message."""
+
+    cid: int
+    router: Router
+
+    def server_identity(self, at: str) -> dict[str, Any]:
+        """The server as events show it, at a time."""
 
 
 class Traced:
@@ -43,7 +52,7 @@ class Traced:
         self._dest = dest
         self.only = only
 
-    def tell(self, client: Client, now_ns: int) -> None:
+    def tell(self, client: Publisher, now_ns: int) -> None:
         """Publish the event of a message that ``client`` published; call it before the message is routed."""
         subject, reply, hlen, body = self._msg
         router = client.router
