@@ -59,7 +59,6 @@ _REFUSED: dict[str, str] = {
 _NO_EFFECT: dict[str, str] = {
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
-    "no_fast_producer_stall": "a fast publisher is slowed down for a receiver that is far behind, and no message is dropped",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.max_buffered_msgs": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.meta_compact": "there is no meta log",

@@ -80,6 +80,9 @@ class Settings:
         64 * MIB, kinds.size(KIB), "Bytes unsent to one client before it is cut off as a slow consumer.", "max_pending")
     max_control_line: int = _setting(
         4096, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
+    no_fast_producer_stall: bool = _setting(
+        False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
+        "max_pending is cut off all the sooner.", "no_fast_producer_stall")
     ping_interval_ns: int = _setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval")
     ping_max: int = _setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")

@@ -35,6 +35,9 @@ class ServerOptions:
     max_payload: int = MAX_PAYLOAD
     max_control_line: int = MAX_CONTROL_LINE
     max_pending: int = 64 * 1024 * 1024
+    no_fast_producer_stall: bool = False
+    """Never slow a publisher down for a receiver that is far behind."""
+
     max_connections: int = 65536
     max_subscriptions: int = 0
     ping_interval_ns: int = 120 * _SECOND

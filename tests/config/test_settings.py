@@ -57,6 +57,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
      {"host": "127.0.0.1", "server_name": "me", "server_tags": ("a:1", "b")}),
     ("max_payload: 128KB\nping_interval: \"100ms\"\nping_max: 5\nmax_connections: 3",
      {"max_payload": 128 << 10, "ping_interval_ns": 100_000_000, "ping_max": 5, "max_connections": 3}),
+    ("no_fast_producer_stall: true", {"no_fast_producer_stall": True}),
     ("ping_interval: 10m", {"ping_interval_ns": 600_000_000_000}),
     ("ping_interval: 7", {"ping_interval_ns": 7_000_000_000}),
     ("debug: true\ntrace: true\nno_header_support: true\nlogfile: x.log\npidfile: x.pid\nports_file_dir: /tmp",

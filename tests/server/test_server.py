@@ -239,6 +239,20 @@ async def test_fast_producer_is_stalled() -> None:
         assert server.varz()["stalled_clients"] > 0
 
 
+async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
+    """The publisher goes on at full speed; the receiver is cut off at its bound."""
+    async with running(max_pending=8 * 1024 * 1024, no_fast_producer_stall=True) as server, deaf(server), \
+            Wire(server.port) as publisher:
+        publisher.send(QUIET)
+        body = b"x" * 1_000_000
+        for _ in range(40):
+            publisher.send(b"PUB a %d\r\n%b\r\n" % (len(body), body))
+        await publisher.settled()
+        varz = server.varz()
+        assert (varz["stalled_clients"], varz["slow_consumers"]) == (0, 1)
+        assert [row["reason"] for row in server.connections(closed=True)] == ["Slow Consumer (Pending Bytes)"]
+
+
 async def test_hold_and_release() -> None:
     """A held source is not read until as many releases as holds have come; pings wait with it."""
     async with running() as server, Wire(server.port) as wire:

@@ -163,7 +163,7 @@ class Client(asyncio.Protocol):
                 self.fail(error.text, error.reason)
             return
         self._turn_bytes += size
-        if stalled:
+        if stalled and not self.server.options.no_fast_producer_stall:
             self._stall(size)
         if self._turn_bytes >= _TURN_BYTES:
             self._turn_bytes = 0

@@ -31,6 +31,7 @@ class ConnectionOptions(Protocol):
     max_subscriptions: int
     max_traced_msg_len: int
     no_auth_user: str
+    no_fast_producer_stall: bool
     ping_interval_ns: int
     ping_max: int
     write_deadline_ns: int
