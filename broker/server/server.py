@@ -18,12 +18,13 @@ from collections import deque
 from typing import Any
 
 from broker.clock import Clock, SystemClock
-from broker.gotime import format_duration, format_time
+from broker.gotime import format_time
 from broker.listen_socket import Bound
 from broker.server.auth.authenticator import Decide, authenticator, warnings
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
+from broker.server.connection.statistics import connection_row, identity, uptime
 from broker.server.options import ServerOptions
 from broker.server.routing.router import Router
 
@@ -200,7 +201,7 @@ class Server:
         gone[3] += client.out_bytes
         if self.clients.pop(client.cid, None) is not None:
             if self._closed.maxlen:
-                self._closed.append(self._describe(client))
+                self._closed.append(self._row(client))
             if not self.clients:
                 self._no_clients.set()
 
@@ -218,15 +219,8 @@ class Server:
         return fields
 
     def identity(self, client: Client) -> dict[str, Any]:
-        """``client`` as JetStream's advisories show it. Source: nats-server, server/events.go ClientInfo."""
-        options = client.options
-        fields = {
-            "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
-            "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
-            "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
-            "rtt": client.rtt_ns, "server": self.server_name, "kind": "Client", "client_type": "nats",
-        }
-        return {name: value for name, value in fields.items() if value}
+        """``client`` as JetStream's advisories show it."""
+        return identity(client, self.server_name)
 
     def event_identity(self, at: str) -> dict[str, Any]:
         """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
@@ -290,7 +284,10 @@ class Server:
         """
         if closed:
             return list(self._closed)
-        return [self._describe(client, subs=subs) for client in self.clients.values()]
+        return [self._row(client, subs=subs) for client in self.clients.values()]
+
+    def _row(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
+        return connection_row(client, self.clock.now_ns(), authenticated=self.authenticate is not None, subs=subs)
 
     def connect_urls(self) -> list[str]:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
@@ -301,41 +298,6 @@ class Server:
             return [_host_port(host, self.port)]
         return [_host_port(address, self.port) for address in _own_addresses()]
 
-    def _describe(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
-        options = client.options
-        end_ns = client.stopped_at_ns or self.clock.now_ns()
-        fields: dict[str, Any] = {
-            "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
-            "start": format_time(client.started_at_ns), "last_activity": format_time(client.last_at_ns),
-        }
-        if client.closed:
-            fields["stop"] = format_time(client.stopped_at_ns)
-            fields["reason"] = client.close_reason
-        fields |= {
-            "rtt": format_duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
-            "idle": uptime(end_ns - client.last_at_ns), "pending_bytes": client.pending_bytes,
-            "in_msgs": client.in_msgs, "out_msgs": client.out_msgs, "in_bytes": client.in_bytes,
-            "out_bytes": client.out_bytes,
-        }
-        if client.stalls:
-            fields["stalls"] = client.stalls
-        fields["subscriptions"] = len(client.subs)
-        for name in ("name", "lang", "version"):
-            if options.get(name):
-                fields[name] = options[name]
-        if self.authenticate is not None and (options.get("user") or options.get("auth_token")):
-            fields["authorized_user"] = options.get("user") or "[REDACTED]"
-        fields["account"] = client.router.name
-        if not subs:
-            return fields
-        fields["subscriptions_list_detail"] = [
-            {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
-             **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
-             "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
-             **({"max": sub.max} if sub.max else {}), "cid": client.cid}
-            for sub in client.subs.values()]
-        return fields
-
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
     """Whether ``event`` was set in time."""
@@ -345,19 +307,6 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def uptime(elapsed_ns: int) -> str:
-    """Whole seconds as nats-server's monitoring shows them: 1y2d3h4m5s, leading zero parts left out."""
-    seconds = max(elapsed_ns, 0) // 1_000_000_000
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    years, day = divmod(days, 365)
-    parts = [(years, "y"), (day, "d"), (hour, "h"), (minute, "m"), (second, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return "".join(f"{number}{unit}" for number, unit in parts)
 
 
 def _host_port(host: str, port: int) -> str:

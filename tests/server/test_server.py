@@ -16,8 +16,9 @@ from nats.errors import NoRespondersError
 
 from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
+from broker.server.connection.statistics import uptime
 from broker.server.options import ServerOptions
-from broker.server.server import Server, uptime
+from broker.server.server import Server
 
 from .running import running
 from .wire import Wire

@@ -1,16 +1,16 @@
-"""One client connection: the shell around parser, router and outbound.
+"""One client connection: the protocol's state between parser, router and outbound.
 
-    data_received ──> Parser.feed ──> runs ──> Router.route ──> other connections' outbound
-                          │
-                          └─> CONNECT, SUB, UNSUB, PING, …  answered here
+    data_received ──> ReadPacing ──> Parser.feed ──> runs ──> Router.route ──> other connections' outbound
+                                          │
+                                          └─> CONNECT, SUB, UNSUB, PING, …  answered here
 
-One call serves 64 KB of what a read brought. After that, and after each 256 KB, others have the loop: uvloop would
-read a busy socket up to 32 times in a row. Nothing here is awaited; timers are the loop's.
+Owns: subscriptions, what CONNECT asked for, counts, and the order of serving and of closing. Does not own: logging in
+(handshake), pings (keepalive), how much is read at a time (read_pacing), unsent bytes (outbound).
 
-A connection with ``verbose`` or ``pedantic`` takes its messages one by one, since each has an answer of its own; all
-others never pay for that.
+Nothing here is awaited; timers are the loop's. A connection with ``verbose`` or ``pedantic`` takes its messages one by
+one, since each has an answer of its own; all others never pay for that.
 
-Source: nats-server, server/client.go (processConnect, processPing, processPingTimer, stalledWait, closeConnection).
+Source: nats-server, server/client.go (processConnect, processPing, stalledWait, closeConnection).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Client"]
 
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
-"""The producer is stalled for at most 10 ms for so many bytes read, as nats-server's read loop with its buffers is."""
+"""A producer is stalled for at most 10 ms for each so many bytes read, as in nats-server's read loop."""
 
 _RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 _SYSTEM_QUEUE: Final = b"_sys_"
@@ -135,7 +135,7 @@ class Client(asyncio.Protocol):
         self._reading.taken(size)
 
     def go_on(self, early: bytes) -> None:
-        """Serve what came while a login was checked, and what stood behind its CONNECT."""
+        """Serve what came after CONNECT while its login was checked."""
         self._reading.go_on(early)
 
     def eof_received(self) -> bool:
@@ -181,14 +181,14 @@ class Client(asyncio.Protocol):
             self.router.remove(sub)
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """503 to a request nobody heard, if this client asked for that and hears its own reply subject."""
+        """Send 503 for a request without receivers, if this client asked for that and subscribes to the reply subject."""
         if self.wants_no_responders and not self.closed:
             sub = self.router.plain_of(reply, self)
             if sub is not None:
                 self._proto(encoder.no_responders(subject, reply, sub.sid))
 
     def refuse_publish(self, subject: bytes) -> None:
-        """A publish to what clients may not publish to."""
+        """Refuse a publish to a subject that is not for clients."""
         self._error(f'Permissions Violation for Publish to "{_text(subject)}"')
 
     def identity(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Client(asyncio.Protocol):
             self._outbound.close()
 
     def fail(self, text: str | None, reason: str) -> None:
-        """Close for the client's fault, with -ERR unless ``text`` is None."""
+        """Close through the client's fault, with -ERR unless ``text`` is None."""
         if text is not None:
             self._error(text)
         self.close(reason)
@@ -245,7 +245,7 @@ class Client(asyncio.Protocol):
     # Serving
 
     def _serve(self, ops: list[Op], now_ns: int) -> None:
-        """Do what one batch asks for, in its order."""
+        """Serve one batch, in order."""
         parser = self.parser
         marks = parser.marks
         if len(ops) > len(marks):
@@ -422,7 +422,7 @@ class Client(asyncio.Protocol):
         self.fail("Stale Connection", "Stale Connection")
 
     def _stall(self, read_bytes: int) -> None:
-        """Somebody that this read published to is far behind: read on when they have caught up, or a little later."""
+        """Receivers of this read's messages are far behind: read on once they have caught up, or a little later."""
         behind = {id(outbound): outbound for outbound in self.server.stalled}
         self.server.stalled.clear()
         self.stalls += 1
