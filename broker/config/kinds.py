@@ -2,8 +2,8 @@
 
 A file gives typed values (``128KB`` is already an int there), the environment and the command line give text. Each
 ``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that reads on after
-``<name> ``: "must be a duration such as 100ms …". What the value *was* is shown by whoever catches it, so that
-secrets can be kept out.
+``<name> ``: "must be a duration such as 100ms …". The caller shows the value itself,
+so that secrets can be kept out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def boolean(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Any text; numbers are taken as they were written, since nobody quotes a numeric password or name."""
+    """Any text; numbers are taken as written, since a numeric password or name is rarely quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

@@ -122,7 +122,7 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
                       "put_timeout must be lower than lease, or one slow request loses the store"))
     elif (settings.store or "").startswith("s3://") and (
             (settings.commit_interval_ns or 0) + settings.put_timeout_ns >= settings.lease_ns):
-        # What an idle owner shows itself by waits for the interval, too.
+        # An idle owner's heartbeat waits for the interval, too.
         wrong.append((("commit_interval_ns", "put_timeout_ns", "lease_ns"),
                       f"commit_interval ({format_duration(settings.commit_interval_ns or 0)}) and put_timeout "
                       f"({format_duration(settings.put_timeout_ns)}) together must be lower than lease "

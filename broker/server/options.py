@@ -1,4 +1,4 @@
-"""What a server is told when it starts: plain values, no reading of files or flags (that is ``broker.config``)."""
+"""The server's options: plain values. Reading files and flags is ``broker.config``'s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker.server.auth.authenticator import Authenticate
 __all__ = ["COMPATIBLE_VERSION", "ServerOptions"]
 
 COMPATIBLE_VERSION = "2.15.1"
-"""The nats-server release whose behaviour is offered: clients decide by INFO's version what they try at all."""
+"""The nats-server release whose behaviour is offered: clients decide by INFO's version which features they use."""
 
 _SECOND = 1_000_000_000
 
@@ -46,7 +46,7 @@ class ServerOptions:
     lame_duck_duration_ns: int = 120 * _SECOND
     lame_duck_grace_ns: int = 10 * _SECOND
     closed_connections_max: int = 1000
-    """How many ended connections ``connections(closed=True)`` still tells of."""
+    """How many closed connections ``connections(closed=True)`` still lists."""
 
     trace: bool = False
     """Log each protocol line of each client."""
@@ -61,7 +61,7 @@ class ServerOptions:
     """(user, password) pairs, beside or instead of the single one."""
 
     no_auth_user: str = ""
-    """One of ``users``, as whom those without credentials come in."""
+    """One of ``users``: the user of clients without credentials."""
 
     auth_timeout_ns: int = 2 * _SECOND
     authenticate: Authenticate | None = field(default=None, repr=False)

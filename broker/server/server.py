@@ -1,6 +1,9 @@
-"""The server: it listens, knows its clients, counts, and ends in order.
+"""The server: it listens, keeps the list of its clients, counts, and shuts down in order.
 
-Order of the end: no new connections, then lame duck news (when asked for), then the clients one after another, then
+Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
+do (connection), where messages go (routing), who may log in (auth).
+
+Shutdown: no new connections, then the lame duck notice (when asked for), then clients are closed one after another;
 the counters stay readable. JetStream stops before that, in ``app``; the router works until the last client is gone.
 
 Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
@@ -41,8 +44,8 @@ _CLOSE_SECONDS = 2.0
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the true one from then on. ``router`` is the account
-    that every client is in (one account: ``$G``; a client's own is chosen in ``Client``, where a second one would be).
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on. ``router`` is that of
+    the one account, ``$G``, that every client is in; ``Client`` is where another would be chosen.
     """
 
     def __init__(self, options: ServerOptions, clock: Clock | None = None, router: Router | None = None,
@@ -57,7 +60,7 @@ class Server:
         self.authenticate: Decide | None = authenticator(options)
         self.password_checks = PasswordChecks()
         self.warnings = warnings(options)
-        """For the log of a start."""
+        """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = options.host
         self.port = options.port
@@ -85,21 +88,21 @@ class Server:
         self._info: dict[str, Any] = {}
         self._connect_urls = list(options.connect_urls)
 
-    # Life
+    # Start and shutdown
 
     async def bind(self) -> None:
-        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        """Take the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.options.host, max(self.port, 0))
 
     def unbind(self) -> None:
-        """Give back a port that was bound and not listened on."""
+        """Release a port that was bound and not listened on."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
 
     async def start(self) -> None:
-        """Listen; a second time on the port of the first, which clients know. Raises: OSError when it cannot be had."""
+        """Listen; a second time on the same port as before, which clients know. Raises: OSError when it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         kind = Client
@@ -115,14 +118,14 @@ class Server:
         log.info("Listening for client connections on %s", _host_port(self.options.host, self.port))
 
     async def close(self) -> None:
-        """Stop accepting and let all clients go, each with what is queued for it."""
+        """Stop accepting, send each client what is queued for it, and close them all."""
         self.stop_listening()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
         await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
-        """Tell clients to go elsewhere, wait the grace period, then close them spread over the rest, and end."""
+        """Tell clients to go elsewhere, wait for the grace period, close them spread over the rest of the time, and end."""
         if self.lame:
             return
         self.lame = True
@@ -138,7 +141,7 @@ class Server:
         if not await _within(self._no_clients, grace_s):
             log.info("Closing existing clients")
             clients = list(self.clients.values())
-            # No need to spread ten clients over two minutes.
+            # Ten clients need not be spread over two minutes.
             between_s = min(rest_s / len(clients), 1.0)
             for client in clients:
                 client.close("Server Shutdown")
@@ -162,7 +165,7 @@ class Server:
         self._listeners = []
 
     def _call_soon(self, callback: Any) -> None:
-        # JetStream may watch subjects before the server listens.
+        # The loop of that moment: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
 
     # What connections ask for
@@ -177,13 +180,13 @@ class Server:
         self._silent.clear()
 
     def lost(self) -> None:
-        """A connection is gone, everything written."""
+        """A connection is gone; everything was written."""
         self._transports -= 1
         if not self._transports:
             self._silent.set()
 
     def admit(self, client: Client) -> str:
-        """Register ``client``; what to tell it instead, or "" when it may stay."""
+        """Register ``client``. Returns: the error to send it instead, or "" when it may stay."""
         self.total_connections += 1
         limit = self.options.max_connections
         if limit and len(self.clients) >= limit:
@@ -193,7 +196,7 @@ class Server:
         return ""
 
     def left(self, client: Client) -> None:
-        """``client`` is closing: keep its counts and a last picture of it."""
+        """``client`` is closing: keep its counts and its last row."""
         gone = self._gone
         gone[0] += client.in_msgs
         gone[1] += client.in_bytes
@@ -314,7 +317,7 @@ def _host_port(host: str, port: int) -> str:
 
 
 def _own_addresses() -> list[str]:
-    """This machine's addresses, loopback last resort; asks no name server."""
+    """This machine's address, or loopback if it has none; queries no name server."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket sends nothing; it only chooses the address that would be used.

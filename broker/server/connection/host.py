@@ -62,7 +62,7 @@ class Host(Protocol[C]):
         """A connection is open."""
 
     def lost(self) -> None:
-        """A connection is gone, everything written."""
+        """A connection is gone; everything was written."""
 
     def admit(self, client: C) -> str:
         """Register ``client``. Returns: why it may not stay, or ""."""

@@ -1,10 +1,10 @@
-"""Message tracing: a publish with ``Nats-Trace-Dest`` tells that subject which way it went.
+"""Message tracing: for a publish with ``Nats-Trace-Dest``, an event says where the message went.
 
-    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; b"trace disabled" is nobody's subject
+    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; ``trace disabled`` turns it off
     Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
 
-The event has the way in (``in``), each client's subscription (``eg``) and each stream (``js``) that it goes to, as routing
-sees them. What happens further on is not in it: whether a stream then refuses the message, or a client was cut off.
+The event lists the ingress (``in``) and each client subscription (``eg``) and stream (``js``) that the message goes to,
+as routing sees them; not what follows, such as a stream that refuses the message or a client that is cut off.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -43,7 +43,7 @@ class Publisher(Peer, Protocol):
 
 
 class Traced:
-    """One message that is to be traced. ``only``: it goes no further than that."""
+    """A message to trace. ``only``: it is not delivered."""
 
     __slots__ = ("_dest", "_msg", "only")
 
@@ -53,7 +53,7 @@ class Traced:
         self.only = only
 
     def tell(self, client: Publisher, now_ns: int) -> None:
-        """Publish the event of a message that ``client`` published; call it before the message is routed."""
+        """Publish the event for a message of ``client``; call it before the message is routed."""
         subject, reply, hlen, body = self._msg
         router = client.router
         identity = client.identity()
@@ -83,7 +83,7 @@ class Traced:
 
 
 def traced(msg: Msg) -> Traced | None:
-    """The message as one to be traced; None: it asks for no trace."""
+    """The trace that ``msg`` asks for, or None."""
     hlen = msg[2]
     if not hlen or msg[3].find(_DEST, 0, hlen) < 0:
         return None
