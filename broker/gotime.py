@@ -3,7 +3,7 @@
 Owns both directions for both: ``time.ParseDuration`` and ``Duration.String``, RFC 3339 with nanoseconds in and out.
 Does not own what a caller adds to them (a bare number of seconds in a configuration file, ``never`` as a TTL).
 
-Durations are nanoseconds, instants Unix UTC nanoseconds, both within a signed 64-bit integer.
+Durations are nanoseconds within a signed 64-bit integer, instants Unix UTC nanoseconds.
 
 Source: Go's time package: ParseDuration, Duration.String, Time.Format and time.Parse with RFC3339Nano. The table in
 tests/test_gotime.py was made by a Go program.
@@ -23,10 +23,15 @@ ZERO_TIME = "0001-01-01T00:00:00Z"
 
 ZERO_TIME_NS = -62_135_596_800_000_000_000
 
+_LAST_TIME_NS = 253_402_300_799_999_999_999
+"""The end of the year 9999, the last instant that RFC 3339 can write."""
+
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000,
           "h": 3_600_000_000_000}
 _PART = re.compile(r"([0-9]*)(\.[0-9]*)?([^.0-9]*)")
 _INT64_MAX = (1 << 63) - 1
+_TEXT_MAX = 128
+"""No duration needs more characters. Go has no such bound, but here a client's bytes would hold the event loop."""
 
 
 def parse_duration(text: str) -> int:
@@ -34,6 +39,8 @@ def parse_duration(text: str) -> int:
 
     Raises: ValueError in the words of Go's time.ParseDuration.
     """
+    if len(text) > _TEXT_MAX:
+        raise ValueError(f"time: invalid duration {_quote(text[:_TEXT_MAX])}...")
     quoted = _quote(text)
     sign, body = (-1, text[1:]) if text[:1] == "-" else (1, text[1:]) if text[:1] == "+" else (1, text)
     if body == "0":
@@ -118,7 +125,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """An RFC 3339 instant; digits after the ninth of the fraction are dropped.
+    """An RFC 3339 instant within the years 1 to 9999 in UTC; digits after the ninth of the fraction are dropped.
 
     Raises: ValueError in the words of Go's time.Parse.
     """
@@ -143,6 +150,13 @@ def parse_time(text: str) -> int:
     seconds = delta.days * 86_400 + delta.seconds
     zone = parts[11]
     if zone != "Z":
-        offset = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
+        hours, minutes = int(zone[1:3]), int(zone[4:6])
+        if hours > 24 or minutes > 60:
+            unit = "minute" if minutes > 60 else "hour"
+            raise ValueError(f"parsing time {json.dumps(text)}: time zone offset {unit} out of range")
+        offset = hours * 3600 + minutes * 60
         seconds += -offset if zone[0] == "+" else offset
+        if not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
+            # RFC 3339 could not write it back in UTC.
+            raise ValueError(f"parsing time {json.dumps(text)}: year out of range in UTC")
     return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])

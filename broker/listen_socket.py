@@ -1,7 +1,7 @@
-"""An address that is ours before anybody may connect to it.
+"""An address that is bound before clients may connect to it.
 
-A broker that learns only after it took the shard that its port is taken has ended the one that served from there, for
-nothing. So the port comes first: bound it is nobody else's, and who connects is refused, as by a standby.
+A broker that finds its port in use only after it took the shard has ended the previous owner for nothing. So the port
+is bound first: no other process can then have it, and clients are refused, as by a standby.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Bound"]
 
 
 class Bound:
-    """Sockets on every address of one host name. ``port`` is the true one."""
+    """Sockets on every address of one host name. ``port`` is the actual one."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
@@ -24,7 +24,7 @@ class Bound:
     async def at(cls, host: str, port: int) -> Bound:
         """Args: host "" for all addresses; port 0 for any that is free.
 
-        Raises: OSError, UnicodeError: the host is not known, or the address cannot be had.
+        Raises: OSError, UnicodeError: the host is unknown, or the address is not available.
         """
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -34,7 +34,7 @@ class Bound:
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError:
-                    continue  # a family that this machine only has names for
+                    continue  # an address family that this machine does not support
                 sockets.append(bound)
                 if os.name == "posix":
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,7 +65,7 @@ class Bound:
         return sockets
 
     def close(self) -> None:
-        """Give the address back."""
+        """Release the address."""
         for each in self._sockets:
             each.close()
         self._sockets = []

@@ -1,4 +1,4 @@
-"""What the machine, or the container that the process is in, has to give."""
+"""The memory of the machine, or of the container that the process runs in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["memory_bytes"]
 def memory_bytes(root: Path = Path("/")) -> int:
     """Memory that this process may count on: the machine's, or the least that a control group above it allows.
 
-    0 where the system does not say. ``root``: another root for /proc and /sys, for tests.
+    0 where the system does not tell. ``root``: another root for /proc and /sys, for tests.
     """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

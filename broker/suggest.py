@@ -1,4 +1,4 @@
-"""What somebody may have meant by a word that is none of those there are."""
+"""Suggestions for a misspelled word."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["did_you_mean", "nearest"]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The one that is most like ``word``, whatever its case; "" where none is."""
-    from difflib import get_close_matches  # only who has made a mistake pays for it
+    """The known word most similar to ``word``, ignoring case; "" if none is similar."""
+    from difflib import get_close_matches  # imported only after a mistake
 
     names = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), names, 1, 0.6)

@@ -92,12 +92,7 @@ MAY: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-KNOWN: set[tuple[str, str]] = {
-    ("server.auth.authenticator", "server.options"),
-    ("server.connection.connection", "server.server"),
-    ("server.connection.handshake", "server.connection.connection"),
-    ("server.connection.message_trace", "server.connection.connection"),
-}
+KNOWN: set[tuple[str, str]] = set()
 """(importing module, imported module): imports that break a rule above, or close a circle, and are to go."""
 
 

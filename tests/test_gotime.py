@@ -132,3 +132,23 @@ def test_any_text_is_a_duration_or_an_error(text: str) -> None:
         parse_duration(text)
     except ValueError:
         pass
+
+
+@pytest.mark.parametrize("text, error", [
+    ("2024-01-01T00:00:00+25:00", "time zone offset hour out of range"),
+    ("2024-01-01T00:00:00-00:61", "time zone offset minute out of range"),
+    ("0001-01-01T00:00:00+01:00", "year out of range in UTC"),
+    ("9999-12-31T23:59:59-01:00", "year out of range in UTC"),
+    ("2024-02-30T00:00:00Z", "day out of range"),
+])
+def test_a_time_out_of_range_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        parse_time(text)
+    assert str(raised.value) == f'parsing time "{text}": {error}'
+
+
+def test_a_long_text_is_no_duration_and_is_not_repeated_in_full() -> None:
+    """A client's megabyte must not hold the event loop, nor fill the log."""
+    with pytest.raises(ValueError, match=r"^time: invalid duration") as raised:
+        parse_duration("1ns" * 1_000_000)
+    assert len(str(raised.value)) < 200

@@ -1,7 +1,7 @@
 """Settings from the environment: ``JETBLOCK_<NAME>``, by pydantic-settings.
 
-pydantic-settings takes about 0.15 s to import, as long as the rest of the start-up, and nearly every client test starts
-a broker: so it is imported only when there is such a variable at all.
+pydantic-settings takes about 0.15 s to import, as long as the rest of the start-up, and nearly every client test
+starts a broker, so it is imported only if there is such a variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["PREFIX", "read_environment"]
 
 PREFIX = "JETBLOCK_"
 OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
-"""What tests and measurements are told: not settings of the broker."""
+"""Read by tests and benchmarks: not settings of the broker."""
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

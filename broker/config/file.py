@@ -1,8 +1,8 @@
-"""What the keys of a configuration file mean: a parsed file to settings, or every line that is wrong with it.
+"""From a parsed configuration file to settings, or to a list of everything wrong with it.
 
-Strict: a key that means nothing to us is refused, as nats-server refuses it; one that nats-server knows and we do not
-serve is refused by its name with the reason, never passed over. The few that change nothing here are taken and noted
-in the log. Keys are compared without case, as nats-server does. A key that a ``$variable`` refers to may have any name.
+Strict: an unknown key is refused, as by nats-server; a key that nats-server knows and jetblock does not support is
+refused with the reason, never ignored. The few that would change nothing here are accepted and noted in the log. Keys
+are compared without case, as in nats-server. A key that a ``$variable`` refers to may have any name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_OURS = "is nothing that jetblock has"
 
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("tls", "allow_non_tls", "ocsp", "ocsp_cache"),
-                    f"{_LATER}: clients connect without TLS; let a proxy in front of the broker end it"),
+                    f"{_LATER}: clients connect without TLS; terminate it in a proxy in front of the broker"),
     **dict.fromkeys(("https", "https_port"), f"{_LATER}: the monitoring pages are served over plain http"),
     **dict.fromkeys(("websocket", "ws"), f"{_LATER}: clients connect over TCP"),
     **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
@@ -43,11 +43,11 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("syslog", "remote_syslog"), f"{_NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("logfile_size_limit", "log_size_limit", "logfile_max_num", "log_max_num"),
                     f"{_LATER}: let logrotate move log_file, and send SIGUSR1"),
-    **dict.fromkeys(("prof_port", "prof_block_rate"), f"{_NOT_OURS}: it is no Go program"),
+    **dict.fromkeys(("prof_port", "prof_block_rate"), f"{_NOT_OURS}: it is not written in Go"),
     **dict.fromkeys(("authorization.permissions", "authorization.default_permissions",
                      "authorization.default_permission", "authorization.auth_callout", "authorization.auth_hook",
                      "authorization.proxy_required"),
-                    f"{_LATER}: whoever may connect may use every subject"),
+                    f"{_LATER}: every client may use every subject"),
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",
                      "jetstream.prev_ek", "jetstream.prev_encryption_key", "jetstream.cipher", "jetstream.tpm"),
                     f"{_LATER}: let the bucket or the disk encrypt"),
@@ -59,7 +59,6 @@ _REFUSED: dict[str, str] = {
 _NO_EFFECT: dict[str, str] = {
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
-    "no_fast_producer_stall": "a fast publisher is slowed down for a receiver that is far behind, and no message is dropped",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.max_buffered_msgs": "jetblock.tail_bytes_max bounds what waits to be stored",
     "jetstream.meta_compact": "there is no meta log",
@@ -124,7 +123,7 @@ def address(value: Any) -> tuple[str | None, int]:
 
 
 class _Meaning:
-    """Walks the maps of one file and gathers what they set and what is wrong."""
+    """Walks the maps of one file and collects settings and errors."""
 
     def __init__(self) -> None:
         self.found = FileSettings()
@@ -206,7 +205,7 @@ class _Meaning:
         for written, value in row.value.items():
             key = {"username": "user", "pass": "password"}.get(written.lower(), written.lower())
             if key in _USER_REFUSED:
-                self.wrong(value, f'"{written}" {_LATER}: whoever may connect may use every subject')
+                self.wrong(value, f'"{written}" {_LATER}: every client may use every subject')
                 return None
             if key not in ("user", "password"):
                 if not value.used:
@@ -266,7 +265,7 @@ class _Meaning:
     def sync_interval(self, value: Value) -> None:
         if str(value.value).lower() != "always":
             self.wrong(value, "sync_interval can only be always: what is acknowledged is always synced first; a stream "
-                              f"that need not wait for it has persist_mode async, not {_shown(value)}")
+                              f"that need not wait for it sets persist_mode async, not {_shown(value)}")
 
     def name_bucket(self, value: Value) -> None:
         if not isinstance(value.value, str) or not value.value or "/" in value.value:
@@ -294,8 +293,8 @@ class _Meaning:
 def _as_written(setting: Setting, value: Value) -> Any:
     """The value as its kind wants it.
 
-    ``10m`` is ten million to the language but ten minutes to whoever writes it for a duration, and a password of
-    digits keeps its leading zeros: both go by the literal.
+    ``10m`` is ten million in the language but ten minutes as a duration, and a password of digits keeps its leading
+    zeros: both use the literal.
     """
     if isinstance(value.value, list):
         return [item.literal or item.value for item in value.value]

@@ -88,7 +88,7 @@ _REFUSED: dict[str, str] = {
                      "cluster_listen", "client_advertise"), _ALONE),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
     "log_size_limit": _LATER,
-    "profile": "is nothing that jetblock has: it is no Go program",
+    "profile": "is nothing that jetblock has: it is not written in Go",
 }
 _SWITCHES = frozenset({"logtime", "logtime_utc", "debug", "trace", "jetstream", "!test", "!help", "!version",
                        "!debug_trace"})
@@ -111,13 +111,13 @@ class CommandLine:
     help: bool = False
     version: bool = False
     words: list[str] = field(default_factory=list)
-    """What is no flag, and all that follows it."""
+    """The first word that is no flag, and all that follows it."""
 
 
 def read_flags(arguments: Sequence[str]) -> CommandLine:
     """Read the arguments after the program's name.
 
-    Raises: FlagError for what is no flag of ours; ConfigError for one that nats-server has and this version does not.
+    Raises: FlagError for an unknown flag; ConfigError for one that nats-server has and this version does not.
     """
     line = CommandLine()
     rest = list(arguments)

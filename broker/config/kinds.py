@@ -2,8 +2,8 @@
 
 A file gives typed values (``128KB`` is already an int there), the environment and the command line give text. Each
 ``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that reads on after
-``<name> ``: "must be a duration such as 100ms …". What the value *was* is shown by whoever catches it, so that
-secrets can be kept out.
+``<name> ``: "must be a duration such as 100ms …". The caller shows the value itself,
+so that secrets can be kept out.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from broker.gotime import format_duration, parse_duration
+
 __all__ = ["Kind", "boolean", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
-           "show_ns", "size", "text"]
+           "size", "text"]
 
 Kind = Callable[[Any], Any]
 """A configured value to the setting's value; ValueError says what it must be."""
 
-_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000,
-       "h": 3_600_000_000_000}
-_DURATION = re.compile(r"(?:(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SIZE = re.compile(r"(-?\d+)\s*(?:([kmgtpe])(b|i|ib)?)?", re.IGNORECASE)
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "enabled", "enable"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "disabled", "disable"})
@@ -30,18 +29,10 @@ _INT64_MAX = (1 << 63) - 1
 
 def parse_duration_ns(words: str) -> int:
     """``300ms``, ``1h30m``, ``2`` (a bare number is seconds, as in old nats-server files) in nanoseconds."""
-    sign, body = (-1, words[1:]) if words.startswith("-") else (1, words)
-    if _NUMBER.fullmatch(body):
-        return sign * round(float(body) * 1_000_000_000)
-    total, at = 0.0, 0
-    for part in _DURATION.finditer(body):
-        if part.start() != at:
-            break
-        total += float(part[1]) * _NS[part[2]]
-        at = part.end()
-    if not body or at != len(body) or total > _INT64_MAX:
-        raise ValueError("must be a duration such as 100ms, 2s, 1m30s or a number of seconds")
-    return sign * round(total)
+    try:
+        return parse_duration(f"{words}s" if _NUMBER.fullmatch(words) else words)
+    except ValueError:
+        raise ValueError("must be a duration such as 100ms, 2s, 1m30s or a number of seconds") from None
 
 
 def parse_size(words: str) -> int:
@@ -96,16 +87,8 @@ def duration_ns(low_ns: int = 0, high_ns: int | None = None) -> Kind:
             value = str(value)
         if not isinstance(value, str):
             raise ValueError("must be a duration such as 100ms, 2s or 1m")
-        return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, show_ns)
+        return _bounded(parse_duration_ns(value.strip()), low_ns, high_ns, format_duration)
     return parse
-
-
-def show_ns(ns: int) -> str:
-    """A duration in the largest unit that fits it without a rest."""
-    for unit, factor in (("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
-        if ns and ns % factor == 0:
-            return f"{ns // factor}{unit}"
-    return f"{ns}ns" if ns else "0"
 
 
 def port(value: Any) -> int:
@@ -129,7 +112,7 @@ def boolean(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Any text; numbers are taken as they were written, since nobody quotes a numeric password or name."""
+    """Any text; numbers are taken as written, since a numeric password or name is rarely quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.config import kinds
 from broker.config.environment import read_environment
 from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
 from broker.config.settings import ConfigError, Settings, default_store_url
+from broker.gotime import format_duration
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
 
@@ -122,9 +122,9 @@ def _contradictions(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
                       "put_timeout must be lower than lease, or one slow request loses the store"))
     elif (settings.store or "").startswith("s3://") and (
             (settings.commit_interval_ns or 0) + settings.put_timeout_ns >= settings.lease_ns):
-        # What an idle owner shows itself by waits for the interval, too.
+        # An idle owner's heartbeat waits for the interval, too.
         wrong.append((("commit_interval_ns", "put_timeout_ns", "lease_ns"),
-                      f"commit_interval ({kinds.show_ns(settings.commit_interval_ns or 0)}) and put_timeout "
-                      f"({kinds.show_ns(settings.put_timeout_ns)}) together must be lower than lease "
-                      f"({kinds.show_ns(settings.lease_ns)}), or one slow request loses the store"))
+                      f"commit_interval ({format_duration(settings.commit_interval_ns or 0)}) and put_timeout "
+                      f"({format_duration(settings.put_timeout_ns)}) together must be lower than lease "
+                      f"({format_duration(settings.lease_ns)}), or one slow request loses the store"))
     return wrong

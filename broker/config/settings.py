@@ -1,11 +1,11 @@
-"""The ``Settings`` value: all that an operator can set, each with its unit, its default and its name in every source.
+"""The ``Settings`` value: everything an operator can set, with units, defaults and the names in every source.
 
 A setting's name here carries its unit (``commit_interval_ns``); in the file and the environment the value carries it
 (``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). ``SETTINGS`` is the table that the readers of the three
 sources share, so a new setting is one line here and nothing elsewhere.
 
-``Settings`` is a plain dataclass: importing pydantic costs more than the whole rest of the start-up, so
-it is loaded only when there is an environment to read (see ``environment``).
+``Settings`` is a plain dataclass: importing pydantic takes as long as the rest of the start-up, so it is loaded only
+when there is an environment to read (see ``environment``).
 """
 
 from __future__ import annotations
@@ -80,18 +80,21 @@ class Settings:
         64 * MIB, kinds.size(KIB), "Bytes unsent to one client before it is cut off as a slow consumer.", "max_pending")
     max_control_line: int = _setting(
         4096, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
+    no_fast_producer_stall: bool = _setting(
+        False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
+        "max_pending is cut off all the sooner.", "no_fast_producer_stall")
     ping_interval_ns: int = _setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval")
     ping_max: int = _setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")
     write_deadline_ns: int = _setting(
-        10 * SECOND, kinds.duration_ns(MS), "Longest time for one write to a client to get on.", "write_deadline")
+        10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.", "write_deadline")
     lame_duck_duration_ns: int = _setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration")
     lame_duck_grace_period_ns: int = _setting(
         10 * SECOND, kinds.duration_ns(), "Time a lame duck waits before it closes the first client.",
         "lame_duck_grace_period")
     max_closed_clients: int = _setting(
-        1000, kinds.integer(0), "Ended connections that `/connz?state=closed` tells of; 0: none.", "max_closed_clients")
+        1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
 
     # ---- who may connect -----------------------------------------------------------------------------------------
@@ -103,7 +106,7 @@ class Settings:
         None, kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="-")
     auth_timeout_ns: int = _setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time a client has to say who it is.", "authorization.timeout")
+        2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout")
 
     # ---- watching it ---------------------------------------------------------------------------------------------
     http_port: int | None = _setting(
@@ -111,7 +114,7 @@ class Settings:
         "http_port", "monitor_port")
     http_host: str | None = _setting(
         None, kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
-    http_base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages lie.", "http_base_path")
+    http_base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
     debug: bool = _setting(False, kinds.boolean, "Log debugging lines.", "debug")
     trace: bool = _setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
     max_traced_msg_len: int = _setting(
@@ -180,7 +183,7 @@ class Settings:
         64 * MIB, kinds.size(0), "Bytes of blocks kept in memory for readers.", "jetblock.cache_bytes")
     lease_ns: int = _setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
-        "over, and an owner that could not write falls silent.", "jetblock.lease")
+        "over, and an owner that could not write stops answering.", "jetblock.lease")
     put_timeout_ns: int = _setting(
         5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
         "jetblock.put_timeout")
@@ -188,11 +191,11 @@ class Settings:
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
     notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    """Lines for the log about what was taken from a file but has no effect here. Not a setting."""
+    """Lines for the log about what a file sets that has no effect here. Not a setting."""
 
 
 def default_store_url() -> str:
-    """Where streams go when JetStream is on and nobody said where: beside nats-server's own default."""
+    """Where streams are kept when JetStream is on and no store is named: beside nats-server's own default."""
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
 
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 __all__ = ["SyntaxFailure", "Value", "parse", "plain"]
 
 DEPTH_MAX = 64
-"""Maps and arrays within each other, and files within files: more is a mistake or an attack, not a configuration."""
+"""Nesting of maps and arrays, and of included files: more is a mistake or an attack, not a configuration."""
 
 _BLANK = re.compile(r"(?:[ \t]+|\r(?=\n))*")
 _SPACE = re.compile(r"(?:\s+|#[^\n]*|//[^\n]*)*")
@@ -43,7 +43,7 @@ _INT64 = 1 << 63
 
 
 class SyntaxFailure(Exception):
-    """The text is not in the language, or names a variable or file that is not there."""
+    """The text is not in the language, or names a variable or file that does not exist."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Value:
     line: int
     column: int
     literal: str = ""
-    """How a number was written, for those to whom ``10m`` means minutes."""
+    """How a number was written, for settings in which ``10m`` means minutes."""
     used: bool = False
     """Whether a ``$variable`` referred to it: such a key may have any name."""
 
@@ -87,7 +87,7 @@ def plain(value: Value) -> Any:
 
 
 class _Reader:
-    """One text on its way to values: a position in it, and the maps that are open around it."""
+    """Reads one text: a position in it and the enclosing maps."""
 
     def __init__(self, text: str, file: str, environ: Mapping[str, str], read: Callable[[str], str] | None,
                  files: tuple[str, ...], asked: frozenset[str]) -> None:
@@ -135,7 +135,7 @@ class _Reader:
 
     def skip(self, pattern: re.Pattern[str]) -> None:
         found = pattern.match(self.text, self.at)
-        assert found is not None  # each of these patterns matches nothing, too
+        assert found is not None  # each of these patterns matches the empty string
         self.at = found.end()
 
     def items(self, end: str) -> dict[str, Value]:

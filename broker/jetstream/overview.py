@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.engine import JetStream
 from broker.jetstream.stream.stream import Stream
-from broker.jetstream.wire import fields as wire
 
 __all__ = ["streams"]
 
@@ -23,12 +23,12 @@ def streams(js: JetStream) -> Iterator[dict[str, Any]]:
 
 def _stream(stream: Stream, consumers: Collection[Consumer]) -> dict[str, Any]:
     return {
-        "name": stream.name, "created": wire.format_time(stream.created_ns), "config": stream.config.to_json(),
+        "name": stream.name, "created": format_time(stream.created_ns), "config": stream.config.to_json(),
         "state": {
             "messages": stream.msgs, "bytes": stream.bytes, "first_seq": stream.first_seq,
-            "first_ts": wire.format_time(stream.first_time_ns) if stream.msgs else wire.ZERO_TIME,
+            "first_ts": format_time(stream.first_time_ns) if stream.msgs else ZERO_TIME,
             "last_seq": stream.last_seq,
-            "last_ts": wire.format_time(stream.last_time_ns) if stream.last_time_ns else wire.ZERO_TIME,
+            "last_ts": format_time(stream.last_time_ns) if stream.last_time_ns else ZERO_TIME,
             "consumer_count": len(consumers)},
         "consumer_detail": [consumer.info() for consumer in consumers],
     }

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from broker.clock import Clock
+from broker.gotime import parse_duration
 from broker.monitor.views import JetStreamView, Views
 from broker.protocol.subject import is_literal, matches
 
@@ -40,7 +41,7 @@ _SORTS: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
     # Without the Z at their end, instants sort as text does.
     "last": (lambda row: row["last_activity"][:-1], True), "idle": (lambda row: row["last_activity"][:-1], False),
     "stop": (lambda row: row["stop"][:-1], True), "reason": (lambda row: row["reason"], False),
-    "rtt": (lambda row: _seconds(row.get("rtt", "0s")), True),
+    "rtt": (lambda row: parse_duration(row.get("rtt", "0s")), True),
 }
 _HEALTH_FLAGS = ("js-enabled", "js-enabled-only", "js-server-only", "js-meta-only", "details", "live")
 """Of /healthz: nats-server's, and ``live``."""
@@ -309,12 +310,6 @@ def _jetstream_stats(view: JetStreamView) -> dict[str, Any]:
 def _stream(row: dict[str, Any], *, config: bool, consumers: bool) -> dict[str, Any]:
     hidden = {name for name, shown in (("config", config), ("consumer_detail", consumers)) if not shown}
     return {name: value for name, value in row.items() if name not in hidden}
-
-
-def _seconds(duration: str) -> float:
-    """Of a short duration as the rows have it: ``750µs``, ``1.5ms``, ``2s``."""
-    found = re.fullmatch(r"([\d.]+)(ns|µs|ms|s)", duration)
-    return float(found[1]) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]] if found else 0.0
 
 
 class _Cpu:

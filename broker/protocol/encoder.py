@@ -1,12 +1,12 @@
 """Server to client: values to bytes, many messages in one formatting call.
 
 A ``Run`` is a slice of messages on their way to one or more subscriptions. What depends only on the messages is made
-once, on demand; what depends on the subscription (its sid) costs one join. Measured in reference figures of 128-byte
+once, on demand; what depends on the subscription (its sid) costs one join. Measured with 128-byte
 messages: one ``%`` for a whole batch costs half of one per message, and a join with the sid as glue a tenth of that.
 
     all alike (subject, size, no reply, no headers)   head.join(bodies)
     otherwise                                         sid.join(pieces), a piece being all between two sids
-    bodies of 8 KiB and more on average               a list for writelines: copying them is what would cost
+    bodies of 8 KiB and more on average               a list for writelines, since copying them would dominate
 
 Source: nats-server, server/client.go (msgHeader).
 """
@@ -44,7 +44,7 @@ def err(text: str) -> bytes:
 
 
 def no_responders(subject: bytes, reply: bytes, sid: bytes) -> bytes:
-    """The 503 that answers a request nobody heard. Source: processInboundClientMsg."""
+    """The 503 that answers a request without receivers. Source: processInboundClientMsg."""
     block = b"NATS/1.0 503\r\nNats-Subject: %b\r\n\r\n" % subject
     return b"HMSG %b %b %d %d\r\n%b\r\n" % (reply, sid, len(block), len(block), block)
 

@@ -5,7 +5,7 @@
     CRLF
 
 The server never validates a block that a client sends, so everything here takes any bytes: what does not look like a
-header is not there. Names compare exactly as written, as nats-server does for every header that it acts upon.
+header is ignored. Names compare exactly as written, as nats-server does for every header that it acts upon.
 
 Source: nats-server, server/client.go (getHeaderKeyIndex, sliceHeader, removeHeaderIfPresent, setHeader); ADR-4.
 """

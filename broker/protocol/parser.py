@@ -1,8 +1,8 @@
 """Client protocol, bytes to values, without I/O, clock or policy.
 
 A ``Parser`` is fed what each read brought and returns all that is whole in it. Messages, nearly everything on a busy
-connection, come as plain ``Msg`` tuples; the rest as small objects, and ``marks`` says where they stand, so that who
-routes need not look at each item.
+connection, come as plain ``Msg`` tuples; the rest as small objects, whose positions are in ``marks``, so that
+routing need not inspect each item.
 
     verb      arguments                       what a wrong count or number does
     PUB       subject [reply] size            the connection closes with nothing sent
@@ -12,9 +12,9 @@ routes need not look at each item.
     CONNECT   JSON, decoded by the connection
     PING PONG what follows up to the newline does not matter
     INFO +OK  ignored
-    -ERR      a client that complains is let go
+    -ERR      the connection is closed
 
-Verbs may have either case, arguments stand apart by blanks and tabs, LF alone ends a line as CRLF does; a payload
+Verbs may have either case, blanks and tabs separate arguments, LF alone ends a line as CRLF does; a payload
 must be followed by exactly CRLF. A line is judged as soon as it can be: an unknown verb at its first wrong character,
 a control line and a payload that are too long before they have come.
 
@@ -38,14 +38,14 @@ _SIZES_KEPT: Final = 4096
 _VERB_MAX: Final = 7
 
 _BARE = (b"PING", b"PONG", b"+OK")
-"""Verbs without arguments: whatever else stands on their line is passed over."""
+"""Verbs without arguments: the rest of their line is ignored."""
 
 _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
-"""How clients end a plain ack: behind the subject, an empty reply or none, the size, the payload."""
+"""How clients end a plain ack: after the subject, an empty reply or none, the size, the payload."""
 
 _CROWD_BYTES = 1024
-"""Fewer bytes are not worth the counting."""
+"""Fewer bytes are not worth counting."""
 
 
 class _Value:
@@ -233,11 +233,11 @@ class Parser:
         self.odd_replies = False
         self.traced = False
         self._rest = b""
-        # A message larger than what has come: the chunks so far, joined once when all of it is there.
+        # A message larger than what was read so far: its chunks, joined once it is complete.
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0
-        # The last control line of a message and what it said: publishers repeat themselves.
+        # The last message's control line and its meaning: publishers repeat themselves.
         self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
         self._sizes: dict[bytes, int] = {}
@@ -319,7 +319,7 @@ class Parser:
                     if verb == b"PUB":
                         if len(parts) == 4:
                             _, subject, reply, digits = parts
-                            # Inboxes are no reserved replies; another second letter is worth a closer look.
+                            # Inboxes are not reserved replies; another second letter needs a closer look.
                             if reply[:2] != b"_I":
                                 odd = True
                         elif len(parts) == 3:
@@ -358,7 +358,7 @@ class Parser:
                         raise _unknown()
                     self._chunks = [data[pos:]]
                     self._have = end_of_data - pos
-                    # One byte behind the payload is enough to refuse it.
+                    # One byte after the payload is enough to refuse it.
                     self._need = end - pos + (1 if end >= end_of_data else 2)
                     break
                 if data[end] != 13 or data[end + 1] != 10:
@@ -414,7 +414,7 @@ class Parser:
         return None
 
     def _unfinished(self, line: bytes) -> bytes:
-        """Judge a line whose end has not come; returns what to keep of it."""
+        """Check an incomplete line. Returns: what to keep of it."""
         head = line[:_VERB_MAX].upper()
         for verb, blank in _VERBS:
             if verb.startswith(head):
@@ -427,6 +427,6 @@ class Parser:
                 argument = line[len(verb):].lstrip(b" \t")
                 if len(argument.rstrip(b"\r")) > self.max_control_line:
                     raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
-                # Blanks without end would be kept without a bound.
+                # Endless blanks would be kept without bound.
                 return line if argument else verb + line[len(verb):len(verb) + 1]
         raise _unknown()

@@ -1,6 +1,6 @@
-"""Subjects: what is well formed, what is literal, and which patterns meet.
+"""Subjects: what is well formed, what is literal, and which patterns overlap.
 
-Everything is bytes as they stand on the wire. A token is what lies between two dots; ``*`` alone in a token matches any
+Everything is bytes as on the wire. Dots separate tokens; ``*`` alone in a token matches any
 one token, ``>`` alone in the last one matches one token or more; both are ordinary characters inside longer tokens.
 
 Source: nats-server, server/sublist.go (IsValidSubject, SubjectsCollide, SubjectMatchesFilter, matchLiteral).
@@ -64,7 +64,7 @@ def collide(a: bytes, b: bytes) -> bool:
     tokens_b = b.split(b".")
     rest_a = tokens_a[-1] == _REST
     rest_b = tokens_b[-1] == _REST
-    # ``>`` stands for at least one token, so it may face the other side's last token but not its end.
+    # ``>`` needs at least one token of the other side.
     if len(tokens_a) < len(tokens_b) and not rest_a:
         return False
     if len(tokens_b) < len(tokens_a) and not rest_b:

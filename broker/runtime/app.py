@@ -404,6 +404,7 @@ def server_options(settings: Settings) -> ServerOptions:
         jetstream=settings.jetstream, domain=settings.jetstream_domain or "", headers=not settings.no_header_support,
         trace=settings.trace, max_traced_msg_len=settings.max_traced_msg_len,
         max_payload=settings.max_payload, max_control_line=settings.max_control_line, max_pending=settings.max_pending,
+        no_fast_producer_stall=settings.no_fast_producer_stall,
         max_connections=max(settings.max_connections, 0), max_subscriptions=max(settings.max_subscriptions, 0),
         ping_interval_ns=settings.ping_interval_ns, ping_max=settings.ping_max,
         write_deadline_ns=settings.write_deadline_ns, lame_duck_duration_ns=settings.lame_duck_duration_ns,

@@ -1,20 +1,17 @@
-"""What a server is told when it starts: plain values, no reading of files or flags (that is ``broker.config``)."""
+"""The server's options: plain values. Reading files and flags is ``broker.config``'s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
+from broker.server.auth.authenticator import Authenticate
 
-__all__ = ["COMPATIBLE_VERSION", "Authenticate", "ServerOptions"]
+__all__ = ["COMPATIBLE_VERSION", "ServerOptions"]
 
 COMPATIBLE_VERSION = "2.15.1"
-"""The nats-server release whose behaviour is offered: clients decide by INFO's version what they try at all."""
-
-Authenticate = Callable[[Mapping[str, Any]], bool]
-"""Given the fields of CONNECT, whether this client may come in."""
+"""The nats-server release whose behaviour is offered: clients decide by INFO's version which features they use."""
 
 _SECOND = 1_000_000_000
 
@@ -38,6 +35,9 @@ class ServerOptions:
     max_payload: int = MAX_PAYLOAD
     max_control_line: int = MAX_CONTROL_LINE
     max_pending: int = 64 * 1024 * 1024
+    no_fast_producer_stall: bool = False
+    """Never slow a publisher down for a receiver that is far behind."""
+
     max_connections: int = 65536
     max_subscriptions: int = 0
     ping_interval_ns: int = 120 * _SECOND
@@ -46,7 +46,7 @@ class ServerOptions:
     lame_duck_duration_ns: int = 120 * _SECOND
     lame_duck_grace_ns: int = 10 * _SECOND
     closed_connections_max: int = 1000
-    """How many ended connections ``connections(closed=True)`` still tells of."""
+    """How many closed connections ``connections(closed=True)`` still lists."""
 
     trace: bool = False
     """Log each protocol line of each client."""
@@ -61,7 +61,7 @@ class ServerOptions:
     """(user, password) pairs, beside or instead of the single one."""
 
     no_auth_user: str = ""
-    """One of ``users``, as whom those without credentials come in."""
+    """One of ``users``: the user of clients without credentials."""
 
     auth_timeout_ns: int = 2 * _SECOND
     authenticate: Authenticate | None = field(default=None, repr=False)

@@ -1,6 +1,9 @@
-"""The server: it listens, knows its clients, counts, and ends in order.
+"""The server: it listens, keeps the list of its clients, counts, and shuts down in order.
 
-Order of the end: no new connections, then lame duck news (when asked for), then the clients one after another, then
+Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
+do (connection), where messages go (routing), who may log in (auth).
+
+Shutdown: no new connections, then the lame duck notice (when asked for), then clients are closed one after another;
 the counters stay readable. JetStream stops before that, in ``app``; the router works until the last client is gone.
 
 Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
@@ -18,12 +21,13 @@ from collections import deque
 from typing import Any
 
 from broker.clock import Clock, SystemClock
+from broker.gotime import format_time
 from broker.listen_socket import Bound
 from broker.server.auth.authenticator import Decide, authenticator, warnings
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
-from broker.server.connection.times import rfc3339
+from broker.server.connection.statistics import connection_row, identity, uptime
 from broker.server.options import ServerOptions
 from broker.server.routing.router import Router
 
@@ -40,8 +44,8 @@ _CLOSE_SECONDS = 2.0
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the true one from then on. ``router`` is the account
-    that every client is in (one account: ``$G``; a client's own is chosen in ``Client``, where a second one would be).
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on. ``router`` is that of
+    the one account, ``$G``, that every client is in; ``Client`` is where another would be chosen.
     """
 
     def __init__(self, options: ServerOptions, clock: Clock | None = None, router: Router | None = None,
@@ -56,7 +60,7 @@ class Server:
         self.authenticate: Decide | None = authenticator(options)
         self.password_checks = PasswordChecks()
         self.warnings = warnings(options)
-        """For the log of a start."""
+        """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = options.host
         self.port = options.port
@@ -84,21 +88,21 @@ class Server:
         self._info: dict[str, Any] = {}
         self._connect_urls = list(options.connect_urls)
 
-    # Life
+    # Start and shutdown
 
     async def bind(self) -> None:
-        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        """Take the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.options.host, max(self.port, 0))
 
     def unbind(self) -> None:
-        """Give back a port that was bound and not listened on."""
+        """Release a port that was bound and not listened on."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
 
     async def start(self) -> None:
-        """Listen; a second time on the port of the first, which clients know. Raises: OSError when it cannot be had."""
+        """Listen; a second time on the same port as before, which clients know. Raises: OSError when it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         kind = Client
@@ -114,14 +118,14 @@ class Server:
         log.info("Listening for client connections on %s", _host_port(self.options.host, self.port))
 
     async def close(self) -> None:
-        """Stop accepting and let all clients go, each with what is queued for it."""
+        """Stop accepting, send each client what is queued for it, and close them all."""
         self.stop_listening()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
         await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
-        """Tell clients to go elsewhere, wait the grace period, then close them spread over the rest, and end."""
+        """Tell clients to go elsewhere, wait for the grace period, close them spread over the rest of the time, and end."""
         if self.lame:
             return
         self.lame = True
@@ -137,7 +141,7 @@ class Server:
         if not await _within(self._no_clients, grace_s):
             log.info("Closing existing clients")
             clients = list(self.clients.values())
-            # No need to spread ten clients over two minutes.
+            # Ten clients need not be spread over two minutes.
             between_s = min(rest_s / len(clients), 1.0)
             for client in clients:
                 client.close("Server Shutdown")
@@ -161,7 +165,7 @@ class Server:
         self._listeners = []
 
     def _call_soon(self, callback: Any) -> None:
-        # JetStream may watch subjects before the server listens.
+        # The loop of that moment: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
 
     # What connections ask for
@@ -176,13 +180,13 @@ class Server:
         self._silent.clear()
 
     def lost(self) -> None:
-        """A connection is gone, everything written."""
+        """A connection is gone; everything was written."""
         self._transports -= 1
         if not self._transports:
             self._silent.set()
 
     def admit(self, client: Client) -> str:
-        """Register ``client``; what to tell it instead, or "" when it may stay."""
+        """Register ``client``. Returns: the error to send it instead, or "" when it may stay."""
         self.total_connections += 1
         limit = self.options.max_connections
         if limit and len(self.clients) >= limit:
@@ -192,7 +196,7 @@ class Server:
         return ""
 
     def left(self, client: Client) -> None:
-        """``client`` is closing: keep its counts and a last picture of it."""
+        """``client`` is closing: keep its counts and its last row."""
         gone = self._gone
         gone[0] += client.in_msgs
         gone[1] += client.in_bytes
@@ -200,7 +204,7 @@ class Server:
         gone[3] += client.out_bytes
         if self.clients.pop(client.cid, None) is not None:
             if self._closed.maxlen:
-                self._closed.append(self._describe(client))
+                self._closed.append(self._row(client))
             if not self.clients:
                 self._no_clients.set()
 
@@ -218,15 +222,8 @@ class Server:
         return fields
 
     def identity(self, client: Client) -> dict[str, Any]:
-        """``client`` as JetStream's advisories show it. Source: nats-server, server/events.go ClientInfo."""
-        options = client.options
-        fields = {
-            "start": rfc3339(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
-            "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
-            "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
-            "rtt": client.rtt_ns, "server": self.server_name, "kind": "Client", "client_type": "nats",
-        }
-        return {name: value for name, value in fields.items() if value}
+        """``client`` as JetStream's advisories show it."""
+        return identity(client, self.server_name)
 
     def event_identity(self, at: str) -> dict[str, Any]:
         """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
@@ -270,7 +267,7 @@ class Server:
             "max_control_line": options.max_control_line, "max_pending": options.max_pending,
             "ping_interval": options.ping_interval_ns, "ping_max": options.ping_max,
             "auth_timeout": options.auth_timeout_ns / 1e9, "write_deadline": options.write_deadline_ns,
-            "start": rfc3339(self.started_at_ns), "now": rfc3339(self.clock.now_ns()),
+            "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
             "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
             "connections": len(clients), "total_connections": self.total_connections,
             "in_msgs": gone[0] + sum(client.in_msgs for client in clients),
@@ -290,7 +287,10 @@ class Server:
         """
         if closed:
             return list(self._closed)
-        return [self._describe(client, subs=subs) for client in self.clients.values()]
+        return [self._row(client, subs=subs) for client in self.clients.values()]
+
+    def _row(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
+        return connection_row(client, self.clock.now_ns(), authenticated=self.authenticate is not None, subs=subs)
 
     def connect_urls(self) -> list[str]:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
@@ -300,41 +300,6 @@ class Server:
         if host not in ("", "0.0.0.0", "::"):
             return [_host_port(host, self.port)]
         return [_host_port(address, self.port) for address in _own_addresses()]
-
-    def _describe(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
-        options = client.options
-        end_ns = client.stopped_at_ns or self.clock.now_ns()
-        fields: dict[str, Any] = {
-            "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
-            "start": rfc3339(client.started_at_ns), "last_activity": rfc3339(client.last_at_ns),
-        }
-        if client.closed:
-            fields["stop"] = rfc3339(client.stopped_at_ns)
-            fields["reason"] = client.close_reason
-        fields |= {
-            "rtt": duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
-            "idle": uptime(end_ns - client.last_at_ns), "pending_bytes": client.pending_bytes,
-            "in_msgs": client.in_msgs, "out_msgs": client.out_msgs, "in_bytes": client.in_bytes,
-            "out_bytes": client.out_bytes,
-        }
-        if client.stalls:
-            fields["stalls"] = client.stalls
-        fields["subscriptions"] = len(client.subs)
-        for name in ("name", "lang", "version"):
-            if options.get(name):
-                fields[name] = options[name]
-        if self.authenticate is not None and (options.get("user") or options.get("auth_token")):
-            fields["authorized_user"] = options.get("user") or "[REDACTED]"
-        fields["account"] = client.router.name
-        if not subs:
-            return fields
-        fields["subscriptions_list_detail"] = [
-            {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
-             **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
-             "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
-             **({"max": sub.max} if sub.max else {}), "cid": client.cid}
-            for sub in client.subs.values()]
-        return fields
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
@@ -347,33 +312,12 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def uptime(elapsed_ns: int) -> str:
-    """Whole seconds as nats-server's monitoring shows them: 1y2d3h4m5s, leading zero parts left out."""
-    seconds = max(elapsed_ns, 0) // 1_000_000_000
-    minutes, second = divmod(seconds, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    years, day = divmod(days, 365)
-    parts = [(years, "y"), (day, "d"), (hour, "h"), (minute, "m"), (second, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return "".join(f"{number}{unit}" for number, unit in parts)
-
-
-def duration(ns: int) -> str:
-    """A short duration as Go prints it."""
-    for size, unit in ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")):
-        if ns >= size:
-            return f"{ns / size:.9g}{unit}"
-    return f"{ns}ns" if ns else "0s"
-
-
 def _host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
 
 
 def _own_addresses() -> list[str]:
-    """This machine's addresses, loopback last resort; asks no name server."""
+    """This machine's address, or loopback if it has none; queries no name server."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket sends nothing; it only chooses the address that would be used.

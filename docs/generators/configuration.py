@@ -9,8 +9,8 @@ import dataclasses
 from pathlib import Path
 
 from broker.config.flags import FLAGS
-from broker.config.kinds import show_ns
 from broker.config.settings import SETTINGS, Setting, Settings
+from broker.gotime import format_duration
 
 PAGE = Path(__file__).resolve().parent.parent / "CONFIGURATION.md"
 
@@ -60,7 +60,7 @@ def _shown(setting: Setting, default: object) -> str:
         return "true" if default else "false"
     if isinstance(default, int):
         if setting.field.endswith("_ns"):
-            return f"`{show_ns(default)}`"
+            return f"`{format_duration(default)}`"
         for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
             if "size" in setting.kind.__qualname__ and default > 0 and default % factor == 0:
                 return f"`{default // factor}{unit}`"

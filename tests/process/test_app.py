@@ -10,7 +10,7 @@ import pytest
 
 from broker.config.settings import Settings
 from broker.jetstream.engine import JetStream
-from broker.runtime.app import App
+from broker.runtime.app import App, server_options
 from broker.storage.log.log import Log
 from broker.storage.put import Fenced
 from broker.storage.read.reader import BlockReader
@@ -90,3 +90,9 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
     assert opened == [1, 2]
     await nc.close()
     await app.stop()
+
+
+def test_the_server_is_told_not_to_stall_publishers() -> None:
+    """A setting that never reaches the server would have no effect, silently."""
+    assert server_options(Settings(no_fast_producer_stall=True)).no_fast_producer_stall
+    assert not server_options(Settings()).no_fast_producer_stall

@@ -14,9 +14,11 @@ import pytest
 import uvloop
 from nats.errors import NoRespondersError
 
+from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
+from broker.server.connection.statistics import uptime
 from broker.server.options import ServerOptions
-from broker.server.server import Server, duration, rfc3339, uptime
+from broker.server.server import Server
 
 from .running import running
 from .wire import Wire
@@ -238,6 +240,20 @@ async def test_fast_producer_is_stalled() -> None:
         assert server.varz()["stalled_clients"] > 0
 
 
+async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
+    """The publisher goes on at full speed; the receiver is cut off at its bound."""
+    async with running(max_pending=8 * 1024 * 1024, no_fast_producer_stall=True) as server, deaf(server), \
+            Wire(server.port) as publisher:
+        publisher.send(QUIET)
+        body = b"x" * 1_000_000
+        for _ in range(40):
+            publisher.send(b"PUB a %d\r\n%b\r\n" % (len(body), body))
+        await publisher.settled()
+        varz = server.varz()
+        assert (varz["stalled_clients"], varz["slow_consumers"]) == (0, 1)
+        assert [row["reason"] for row in server.connections(closed=True)] == ["Slow Consumer (Pending Bytes)"]
+
+
 async def test_hold_and_release() -> None:
     """A held source is not read until as many releases as holds have come; pings wait with it."""
     async with running() as server, Wire(server.port) as wire:
@@ -400,11 +416,11 @@ async def test_counts() -> None:
 
 def test_times_as_text() -> None:
     """Instants and durations as Go's JSON and nats-server's monitoring write them."""
-    assert rfc3339(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
-    assert rfc3339(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
+    assert format_time(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
+    assert format_time(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
     assert uptime(59_999_999_999) == "59s"
     assert uptime(3_661_000_000_000) == "1h1m1s"
     assert uptime(90_061_000_000_000) == "1d1h1m1s"
-    assert duration(1_234) == "1.234µs"
-    assert duration(0) == "0s"
-    assert duration(2_500_000_000) == "2.5s"
+    assert format_duration(1_234) == "1.234µs"
+    assert format_duration(0) == "0s"
+    assert format_duration(2_500_000_000) == "2.5s"

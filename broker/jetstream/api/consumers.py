@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import is_group_name
@@ -124,12 +125,12 @@ async def pause(request: Request) -> dict[str, Any]:
     """Hold deliveries until a time; no time, or one that is past, lets them go on."""
     asked = request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
     consumer = request.consumer(*request.tokens[2:])
-    until_ns = None if asked.pause_until == wire.ZERO_TIME_NS else asked.pause_until
+    until_ns = None if asked.pause_until == ZERO_TIME_NS else asked.pause_until
     request.account.pause_consumer(consumer, until_ns)
     if until_ns is None:
-        return {"paused": False, "pause_until": wire.ZERO_TIME}
+        return {"paused": False, "pause_until": ZERO_TIME}
     remaining_ns = until_ns - request.account.clock.now_ns()
-    answer: dict[str, Any] = {"paused": remaining_ns > 0, "pause_until": wire.format_time(until_ns)}
+    answer: dict[str, Any] = {"paused": remaining_ns > 0, "pause_until": format_time(until_ns)}
     if remaining_ns > 0:
         answer["pause_remaining"] = min(remaining_ns, INT64_MAX)
     return answer
@@ -202,7 +203,7 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("CONSUMER", "LIST", "*"): Route("consumer_list_response", list_consumers, _PAGE),
     ("CONSUMER", "DELETE", "*", "*"): Route("consumer_delete_response", delete),
     ("CONSUMER", "PAUSE", "*", "*"): Route("consumer_pause_response", pause,
-                                           {"paused": False, "pause_until": wire.ZERO_TIME}),
+                                           {"paused": False, "pause_until": ZERO_TIME}),
     ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}, Tracked.NONE),
     ("CONSUMER", "UNPIN", "*", "*"): Route("consumer_unpin_response", unpin),
 }

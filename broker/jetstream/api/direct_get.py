@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from broker.gotime import format_time
 from broker.jetstream.api.messages import GetRequest, find
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import level_refused
@@ -198,7 +199,7 @@ class DirectGets:
             self._account.bus.publish(reply, b"", 0, msg.payload)
             return
         own = b"Nats-Stream: %b\r\nNats-Subject: %b\r\nNats-Sequence: %d\r\nNats-Time-Stamp: %b\r\n" % (
-            stream.name.encode(), msg.subject, msg.seq, wire.format_time(msg.time_ns).encode())
+            stream.name.encode(), msg.subject, msg.seq, format_time(msg.time_ns).encode())
         if pending is not None:
             own += b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last_seq)
         block = (msg.headers.removesuffix(b"\r\n") or _FIRST_LINE) + own + b"\r\n"

@@ -11,6 +11,7 @@ from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route, Tracked
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, ApiError
@@ -66,7 +67,7 @@ async def get(request: Request) -> dict[str, Any]:
         shown["hdrs"] = b64encode(msg.headers).decode()
     if msg.payload:
         shown["data"] = b64encode(msg.payload).decode()
-    shown["time"] = wire.format_time(msg.time_ns)
+    shown["time"] = format_time(msg.time_ns)
     return {"message": shown}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker.gotime import format_time
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.config.stream import StreamConfigRequest
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
@@ -198,10 +199,10 @@ async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool
     config = stream.config.to_json()
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
-    shown = {"config": config, "created": wire.format_time(stream.created_ns), "state": state}
+    shown = {"config": config, "created": format_time(stream.created_ns), "state": state}
     if domain and account.domain:
         shown["domain"] = account.domain
-    shown["ts"] = wire.format_time(account.clock.now_ns())
+    shown["ts"] = format_time(account.clock.now_ns())
     return shown
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from broker.gotime import format_duration
 from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
 from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_literal, is_valid, subset
@@ -249,7 +249,7 @@ def _check_age_and_window(config: StreamConfig, server: ServerLimits, pedantic: 
     if config.max_age and config.duplicate_window > config.max_age:
         raise invalid_config("duplicates window can not be larger then max age")
     if 0 < limit < config.duplicate_window:
-        raise invalid_config(f"duplicates window can not be larger then server limit of {wire.format_duration(limit)}")
+        raise invalid_config(f"duplicates window can not be larger then server limit of {format_duration(limit)}")
     if 0 < config.duplicate_window < _100_MS:
         raise invalid_config("duplicates window needs to be >= 100ms")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.gotime import format_time
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.numbers import INT64_MAX
 
 __all__ = ["consumer_info"]
@@ -18,14 +18,14 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
     """ConsumerInfo as JSON members, less ``type``. Source: nats-server consumer.go infoWithSnap."""
     delivered: dict[str, Any] = {"consumer_seq": acks.delivered_cseq, "stream_seq": acks.delivered_sseq}
     if acks.last_active_ns:
-        delivered["last_active"] = wire.format_time(acks.last_active_ns)
+        delivered["last_active"] = format_time(acks.last_active_ns)
     floor: dict[str, Any] = {"consumer_seq": acks.floor_cseq, "stream_seq": acks.floor_sseq}
     if acks.last_ack_ns:
-        floor["last_active"] = wire.format_time(acks.last_ack_ns)
+        floor["last_active"] = format_time(acks.last_ack_ns)
     info: dict[str, Any] = {
         "stream_name": stream,
         "name": name,
-        "created": wire.format_time(created_ns),
+        "created": format_time(created_ns),
         "config": config.to_json(),
         "delivered": delivered,
         "ack_floor": floor,
@@ -40,7 +40,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
     if config.pause_until is not None and now_ns < config.pause_until:
         info["paused"] = True
         info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
-    info["ts"] = wire.format_time(now_ns)
+    info["ts"] = format_time(now_ns)
     if config.priority_groups:
         info["priority_groups"] = [{"group": config.priority_groups[0]}]
     return info

@@ -30,6 +30,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
+from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.blocked import Standstill
@@ -51,7 +52,6 @@ from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.usage import Usage
-from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
@@ -472,9 +472,9 @@ class Stream:
         first_time_ns = await decide(live, self.heads, self._first_time)
         shown: dict[str, Any] = {
             "messages": live.msgs, "bytes": live.bytes,
-            "first_seq": live.first_seq, "first_ts": wire.format_time(first_time_ns) if live.msgs else wire.ZERO_TIME,
+            "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
             "last_seq": live.last_seq,
-            "last_ts": wire.format_time(live.last_time_ns) if live.last_time_ns else wire.ZERO_TIME}
+            "last_ts": format_time(live.last_time_ns) if live.last_time_ns else ZERO_TIME}
         if subjects:
             shown["num_subjects"] = subjects
         if subjects_filter:

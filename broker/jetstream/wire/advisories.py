@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from broker.clock import Clock
+from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.bus import Bus, Source
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id
@@ -54,7 +55,7 @@ class _Events:
         if not self._bus.interest(subject):
             return
         event = {"type": f"io.nats.jetstream.{kind}", "id": unique_id(self._rng),
-                 "timestamp": wire.format_time(self._clock.now_ns()), **fields}
+                 "timestamp": format_time(self._clock.now_ns()), **fields}
         if self._domain:
             event["domain"] = self._domain
         self._bus.publish(subject, b"", 0, wire.dump(event))
@@ -129,7 +130,7 @@ class ConsumerEvents(_Events):
 
     def pause(self, paused: bool, pause_until_ns: int | None) -> None:
         """The consumer was paused or goes on."""
-        until = wire.ZERO_TIME if pause_until_ns is None else wire.format_time(pause_until_ns)
+        until = ZERO_TIME if pause_until_ns is None else format_time(pause_until_ns)
         self._send(self._pause, "advisory.v1.consumer_pause", **self._names, paused=paused, pause_until=until)
 
     def sampled_ack(self, stream_seq: int, consumer_seq: int, delay_ns: int, deliveries: int) -> None:

@@ -1,7 +1,7 @@
 """Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
 
-Owns: the JSON text itself (syntax errors in Go's words), field kinds with their bounds, unknown fields, RFC3339 times.
-Does not own: what the values mean; that is stream_config.py, consumer_config.py and the request handlers.
+Owns: the JSON text itself (syntax errors in Go's words), field kinds with their bounds, unknown fields.
+Does not own: the text of instants (broker.gotime), nor what the values mean (jetstream.config and the request handlers).
 
 A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
 
@@ -21,25 +21,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from broker.gotime import format_time, parse_time
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.json import syntax_error
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
-__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "boolean", "choice", "dump", "duration", "durations", "format_duration",
-           "format_time", "int32", "int64", "integer", "load", "load_one", "parse_time", "read", "record", "records",
-           "string_map", "text", "texts", "time", "uint64", "write"]
+__all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_one", "read",
+           "record", "records", "string_map", "text", "texts", "time", "uint64", "write"]
 
 T = TypeVar("T")
-
-ZERO_TIME = "0001-01-01T00:00:00Z"
-ZERO_TIME_NS = -62_135_596_800_000_000_000
-"""Go's zero time: what nats-server shows for an instant that never was."""
-_LAST_TIME_NS = 253_402_300_799_999_999_999
-"""The end of the year 9999, the last that RFC3339 can write."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -190,7 +183,10 @@ _read_duration = _integer_reader(*_I64, "time.Duration")
 def _read_time(value: Any, where: _Where) -> int:
     if type(value) is not str:
         raise _mismatch(value, where, "time.Time")
-    return parse_time(value)
+    try:
+        return parse_time(value)
+    except ValueError as error:
+        raise invalid_json(str(error)) from None
 
 
 def _list_reader(item: Reader, go_type: str) -> Reader:
@@ -264,7 +260,7 @@ def durations() -> Any:
 
 def time() -> Any:
     """An instant in Unix UTC nanoseconds, or None."""
-    return _declare(_Field(_read_time, lambda at_ns: format_time(at_ns)), None)
+    return _declare(_Field(_read_time, format_time), None)
 
 
 def choice(default: str, *values: str, also: Mapping[str, str] | None = None,
@@ -371,83 +367,3 @@ def write(value: Any) -> dict[str, Any]:
                 continue
         result[name] = given
     return result
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
-
-def format_time(at_ns: int) -> str:
-    """RFC3339 in UTC with as many digits of the nanoseconds as are not trailing zeros."""
-    seconds, ns = divmod(at_ns, 1_000_000_000)
-    try:
-        whole = datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return ZERO_TIME
-    fraction = f".{ns:09d}".rstrip("0") if ns else ""
-    return (f"{whole.year:04d}-{whole.month:02d}-{whole.day:02d}"
-            f"T{whole.hour:02d}:{whole.minute:02d}:{whole.second:02d}{fraction}Z")
-
-
-_LAYOUT = "2006-01-02T15:04:05Z07:00"
-_PIECES: Sequence[tuple[str, re.Pattern[str]]] = [(name, re.compile(pattern, re.ASCII)) for name, pattern in (
-    ("2006", r"\d{4}"), ("-", "-"), ("01", r"\d\d"), ("-", "-"), ("02", r"\d\d"), ("T", "T"), ("15", r"\d\d?"),
-    (":", ":"), ("04", r"\d\d"), (":", ":"), ("05", r"\d\d(?:[.,]\d+)?"), ("Z07:00", r"Z|[+-]\d\d:\d\d"))]
-
-
-def parse_time(value: str) -> int:
-    """An RFC3339 instant as Unix UTC nanoseconds (digits after the ninth are dropped).
-
-    Raises: ApiError 10025 in the words of Go's time.Parse.
-    """
-    parts, at = [], 0
-    for name, pattern in _PIECES:
-        found = pattern.match(value, at)
-        if found is None:
-            raise invalid_json(f'parsing time {json.dumps(value)} as "{_LAYOUT}": '
-                               f'cannot parse {json.dumps(value[at:])} as "{name}"')
-        parts.append(found.group())
-        at = found.end()
-    if at != len(value):
-        raise invalid_json(f"parsing time {json.dumps(value)}: extra text: {json.dumps(value[at:])}")
-    second, _, fraction = parts[10].replace(",", ".").partition(".")
-    try:
-        whole = datetime(int(parts[0]), int(parts[2]), int(parts[4]), int(parts[6]), int(parts[8]), int(second),
-                         tzinfo=UTC)
-    except ValueError as error:
-        unit = str(error).split()[0]
-        raise invalid_json(f"parsing time {json.dumps(value)}: {unit} out of range") from None
-    delta = whole - datetime(1970, 1, 1, tzinfo=UTC)
-    seconds = delta.days * 86_400 + delta.seconds
-    zone = parts[11]
-    if zone != "Z":
-        hours, minutes = int(zone[1:3]), int(zone[4:6])
-        if hours > 24 or minutes > 60:
-            unit = "minute" if minutes > 60 else "hour"
-            raise invalid_json(f"parsing time {json.dumps(value)}: time zone offset {unit} out of range")
-        offset = hours * 3600 + minutes * 60
-        seconds += -offset if zone[0] == "+" else offset
-        if not ZERO_TIME_NS <= seconds * 1_000_000_000 <= _LAST_TIME_NS:
-            # No other zone's clock shows it, so it could not be shown again.
-            raise invalid_json(f"parsing time {json.dumps(value)}: year out of range in UTC")
-    return seconds * 1_000_000_000 + int((fraction + "000000000")[:9])
-
-
-_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"))
-
-
-def format_duration(ns: int) -> str:
-    """A duration as Go writes it: ``2m0s``, ``1.5s``, ``100ms``, ``0s``."""
-    if ns == 0:
-        return "0s"
-    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
-    if ns < 1_000_000_000:
-        unit, name = next((unit, name) for unit, name in reversed(_UNITS) if ns >= unit)
-        return f"{sign}{_decimal(ns, unit)}{name}"
-    minutes, rest = divmod(ns, 60_000_000_000)
-    hours, minutes = divmod(minutes, 60)
-    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
-    return f"{sign}{head}{_decimal(rest, 1_000_000_000)}s"
-
-
-def _decimal(value: int, unit: int) -> str:
-    whole, part = divmod(value, unit)
-    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else str(whole)

@@ -3,7 +3,7 @@
     kind            range                        where it comes from
     uint64, int64,  as Go's                      JSON: ``wire`` refuses all else (10025)
     int32, duration
-    instant         years 1 to 9999 in UTC       JSON: ``wire.parse_time``
+    instant         years 1 to 9999 in UTC       JSON: ``gotime.parse_time``
     sequence        1 to ``SEQ_MAX``             first_seq, a purge; what a stream numbers itself
     decimal text    0 to 2^64 - 1                headers, ack subjects, pull requests: ``decimal``
 

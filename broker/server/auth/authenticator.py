@@ -1,7 +1,7 @@
-"""Who may come in, by what CONNECT says: user and password, or a token; anything more brings its own check.
+"""Who may log in, by the fields of CONNECT: user and password, or a token.
 
-A configured password or token may be a bcrypt hash. Comparing with one takes 50 ms at cost 10, and twice that for each
-step more, so it is no matter for the loop: the answer is then a ``BcryptCheck``, which ``PasswordChecks`` runs in a
+A configured password or token may be a bcrypt hash. Comparing with one takes 50 ms at cost 10, and doubles with each
+step, which is too long for the event loop: the answer is then a ``BcryptCheck``, which ``PasswordChecks`` runs in a
 thread. Everything else is decided at once, in a time that does not depend on how much of a secret was right.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication, isBcrypt, comparePasswords, checkAuthforWarnings).
@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-from broker.server.options import ServerOptions
-
-__all__ = ["BcryptCheck", "Credentials", "Decide", "authenticator", "warnings"]
+__all__ = ["Authenticate", "BcryptCheck", "Credentials", "Decide", "LoginOptions", "authenticator", "warnings"]
 
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
 _HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _HASH_CHARS: Final = 60
 _PASSWORD_BYTES_MAX: Final = 72
-"""bcrypt knows no more of a password. Go's passes over the rest when it compares; the Python library refuses it."""
+"""bcrypt uses no more of a password. Go ignores the rest when it compares; the Python library refuses it."""
 
 
 class BcryptCheck(NamedTuple):
@@ -31,31 +29,46 @@ class BcryptCheck(NamedTuple):
     hash: str
     given: str
     known: bool = True
-    """False: there is no such user, and the comparison is made so that the time it takes does not tell."""
+    """False: there is no such user; the comparison is made so that its duration does not reveal that."""
 
     def run(self) -> bool:
-        """Whether the password is right; takes its time, without holding the interpreter."""
+        """Whether the password is right; slow, but releases the GIL."""
         import bcrypt
 
         given = self.given.encode()[:_PASSWORD_BYTES_MAX]
         try:
             return bcrypt.checkpw(given, self.hash[:_HASH_CHARS].encode()) and self.known
-        except ValueError:  # no hash after all, although it begins like one: nothing matches it
+        except ValueError:  # it begins like a hash and is none: nothing matches it
             return False
 
 
 Decide = Callable[[Mapping[str, Any]], bool | BcryptCheck]
-"""The fields of CONNECT to a verdict, or to the check that gives it."""
+"""From the fields of CONNECT to a verdict, or to the check that gives it."""
+
+
+Authenticate = Callable[[Mapping[str, Any]], bool]
+"""Given the fields of CONNECT, whether this client may come in."""
+
+
+class LoginOptions(Protocol):
+    """The options that say who may log in; see ``broker.server.options``."""
+
+    user: str
+    password: str
+    token: str
+    users: Sequence[tuple[str, str]]
+    no_auth_user: str
+    authenticate: Authenticate | None
 
 
 class Credentials:
     """The configured users or token; called with the fields of CONNECT."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: LoginOptions) -> None:
         self._users = _users(options)
         self._token = options.token
         self._fallback = options.no_auth_user if options.no_auth_user in self._users else ""
-        # An unknown user costs what the dearest known one does.
+        # An unknown user takes as long as the most expensive known one.
         hashes = [password for password in self._users.values() if _HASH.match(password)]
         self._decoy = max(hashes, key=lambda password: password[4:6], default="")
 
@@ -73,15 +86,15 @@ class Credentials:
         return bool(self._fallback)
 
 
-def authenticator(options: ServerOptions) -> Decide | None:
-    """The check that ``options`` ask for, or None when everybody is welcome."""
+def authenticator(options: LoginOptions) -> Decide | None:
+    """The check that ``options`` ask for, or None when no credentials are needed."""
     if options.authenticate is not None:
         return options.authenticate
     return Credentials(options) if options.users or options.user or options.token else None
 
 
-def warnings(options: ServerOptions) -> list[str]:
-    """What an operator should know of the passwords that were configured, none of which is shown."""
+def warnings(options: LoginOptions) -> list[str]:
+    """What an operator should know about the configured passwords, none of which is shown."""
     users = _users(options)
     found = []
     if any(not _BCRYPT.match(password) for password in users.values()):
@@ -92,7 +105,7 @@ def warnings(options: ServerOptions) -> list[str]:
     return found + [f"Nobody can log in with {what}: it begins like a bcrypt hash and is none" for what in broken]
 
 
-def _users(options: ServerOptions) -> dict[str, str]:
+def _users(options: LoginOptions) -> dict[str, str]:
     users = dict(options.users)
     if options.user:
         users[options.user] = options.password

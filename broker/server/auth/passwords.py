@@ -2,10 +2,10 @@
 
     ask ──> waiting, in order of arrival ──> running, in a thread ──> every asker is told
              │                                 ^
-             └── forget: its asker left        └── an equal check joins: a fleet that comes back with one password,
-                                                   all at once, costs one comparison
+             └── forget: its asker left        └── an equal check joins: a fleet that reconnects all at once with one
+                                                   password costs one comparison
 
-What waits is bounded by the connections there are, each of which gives up at its authentication timeout. Nothing is
+The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Nothing is
 remembered of a check once it is answered.
 """
 
@@ -23,13 +23,13 @@ __all__ = ["Asker", "PasswordChecks"]
 
 
 class Asker(Protocol):
-    """Who wants to come in."""
+    """A connection that waits for a verdict."""
 
     def check_begun(self) -> None:
-        """The check runs now: it will take as long as it takes, and no longer for want of a turn."""
+        """The check runs now and no longer waits for a free thread."""
 
     def check_done(self, welcome: bool) -> None:
-        """The verdict; called once, unless the asker was forgotten before."""
+        """The verdict; called once, unless the asker is forgotten before."""
 
 
 class PasswordChecks:
@@ -50,7 +50,7 @@ class PasswordChecks:
         self._run_next()
 
     def forget(self, check: BcryptCheck, asker: Asker) -> None:
-        """``asker`` left: a check that nobody waits for is not begun."""
+        """``asker`` left: a check without askers is not begun."""
         for checks in (self._waiting, self._running):
             if asker in checks.get(check, ()):
                 checks[check].remove(asker)
@@ -62,7 +62,7 @@ class PasswordChecks:
             check = next(iter(self._waiting))
             askers = self._running[check] = self._waiting.pop(check)
             self._free -= 1
-            # A daemon, so that a hash of an absurd cost does not keep the process from ending.
+            # A daemon thread, so that a hash of absurd cost cannot keep the process from ending.
             threading.Thread(target=self._run, args=(check, asyncio.get_running_loop()), name="password check",
                              daemon=True).start()
             for asker in list(askers):

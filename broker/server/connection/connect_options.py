@@ -1,7 +1,7 @@
-"""CONNECT's fields: decoded as Go's decoder does, and shown without what is secret in them.
+"""CONNECT's fields: decoded as Go's decoder does, and shown in logs without their secrets.
 
-Names match in any case, the last of several counts, unknown ones and nulls are passed over, and a value of another type
-makes the whole of it unreadable. A lone surrogate, which no UTF-8 text can hold, becomes U+FFFD.
+Names match in any case, the last of several counts, unknown names and nulls are ignored, and a value of a wrong type
+makes the whole object unreadable. A lone surrogate, which no UTF-8 text can hold, becomes U+FFFD.
 
 Source: nats-server, server/client.go (ClientOpts, processConnect).
 """
@@ -27,7 +27,7 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\
 
 
 def read_connect(arg: bytes) -> dict[str, Any] | None:
-    """The known fields by their lower-case names; None when the server could not decode it."""
+    """The known fields by their lower-case names; None when ``arg`` cannot be decoded."""
     decoded = _decoded(arg)
     if decoded is None:
         return {} if arg.strip() == b"null" else None
@@ -46,8 +46,8 @@ def read_connect(arg: bytes) -> dict[str, Any] | None:
 def shown_connect(arg: bytes) -> bytes:
     """``arg`` as a log may show it.
 
-    Secrets are found by decoding: a name can be spelled in any case and with escapes, which no pattern would see. What
-    cannot be decoded is not shown at all.
+    Secrets are found by decoding, since a name can be spelled in any case and with escapes, which no pattern would
+    match. What cannot be decoded is not shown at all.
     """
     decoded = _decoded(arg)
     if decoded is None:
@@ -59,7 +59,7 @@ def shown_connect(arg: bytes) -> bytes:
 
 
 def described(fields: Mapping[str, Any], account: str) -> str:
-    """What log lines say of a client from its first login on, behind its address: its software, and who it is."""
+    """What log lines add to a client's address from its first login on: its software and its user."""
     said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
     who = f"user:{fields['user']}" if fields.get("user") else "token" if fields.get("auth_token") else ""
@@ -81,7 +81,7 @@ def _escaped(code: int) -> str:
 def _decoded(arg: bytes) -> dict[str, Any] | None:
     try:
         decoded = json.loads(arg.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):  # the second: brackets in brackets, a thousand deep
+    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
         return None
     return decoded if isinstance(decoded, dict) else None
 

@@ -1,50 +1,42 @@
-"""One client connection: the shell around parser, router and outbound.
+"""One client connection: the protocol's state between parser, router and outbound.
 
-    data_received ──> Parser.feed ──> runs ──> Router.route ──> other connections' outbound
-                          │
-                          └─> CONNECT, SUB, UNSUB, PING, …  answered here
+    data_received ──> ReadPacing ──> Parser.feed ──> runs ──> Router.route ──> other connections' outbound
+                                          │
+                                          └─> CONNECT, SUB, UNSUB, PING, …  answered here
 
-One call serves 64 KB of what a read brought. After that, and after each 256 KB, others have the loop: uvloop would
-read a busy socket up to 32 times in a row. Nothing here is awaited; timers are the loop's.
+Owns: subscriptions, what CONNECT asked for, counts, and the order of serving and of closing. Does not own: logging in
+(handshake), pings (keepalive), how much is read at a time (read_pacing), unsent bytes (outbound).
 
-A connection with ``verbose`` or ``pedantic`` takes its messages one by one, since each has an answer of its own; all
-others never pay for that.
+Nothing here is awaited; timers are the loop's. A connection with ``verbose`` or ``pedantic`` takes its messages one by
+one, since each has an answer of its own; all others never pay for that.
 
-Source: nats-server, server/client.go (processConnect, processPing, processPingTimer, stalledWait, closeConnection).
+Source: nats-server, server/client.go (processConnect, processPing, stalledWait, closeConnection).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, read_connect
 from broker.server.connection.handshake import Login
+from broker.server.connection.host import Host
+from broker.server.connection.keepalive import KeepAlive
 from broker.server.connection.message_trace import traced
 from broker.server.connection.outbound import Outbound, hold_until_caught_up
+from broker.server.connection.read_pacing import ReadPacing
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 
-if TYPE_CHECKING:
-    from broker.server.server import Server
-
 __all__ = ["Client"]
 
-_TURN_BYTES: Final = 256 * 1024
-"""Read by one connection before others get their turn: p99 loop lag 4 ms instead of 59 for 5 % of the rate."""
-
-_SLICE_BYTES: Final = 32 * 1024
-"""Of one read, taken in one go: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
-
-_FIRST_PING_NS: Final = 2_000_000_000
-_RTT_AGE_NS: Final = 3_600_000_000_000
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
-"""The producer is stalled for at most 10 ms for so many bytes read, as nats-server's read loop with its buffers is."""
+"""A producer is stalled for at most 10 ms for each so many bytes read, as in nats-server's read loop."""
 
 _RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 _SYSTEM_QUEUE: Final = b"_sys_"
@@ -53,7 +45,7 @@ _SYSTEM_QUEUE: Final = b"_sys_"
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host[Client]) -> None:
         self.server = server
         self._loop = server.loop
         self._clock = server.clock
@@ -80,7 +72,6 @@ class Client(asyncio.Protocol):
         self.out_msgs = 0
         self.out_bytes = 0
         self.stalls = 0
-        self.rtt_ns = 0
         self._verbose = True
         self._strict = True
         self._pong_sent = False
@@ -88,14 +79,8 @@ class Client(asyncio.Protocol):
         self.label = ""
         """What log lines about this client begin with."""
 
-        self._turn_bytes = 0
-        self._holds = 0
-        self._later = b""
-        self._slicing = False
-        self._last_in_ns = 0
-        self._pings_out = 0
-        self._ping_sent_ns = 0
-        self._ping_timer: asyncio.TimerHandle | None = None
+        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, options.ping_interval_ns, options.ping_max,
+                                    self._send_ping, self._stale)
 
     # asyncio.Protocol
 
@@ -110,6 +95,7 @@ class Client(asyncio.Protocol):
                                   options.write_deadline_ns, self._slow)
         self.cid = server.next_cid()
         self.label = f"{self.ip}:{self.port} - cid:{self.cid}"
+        self._reading = ReadPacing(self._loop, self._transport, self._take)
         server.made()
         self._proto(encoder.info(server.info(self)))
         refused = server.admit(self)
@@ -118,30 +104,10 @@ class Client(asyncio.Protocol):
             return
         if self._login.pending:
             self._login.set_timer()
-        self._set_first_ping()
+        self._keepalive.start()
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= _SLICE_BYTES:
-            self._take(data)
-        elif not self.closed:
-            self._later = data
-            self.hold()
-            self._next_slice()
-
-    def _next_slice(self) -> None:
-        """Take a part of a large read; the rest follows when others have had their turn, and nobody else holds us."""
-        self._slicing = False
-        data = self._later
-        self._later = data[_SLICE_BYTES:]
-        self._take(data[:_SLICE_BYTES])
-        if self.closed:
-            self._later = b""
-        elif not self._later:
-            self._turn_bytes = 0
-            self.release()
-        elif self._holds == 1:
-            self._slicing = True
-            self._loop.call_soon(self._next_slice)
+        self._reading.receive(data)
 
     def _take(self, data: bytes) -> None:
         if self.closed:
@@ -164,20 +130,13 @@ class Client(asyncio.Protocol):
             if not self.closed:
                 self.fail(error.text, error.reason)
             return
-        self._turn_bytes += size
-        if stalled:
+        if stalled and not self.server.options.no_fast_producer_stall:
             self._stall(size)
-        if self._turn_bytes >= _TURN_BYTES:
-            self._turn_bytes = 0
-            self.hold()
-            self._loop.call_soon(self.release)
+        self._reading.taken(size)
 
     def go_on(self, early: bytes) -> None:
-        """Serve what came while a login was checked, and what stood behind its CONNECT."""
-        if self._later:  # slices of one large read: the next one takes it along
-            self._later = early + self._later
-        else:
-            self.data_received(early)
+        """Serve what came after CONNECT while its login was checked."""
+        self._reading.go_on(early)
 
     def eof_received(self) -> bool:
         self.close("Client Closed")
@@ -196,6 +155,11 @@ class Client(asyncio.Protocol):
         self._outbound.resume()
 
     # What the router asks (Peer) and JetStream (Source).
+
+    @property
+    def rtt_ns(self) -> int:
+        """Round-trip time; 0: unknown."""
+        return self._keepalive.rtt_ns
 
     @property
     def pending_bytes(self) -> int:
@@ -217,14 +181,14 @@ class Client(asyncio.Protocol):
             self.router.remove(sub)
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """503 to a request nobody heard, if this client asked for that and hears its own reply subject."""
+        """Send 503 for a request without receivers, if this client asked for that and subscribes to the reply subject."""
         if self.wants_no_responders and not self.closed:
             sub = self.router.plain_of(reply, self)
             if sub is not None:
                 self._proto(encoder.no_responders(subject, reply, sub.sid))
 
     def refuse_publish(self, subject: bytes) -> None:
-        """A publish to what clients may not publish to."""
+        """Refuse a publish to a subject that is not for clients."""
         self._error(f'Permissions Violation for Publish to "{_text(subject)}"')
 
     def identity(self) -> dict[str, Any]:
@@ -236,20 +200,11 @@ class Client(asyncio.Protocol):
 
     def hold(self) -> None:
         """Stop reading until ``release``; holds nest."""
-        self._holds += 1
-        if self._holds == 1 and not self.closed:
-            self._transport.pause_reading()
+        self._reading.hold()
 
     def release(self) -> None:
         """Undo one ``hold``."""
-        self._holds -= 1
-        if self.closed:
-            return
-        if not self._holds:
-            self._transport.resume_reading()
-        elif self._holds == 1 and self._later and not self._slicing:
-            self._slicing = True
-            self._loop.call_soon(self._next_slice)
+        self._reading.release()
 
     # Ending
 
@@ -260,7 +215,7 @@ class Client(asyncio.Protocol):
             self._outbound.close()
 
     def fail(self, text: str | None, reason: str) -> None:
-        """Close for the client's fault, with -ERR unless ``text`` is None."""
+        """Close through the client's fault, with -ERR unless ``text`` is None."""
         if text is not None:
             self._error(text)
         self.close(reason)
@@ -278,8 +233,8 @@ class Client(asyncio.Protocol):
         self.closed = True
         self.close_reason = reason
         self.stopped_at_ns = self._clock.now_ns()
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
+        self._reading.close()
+        self._keepalive.close()
         self._login.close()
         subs = list(self.subs.values())
         self.server.left(self)
@@ -290,13 +245,13 @@ class Client(asyncio.Protocol):
     # Serving
 
     def _serve(self, ops: list[Op], now_ns: int) -> None:
-        """Do what one batch asks for, in its order."""
+        """Serve one batch, in order."""
         parser = self.parser
         marks = parser.marks
         if len(ops) > len(marks):
             self.in_msgs += len(ops) - len(marks)
             self.in_bytes += parser.payload_bytes
-            self._last_in_ns = now_ns
+            self._keepalive.heard_at_ns = now_ns
             if not marks:
                 self._publish(ops, 0, len(ops), now_ns)
                 return
@@ -350,7 +305,7 @@ class Client(asyncio.Protocol):
     def _control(self, op: Any, now_ns: int) -> None:
         kind = type(op)
         if kind is Ping:
-            self._last_in_ns = now_ns
+            self._keepalive.heard_at_ns = now_ns
             self._proto(encoder.PONG)
             if self.connected and not self._pong_sent:
                 self._pong_sent = True
@@ -359,14 +314,12 @@ class Client(asyncio.Protocol):
                     fields.update(connect_info=True, remote_account=self.router.name)
                     self._proto(encoder.info(fields))
         elif kind is Pong:
-            self._pings_out = 0
-            if self._ping_sent_ns:
-                self.rtt_ns = max(self._clock.monotonic_ns() - self._ping_sent_ns, 1)
+            self._keepalive.pong()
         elif kind is Sub:
-            self._last_in_ns = now_ns
+            self._keepalive.heard_at_ns = now_ns
             self._subscribe(op)
         elif kind is Unsub:
-            self._last_in_ns = now_ns
+            self._keepalive.heard_at_ns = now_ns
             self._unsubscribe(op)
         elif kind is Connect:
             self._connect(op.arg)
@@ -408,8 +361,10 @@ class Client(asyncio.Protocol):
         if fields is None:
             self.fail(None, "Protocol Violation")
             return
-        self.rtt_ns = self.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
-        self._set_first_ping()
+        keepalive = self._keepalive
+        # Until a ping is answered, the time that CONNECT took to come stands for it.
+        keepalive.rtt_ns = keepalive.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
+        keepalive.start()
         options = self.options
         options.update(fields)
         if self.connected:
@@ -459,32 +414,15 @@ class Client(asyncio.Protocol):
 
     # Keeping alive and slowing down
 
-    def _set_first_ping(self) -> None:
-        interval_ns = min(self.server.options.ping_interval_ns, _FIRST_PING_NS)
-        # Up to a fifth later, so that clients that came together are not asked together.
-        self._set_ping(interval_ns + int(self.server.rng.random() * interval_ns / 5))
+    def _send_ping(self) -> None:
+        self._proto(encoder.PING)
 
-    def _set_ping(self, after_ns: int) -> None:
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
-        self._ping_timer = self._loop.call_later(after_ns / 1e9, self._ping)
-
-    def _ping(self) -> None:
-        options = self.server.options
-        now_ns = self._clock.monotonic_ns()
-        wants_rtt = not self._ping_sent_ns or now_ns - self._ping_sent_ns > _RTT_AGE_NS
-        if wants_rtt or self._clock.now_ns() - self._last_in_ns >= options.ping_interval_ns:
-            if self._pings_out + 1 > options.ping_max:
-                self.server.stale_connections += 1
-                self.fail("Stale Connection", "Stale Connection")
-                return
-            self._pings_out += 1
-            self._ping_sent_ns = now_ns
-            self._proto(encoder.PING)
-        self._set_ping(options.ping_interval_ns)
+    def _stale(self) -> None:
+        self.server.stale_connections += 1
+        self.fail("Stale Connection", "Stale Connection")
 
     def _stall(self, read_bytes: int) -> None:
-        """Somebody that this read published to is far behind: read on when they have caught up, or a little later."""
+        """Receivers of this read's messages are far behind: read on once they have caught up, or a little later."""
         behind = {id(outbound): outbound for outbound in self.server.stalled}
         self.server.stalled.clear()
         self.stalls += 1

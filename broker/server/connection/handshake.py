@@ -1,12 +1,11 @@
-"""One connection's way in: nothing is served before its credentials were found right, and that within a time.
+"""Logging in: nothing is served before a connection's credentials were verified, for which it has limited time.
 
     open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(True or False)
       │               or a slow check: waiting ──> running ────┘
       └── timer ────────────────────────────┘  ends when the check has its turn
 
-What a client sends while its password is checked is kept and served afterwards, in its order; past one read of it the
-connection is not read. It *is* read until then, so that the end of a client that gave up is seen, and its check never
-begun.
+What a client sends while its password is checked is kept and served afterwards, in order; past one read's worth, the
+connection is no longer read. It *is* read until then, so that a client that hangs up is noticed and its check dropped.
 
 Source: nats-server, server/client.go (processConnect, authViolation, authTimeout), server/auth.go.
 """
@@ -15,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from broker.protocol.parser import Parser
 from broker.server.auth.authenticator import BcryptCheck
 from broker.server.connection.connect_options import go_quoted
-
-if TYPE_CHECKING:
-    from broker.server.connection.connection import Client
+from broker.server.connection.host import Host
 
 __all__ = ["Login"]
 
@@ -30,12 +28,35 @@ log = logging.getLogger(__name__)
 _EARLY_BYTES: Final = 32 * 1024
 
 
+class Applicant(Protocol):
+    """A connection that logs in."""
+
+    server: Host[Any]
+    parser: Parser
+    options: dict[str, Any]
+    """CONNECT's fields."""
+    label: str
+    closed: bool
+
+    def logged_in(self, welcome: bool) -> None:
+        """The credentials were right or not."""
+
+    def go_on(self, early: bytes) -> None:
+        """Serve what came while they were checked."""
+
+    def fail(self, text: str | None, reason: str) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
 class Login:
-    """``pending`` while the connection may do nothing but say who it is; without authentication it never is."""
+    """``pending`` while the connection may do nothing but log in; never so without authentication."""
 
     __slots__ = ("_check", "_client", "_early", "_timer", "pending")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Applicant) -> None:
         self._client = client
         self._check: BcryptCheck | None = None
         self._early = b""
@@ -48,7 +69,7 @@ class Login:
         return self._check is not None
 
     def set_timer(self) -> None:
-        """From now on the client has its time to log in."""
+        """Start the time that the client has to log in."""
         seconds = self._client.server.options.auth_timeout_ns / 1e9
         self._timer = self._client.server.loop.call_later(seconds, self._timed_out)
 
@@ -72,7 +93,7 @@ class Login:
             self._decided(verdict)
 
     def may_speak(self, data: bytes) -> bool:
-        """Whether to serve what came while ``pending``; if not, it is kept for later, or ended the connection."""
+        """Whether to serve ``data`` while ``pending``; if not, it was kept for later, or the connection was closed."""
         client = self._client
         if self._check is not None:
             if len(self._early) <= _EARLY_BYTES < len(self._early) + len(data):
@@ -81,7 +102,7 @@ class Login:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-        # The first operation is not CONNECT: only a no_auth_user may go on.
+        # The first operation is not CONNECT: only no_auth_user allows that.
         server = client.server
         if server.authenticate is not None and server.options.no_auth_user and server.authenticate({}) is True:
             self.pending = False
@@ -91,7 +112,7 @@ class Login:
         return False
 
     def refuse(self) -> None:
-        """Log it in nats-server's words, and let the client go."""
+        """Log the failure in nats-server's words and close the connection."""
         fields = self._client.options
         who = ""
         if fields.get("nkey"):
@@ -106,7 +127,7 @@ class Login:
     # Asker
 
     def check_begun(self) -> None:
-        """From here on the time it takes is not the client's."""
+        """The check runs now, and its duration does not count against the client."""
         self._end_timer()
 
     def check_done(self, welcome: bool) -> None:

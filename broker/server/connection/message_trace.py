@@ -1,10 +1,10 @@
-"""Message tracing: a publish with ``Nats-Trace-Dest`` tells that subject which way it went.
+"""Message tracing: for a publish with ``Nats-Trace-Dest``, an event says where the message went.
 
-    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; b"trace disabled" is nobody's subject
+    Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; ``trace disabled`` turns it off
     Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
 
-The event has the way in (``in``), each client's subscription (``eg``) and each stream (``js``) that it goes to, as routing
-sees them. What happens further on is not in it: whether a stream then refuses the message, or a client was cut off.
+The event lists the ingress (``in``) and each client subscription (``eg``) and stream (``js``) that the message goes to,
+as routing sees them; not what follows, such as a stream that refuses the message or a client that is cut off.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from broker.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
-from broker.server.connection.times import rfc3339
-
-if TYPE_CHECKING:
-    from broker.server.connection.connection import Client
+from broker.server.routing.route import Peer
+from broker.server.routing.router import Router
 
 __all__ = ["Traced", "traced"]
 
@@ -33,8 +32,18 @@ _DISABLED = b"trace disabled"
 _YES = (b"true", b"1", b"on")
 
 
+class Publisher(Peer, Protocol):
+    """The connection that published the message."""
+
+    cid: int
+    router: Router
+
+    def server_identity(self, at: str) -> dict[str, Any]:
+        """The server as events show it, at a time."""
+
+
 class Traced:
-    """One message that is to be traced. ``only``: it goes no further than that."""
+    """A message to trace. ``only``: it is not delivered."""
 
     __slots__ = ("_dest", "_msg", "only")
 
@@ -43,12 +52,12 @@ class Traced:
         self._dest = dest
         self.only = only
 
-    def tell(self, client: Client, now_ns: int) -> None:
-        """Publish the event of a message that ``client`` published; call it before the message is routed."""
+    def tell(self, client: Publisher, now_ns: int) -> None:
+        """Publish the event for a message of ``client``; call it before the message is routed."""
         subject, reply, hlen, body = self._msg
         router = client.router
         identity = client.identity()
-        at = rfc3339(now_ns)
+        at = format_time(now_ns)
         events: list[dict[str, Any]] = [
             {"type": "in", "ts": at, "kind": 0, "cid": client.cid, "name": identity.get("name", ""), "acc": router.name,
              "subj": _text(subject)}]
@@ -74,7 +83,7 @@ class Traced:
 
 
 def traced(msg: Msg) -> Traced | None:
-    """The message as one to be traced; None: it asks for no trace."""
+    """The trace that ``msg`` asks for, or None."""
     hlen = msg[2]
     if not hlen or msg[3].find(_DEST, 0, hlen) < 0:
         return None

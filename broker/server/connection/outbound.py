@@ -5,7 +5,7 @@
 
 Everything that one turn of the loop queues for a client leaves in one write. A client that lets more than
 ``max_pending`` gather, or does not take what was handed to the transport within ``write_deadline_ns``, is a slow
-consumer and is let go; above three quarters of the bound it is ``stalled``, and who publishes to it is slowed down.
+consumer and is closed; above three quarters of the bound it is ``stalled``, and its publishers are slowed down.
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """
@@ -22,11 +22,11 @@ SLOW_BYTES: Final = "Slow Consumer (Pending Bytes)"
 SLOW_TIME: Final = "Slow Consumer (Write Deadline)"
 
 _JOIN_MAX: Final = 4096
-"""Average buffer up to which a copy into one buffer is cheaper than handing over a list."""
+"""Average buffer size up to which joining is cheaper than handing over a list."""
 
 
 class Flusher:
-    """Flushes, once a loop turn, those that were written to in it."""
+    """Once per turn of the loop, flushes the connections that were written to in it."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -47,7 +47,7 @@ class Flusher:
 
 
 class Outbound:
-    """``on_slow(reason)`` is called once, at most; it is to close the connection."""
+    """``on_slow(reason)`` is called at most once; it must close the connection."""
 
     __slots__ = ("_buffers", "_closed", "_deadline", "_deadline_s", "_flusher", "_handed", "_loop", "_mark", "_max",
                  "_on_slow", "_queued", "_room", "_transport", "stalled", "waiting")
@@ -62,11 +62,11 @@ class Outbound:
         self._on_slow = on_slow
         self._buffers: list[bytes] = []
         self._queued = 0
-        # How much may be queued before the transport's buffer has to be looked at again; it only shrinks meanwhile.
+        # How much may be queued before the transport's buffer must be measured again; it only shrinks meanwhile.
         self._room = max_pending
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        # Bytes ever handed to the transport, and how many of them must be gone when the deadline comes.
+        # Bytes ever handed to the transport, and how many of them must have been sent by the deadline.
         self._handed = 0
         self._mark = 0
         self.stalled = False
@@ -146,7 +146,7 @@ class Outbound:
         self.resume()
 
     def pause(self) -> None:
-        """The transport holds more than three quarters of the bound."""
+        """The transport buffers more than three quarters of the bound."""
         self.stalled = True
 
     def resume(self) -> None:
@@ -158,7 +158,7 @@ class Outbound:
             go_on()
 
     def _check(self) -> None:
-        """Write deadline: what had been handed over when it was set must be gone."""
+        """Write deadline: what had been handed over when it was set must have been sent."""
         self._deadline = None
         left = self._transport.get_write_buffer_size()
         if self._handed - left < self._mark:

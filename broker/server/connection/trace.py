@@ -1,7 +1,7 @@
-"""A client connection that logs what is said on it, line for line, for ``-V``.
+"""A client connection that logs its protocol lines, for ``-V``.
 
-A kind of its own, chosen when the connection comes: who does not trace pays nothing for it. The form is nats-server's,
-which people and tests search for ``[SUB foo 1]`` and the like:
+A class of its own, chosen when the server starts, so that connections pay nothing for tracing that is off. The form is
+nats-server's, which people and tests search for ``[SUB foo 1]`` and the like:
 
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- [PUB foo 5]          from the client
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- MSG_PAYLOAD: ["hello"]
@@ -27,7 +27,6 @@ _TRACE = 5
 """Below DEBUG (broker.runtime.logging)."""
 
 
-
 class TracedClient(Client):
     """See the module."""
 
@@ -37,7 +36,7 @@ class TracedClient(Client):
         super()._serve(ops, now_ns)
 
     def _proto(self, data: bytes) -> None:
-        # INFO goes out before anything is known of the client, and says nothing that /varz does not.
+        # INFO is not logged: it is sent before the client is known, and /varz shows the same.
         if not data.startswith(b"INFO"):
             for line in data.split(b"\r\n"):
                 if line:
@@ -66,7 +65,7 @@ class TracedClient(Client):
             self._trace("<<-", b"PING" if type(op) is Ping else b"PONG")
 
     def _trace_messages(self, data: bytes) -> None:
-        """MSG and HMSG lines, each with its payload of the size that its last word says."""
+        """MSG and HMSG lines, each followed by a payload whose size is the line's last word."""
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
             line = data[at:end]

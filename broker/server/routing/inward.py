@@ -1,14 +1,14 @@
-"""The way of what the broker itself publishes to handlers within the broker: a queue, emptied in turns of the loop.
+"""A queue between what the broker itself publishes and handlers within the broker, emptied on later turns of the loop.
 
-A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream keeps, even the very stream that is
-deciding what to answer. Were that stream called from within, the answer would take the sequence that the decision at hand
-has given away. So a publish of the broker never calls a handler: it leaves its messages here.
+A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream stores, even the very stream that is
+deciding what to answer. If that stream were called from within, the answer would take the sequence that the decision has
+already assigned. So a publish by the broker never calls a handler: it queues its messages here.
 
     client's read ──> stream: decision ──> publish ──┬──> clients: bytes, at once
                                                      └──> queue ──(a later turn)──> stream: decision ──> …
 
-Order is kept. What waits is bounded by what brings it: a turn takes half of all that waits, so no more than twice what
-one turn of the loop publishes is ever here, and streams refuse by themselves what they have no room for.
+Order is kept. The queue is bounded by its input: a turn takes half of it, so it never holds more than twice what one
+turn of the loop publishes, and streams refuse what they have no room for.
 
 Source of the order that a client sees: nats-server, where such messages go through the queues of sendq.go and of
 stream.go, queueInbound.
@@ -25,12 +25,12 @@ from broker.protocol.parser import Msg
 __all__ = ["Inward"]
 
 MSGS_AT_ONCE: Final = 2000
-"""Handled in one turn of the loop at least: a few milliseconds."""
+"""At least so many are handled in one turn of the loop: a few milliseconds."""
 
 Handler = Callable[[Sequence[Msg], int, int, None, int], None]
 
 
-class _Hearer(Protocol):
+class _Subscription(Protocol):
     """An in-process subscription."""
 
     ended: bool
@@ -44,35 +44,35 @@ class Inward:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._queue: deque[tuple[_Hearer, Sequence[Msg], int, int, int]] = deque()
+        self._queue: deque[tuple[_Subscription, Sequence[Msg], int, int, int]] = deque()
         self._scheduled = False
         self.waiting = 0
-        """Messages in the queue, each as often as it has hearers."""
+        """Messages in the queue, each counted once per subscription."""
 
-    def put(self, hearer: _Hearer, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
-        """Have ops[start:end] handled by ``hearer``, unless its subscription ends before."""
-        self._queue.append((hearer, ops, start, end, now_ns))
+    def put(self, sub: _Subscription, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
+        """Have ops[start:end] handled by ``sub``, unless its subscription ends before."""
+        self._queue.append((sub, ops, start, end, now_ns))
         self.waiting += end - start
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self._turn)
 
     def _turn(self) -> None:
-        # Nothing that is published meanwhile: a handler that answers itself must leave the loop to others.
+        # Not what is published meanwhile: a handler that answers itself must leave the loop to others.
         left = min(self.waiting, max(self.waiting // 2, MSGS_AT_ONCE))
         queue = self._queue
         try:
             while queue and left > 0:
-                hearer, ops, start, end, now_ns = queue.popleft()
+                sub, ops, start, end, now_ns = queue.popleft()
                 if end - start > left:
-                    queue.appendleft((hearer, ops, start + left, end, now_ns))
+                    queue.appendleft((sub, ops, start + left, end, now_ns))
                     end = start + left
                 left -= end - start
                 self.waiting -= end - start
-                if not hearer.ended and hearer.handler is not None:
-                    hearer.handler(ops, start, end, None, now_ns)
+                if not sub.ended and sub.handler is not None:
+                    sub.handler(ops, start, end, None, now_ns)
         finally:
-            # Also when a handler failed, which is told by the loop: the others' messages are not its fault.
+            # Also when a handler failed, which the loop reports: other handlers still get their messages.
             self._scheduled = bool(queue)
             if queue:
                 self._call_soon(self._turn)

@@ -1,7 +1,7 @@
-"""Who takes the messages of one set of subscriptions, and how they get them.
+"""Delivering messages to one set of subscriptions.
 
 Owns: sending a run of messages to clients, queue groups and handlers. Does not own: which subscriptions a subject has, and
-for how long that is remembered (router).
+how long that is cached (router).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 """
@@ -32,7 +32,7 @@ class Peer(Protocol):
         """Unsent bytes."""
 
     def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
-        """Queue ``count`` messages, ``size`` bytes in all, ``body_bytes`` of them theirs."""
+        """Queue ``count`` messages: ``size`` bytes in all, ``body_bytes`` of bodies."""
 
     def expire(self, sub: Subscription) -> None:
         """Forget a subscription that got its last message."""
@@ -54,7 +54,7 @@ BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
 class Subscription:
     """A client's (``peer`` and ``sid``) or an in-process one (``handler``). ``max`` 0: no limit on ``delivered``.
 
-    ``ended``: it was taken out of the router.
+    ``ended``: it was removed from the router.
     """
 
     __slots__ = ("delivered", "ended", "handler", "max", "peer", "queue", "sid", "stream", "subject")
@@ -67,16 +67,16 @@ class Subscription:
         self.sid = sid
         self.handler = handler
         self.stream = stream
-        """The stream that hears by it, for message traces."""
+        """The stream that receives by it, for message traces."""
         self.max = 0
         self.delivered = 0
         self.ended = False
 
 
 class Route:
-    """Who takes the messages of some subjects. Only ``limited`` ever changes, so it may be walked while others do.
+    """The receivers of some subjects. Only ``limited`` ever changes, so it may be iterated while subscriptions change.
 
-    Messages have a ``source``, or come from the broker itself: those reach handlers through ``inward``, never from here.
+    Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
     """
 
     __slots__ = ("__weakref__", "clients", "groups", "handlers", "inside", "inward", "limited", "receivers", "rng", "serial",
@@ -92,14 +92,14 @@ class Route:
         self.limited = any(sub.max for sub in receivers)
         self.rng = rng
         self.inward = inward
-        # A connection that hears the same message under two sids hears them message by message. Members of one queue
-        # group never hear the same one.
+        # A connection with two matching sids gets its messages one by one. Members of one queue group never get the
+        # same message.
         peers = [id(sub.peer) for sub in self.clients]
         for group in self.groups:
             peers += {id(sub.peer) for sub in group if sub.peer is not None}
         self.serial = len(set(peers)) != len(peers)
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
-        """The only receiver where that is a stream, say: it takes every run as it is."""
+        """The handler, where it is the only receiver: it takes every run as it is."""
 
     def only_client(self) -> Subscription | None:
         """The subscription, when it is a client's and the only receiver, without a limit."""
@@ -108,7 +108,7 @@ class Route:
         return None
 
     def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
-        """Send ops[start:end] to everybody; returns how often one of them was taken."""
+        """Send ops[start:end] to all receivers. Returns: the number of deliveries."""
         if self.groups or self.limited or self.serial:
             taken = self.spread(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
@@ -137,7 +137,7 @@ class Route:
         return count * (end - start)
 
     def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
-        """``batch`` for any mixture of limits and queue groups; returns how many took each message."""
+        """``batch`` for any mixture of limits and queue groups. Returns: the number of receivers of each message."""
         if self.serial and len(msgs) > 1:
             return [self.spread([msg], source, now_ns)[0] for msg in msgs]
         count = len(msgs)
@@ -211,7 +211,7 @@ class Refusal(Route):
 
 
 def _room(sub: Subscription, count: int) -> int:
-    """How many of ``count`` messages ``sub`` may still have."""
+    """How many of ``count`` messages ``sub`` may still receive."""
     return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
 
 

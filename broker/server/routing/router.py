@@ -1,19 +1,19 @@
-"""One account's subject space: where a message goes, and the bytes in which it goes there.
+"""One account's subject space: which receivers a message goes to.
 
-A *route* is the answer for a set of subscriptions: who takes a message, in which form. Subjects with the same receivers
-share one route object, so that messages of many subjects still travel as one run:
+A *route* delivers to one set of subscriptions. Subjects with the same receivers share one route object, so that
+messages of many subjects still travel as one run:
 
     ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
     runs  ───── R1 ── ───── R2 ──        one call for each: R.batch(ops, start, end, …)
 
-Routes are kept by subject until a subscription that may matter comes or goes; two families of subjects that never
-repeat are kept by what their members share:
+Routes are cached by subject until a subscription that may match comes or goes; two families of subjects that never
+repeat are cached by what their members share:
 
-    _INBOX.<id>.<token>                       by _INBOX.<id>, when what listens there does not look at the token
-    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when nobody subscribes to the numbers
+    _INBOX.<id>.<token>                       by _INBOX.<id>, when no subscription there depends on the token
+    $JS.ACK.<stream>.<consumer>.<5 numbers>   by the first four tokens, when no subscription depends on the numbers
 
-This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients come as ``Peer``. What the broker publishes by
-it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
+This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); clients are ``Peer``s. What the broker publishes
+through it reaches clients at once and handlers, streams among them, on a later turn of the loop (inward.py).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
 """
@@ -37,10 +37,10 @@ from broker.server.routing.sublist import Match, Sublist
 __all__ = ["Columns", "Handle", "InterestWatch", "Router"]
 
 ROUTES_KEPT: Final = 8192
-"""Bound of each route cache, in entries; past it the older half goes."""
+"""Bound of each route cache, in entries; past it the older half is dropped."""
 
 _SCAN_MAX: Final = 2048
-"""A wildcard subscription looks for the routes that it affects among so many; more are cleared instead."""
+"""Up to so many cached routes are searched for those that a wildcard affects; a larger cache is cleared instead."""
 
 _INBOX: Final = b"_INBOX."
 _ACK: Final = b"$JS.ACK."
@@ -73,7 +73,7 @@ class Columns(Protocol):
 
 
 class InterestWatch:
-    """A standing question; ``interested`` is always the present answer, ``changed`` is told a moment later."""
+    """A watch on a subject; ``interested`` is always current, ``changed`` is called on a later turn of the loop."""
 
     __slots__ = ("_cancelled", "_router", "_scheduled", "_told", "changed", "interested", "queue", "subject")
 
@@ -94,7 +94,7 @@ class InterestWatch:
 
     def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.interested = interested
-        # Not called from within a delivery or another handler: whoever watches may well be the one delivering.
+        # Never from within a delivery or another handler: the watcher may be the one delivering.
         if not self._scheduled:
             self._scheduled = True
             call_soon(self._tell)
@@ -150,7 +150,7 @@ class Router:
             while at < end:
                 following = ops[at][0]
                 if following is not subject:
-                    # Acks and replies come in crowds: a look at the head tells a sibling without a look-up.
+                    # Acks and replies come in crowds: comparing the head finds a sibling without a look-up.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
                              and following[-1] != _DOT) and (ahead := get(following)) is not route
                             and (ahead is not None or resolve(following) is not route)):
@@ -259,7 +259,7 @@ class Router:
         self.route(ops, 0, len(ops), None, self._clock.now_ns())
 
     def _waits_for_all(self, replies: Sequence[bytes]) -> Subscription | None:
-        """The one that alone hears every one of ``replies``, by the inbox that they share; None when unsure.
+        """The only subscription of all ``replies``, found by the inbox that they share; None when unsure.
 
         Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
         """
@@ -276,7 +276,7 @@ class Router:
         return None
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
+        """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
         route = self._routes.get(subject) or self._resolve(subject)
         if not queue:
             return bool(route.receivers)
@@ -303,7 +303,7 @@ class Router:
         self._changed(sub.subject)
 
     def remove(self, sub: Subscription) -> None:
-        """Take a subscription out; one that is not there is ignored."""
+        """Remove a subscription; an unknown one is ignored."""
         sub.ended = True
         if self._subs.remove(sub):
             if _reads_acks(sub.subject):
@@ -311,7 +311,7 @@ class Router:
             self._changed(sub.subject)
 
     def limit(self, sub: Subscription, max: int) -> None:
-        """Let ``sub`` have ``max`` messages in all, those it has had included."""
+        """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
         sub.max = max
         if is_literal(sub.subject):
             known = self._routes.get(sub.subject)
@@ -327,14 +327,14 @@ class Router:
         return subject.startswith(_REFUSED)
 
     def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """Who would get a message of ``source``: of each queue group one, at random."""
+        """The subscriptions that would get a message of ``source``; of each queue group one, at random."""
         route = self._routes.get(subject) or self._resolve(subject)
         told = [sub for sub in route.receivers if not sub.queue]
         told += [self._rng.choice(group) for group in route.groups]
         return [sub for sub in told if not (source.no_echo and sub.peer is source)]
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
-        """The plain subscription by which ``peer`` hears the literal ``subject``, if it has one."""
+        """The plain subscription of ``peer`` that matches the literal ``subject``, if there is one."""
         route = self._routes.get(subject) or self._resolve(subject)
         for sub in route.clients:
             if sub.peer is peer:
@@ -396,7 +396,7 @@ class Router:
         return route
 
     def _changed(self, subject: bytes) -> None:
-        """Forget the routes, and ask the watches, that a subscription to ``subject`` may matter to."""
+        """Drop the routes and update the watches that a subscription to ``subject`` may affect."""
         self._changes += 1
         if is_literal(subject):
             self._routes.pop(subject, None)
@@ -444,7 +444,7 @@ def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
 
 
 def _reads_acks(subject: bytes) -> bool:
-    """Whether a subscription tells acks of one consumer apart, so that they do not share a route.
+    """Whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
 
     ``$JS.ACK.<stream>.<consumer>.>`` and wider do not; nor does one with a word where acks have a number.
     """

@@ -1,10 +1,10 @@
-"""Who listens to what: subscriptions in a tree of tokens.
+"""Subscriptions in a tree of tokens, to find those that match a subject.
 
     foo.bar     ─ "foo" ── "bar"       [plain subs, queue groups]
     foo.*.baz   ─ "foo" ── star ── "baz"
     foo.>       ─ "foo" ── rest
 
-It holds and finds, and does not deliver; what it finds is kept by the router, which knows when that goes stale.
+Does not own: delivery, nor the caching of matches; the router knows when those go stale.
 
 Source: nats-server, server/sublist.go (Insert, Match).
 """
@@ -17,7 +17,7 @@ __all__ = ["Listener", "Match", "Sublist"]
 
 
 class Listener(Protocol):
-    """What a subscription must tell: plain when ``queue`` is b""."""
+    """What a subscription must offer; ``queue`` b"": a plain one."""
 
     @property
     def subject(self) -> bytes: ...
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=Listener)
 
 
 class Match(Generic[S]):
-    """All that hear one subject: every one of ``plain``, and one of each of ``groups``."""
+    """The subscriptions of one subject: every one of ``plain`` gets a message, and one of each of ``groups``."""
 
     __slots__ = ("groups", "plain")
 
@@ -86,7 +86,7 @@ class Sublist(Generic[S]):
         self.count += 1
 
     def remove(self, sub: S) -> bool:
-        """Take ``sub`` out, and the branch that only it kept; False when it was not there."""
+        """Remove ``sub`` and the branch that only it needed. Returns: whether it was found."""
         path: list[tuple[_Node[S], bytes]] = []
         node = self._root
         for token in sub.subject.split(b"."):
@@ -115,7 +115,7 @@ class Sublist(Generic[S]):
         return True
 
     def match(self, subject: bytes) -> Match[S]:
-        """Who hears a literal subject; nobody hears one with an empty token."""
+        """The subscriptions that match a literal subject; none match one with an empty token."""
         found: Match[S] = Match()
         tokens = subject.split(b".")
         if b"" in tokens:
@@ -125,7 +125,7 @@ class Sublist(Generic[S]):
         return found
 
     def _descend(self, tokens: list[bytes], found: Match[S]) -> list[_Node[S]]:
-        """The nodes that ``tokens`` lead to; who hears all below a node on the way is put into ``found``."""
+        """The nodes that ``tokens`` lead to; the ``>`` subscriptions on the way are added to ``found``."""
         level = [self._root]
         for token in tokens:
             following: list[_Node[S]] = []
@@ -143,7 +143,7 @@ class Sublist(Generic[S]):
         return level
 
     def match_prefix(self, prefix: bytes) -> Match[S] | None:
-        """Who hears ``prefix`` with exactly one more token, if that does not depend on which token; otherwise None."""
+        """The subscriptions that match ``prefix`` and any one further token; None if they depend on that token."""
         found: Match[S] = Match()
         tokens = prefix.split(b".")
         if b"" in tokens:

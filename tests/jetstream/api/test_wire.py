@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_duration, format_time, parse_time
 from broker.jetstream.api.messages import GetRequest
 from broker.jetstream.config.types import (
     ConsumerConfig,
@@ -137,15 +138,15 @@ def test_configurations_survive_the_log() -> None:
     (1_700_000_000_120_000_000, "2023-11-14T22:13:20.12Z"),
     (1_700_000_000_000_000_001, "2023-11-14T22:13:20.000000001Z"),
     (-1, "1969-12-31T23:59:59.999999999Z"),
-    (wire.ZERO_TIME_NS, wire.ZERO_TIME),
+    (ZERO_TIME_NS, ZERO_TIME),
 ])
 def test_times_are_shown_and_read_alike(at_ns: int, shown: str) -> None:
-    assert wire.format_time(at_ns) == shown
-    assert wire.parse_time(shown) == at_ns
+    assert format_time(at_ns) == shown
+    assert parse_time(shown) == at_ns
 
 
 def test_times_of_other_zones_are_the_same_instants() -> None:
-    assert wire.parse_time("2024-01-01T02:00:00+02:00") == wire.parse_time("2023-12-31T23:30:00-00:30")
+    assert parse_time("2024-01-01T02:00:00+02:00") == parse_time("2023-12-31T23:30:00-00:30")
 
 
 @pytest.mark.parametrize("ns, shown", [
@@ -153,7 +154,7 @@ def test_times_of_other_zones_are_the_same_instants() -> None:
     (3_661_000_000_000, "1h1m1s"), (-1_000_000, "-1ms"),
 ])
 def test_durations_are_shown_as_go_shows_them(ns: int, shown: str) -> None:
-    assert wire.format_duration(ns) == shown
+    assert format_duration(ns) == shown
 
 
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))

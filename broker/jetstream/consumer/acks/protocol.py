@@ -11,10 +11,10 @@ Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
 from __future__ import annotations
 
 import json
-import re
 from enum import Enum
 from typing import NamedTuple
 
+from broker.gotime import parse_duration
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, decimal
 
 __all__ = ["AckInfo", "AckKind", "parse_answer", "parse_delay", "parse_subject"]
@@ -88,34 +88,7 @@ def parse_delay(argument: bytes) -> int | None:
         if delay is None:
             return 0
         return delay if type(delay) is int and INT64_MIN <= delay <= INT64_MAX else None
-    return _parse_duration(argument)
-
-
-_UNITS = {b"ns": 1, b"us": 1000, "µs".encode(): 1000, "μs".encode(): 1000, b"ms": 1_000_000,
-          b"s": 1_000_000_000, b"m": 60_000_000_000, b"h": 3_600_000_000_000}
-_PART = re.compile(rb"(\d*)(?:\.(\d*))?(ns|us|\xc2\xb5s|\xce\xbcs|ms|s|m|h)")
-
-
-def _parse_duration(text: bytes) -> int | None:
-    """A Go duration in nanoseconds (time.ParseDuration)."""
-    sign = -1 if text[:1] == b"-" else 1
-    if text[:1] in (b"-", b"+"):
-        text = text[1:]
-    if text == b"0":
-        return 0
-    if not text or len(text) > 128:
+    try:
+        return parse_duration(argument.decode())
+    except ValueError:  # UnicodeDecodeError is one
         return None
-    total, at = 0, 0
-    while at < len(text):
-        part = _PART.match(text, at)
-        if part is None:
-            return None
-        whole, fraction, unit = part.groups()
-        if not whole and not fraction:
-            return None
-        scale = _UNITS[unit]
-        total += int(whole or b"0") * scale
-        if fraction:
-            total += int(fraction) * scale // 10 ** len(fraction)
-        at = part.end()
-    return sign * total if total <= INT64_MAX else None

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker.gotime import format_duration
 from broker.jetstream.bus import Bus
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.pull import BadRequest, PullRequest, Waiting, WaitingRequest, parse_request
-from broker.jetstream.wire import fields as wire
 
 __all__ = ["PullAdmission", "send_statuses"]
 
@@ -92,7 +92,7 @@ def _refusal(request: PullRequest, config: ConsumerConfig) -> str:
     if 0 < config.max_batch < request.batch:
         return f"409 Exceeded MaxRequestBatch of {config.max_batch}"
     if 0 < config.max_expires < request.expires:
-        return f"409 Exceeded MaxRequestExpires of {wire.format_duration(config.max_expires)}"
+        return f"409 Exceeded MaxRequestExpires of {format_duration(config.max_expires)}"
     if 0 < config.max_bytes < request.max_bytes:
         return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
     if request.min_pending or request.min_ack_pending:

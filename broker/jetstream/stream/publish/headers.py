@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from zoneinfo import ZoneInfo
 
+from broker.gotime import parse_duration
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, decimal
 from broker.protocol import headers as header_block
@@ -37,11 +38,6 @@ TTL_INVALID = 0
 _HEADER = re.compile(rb"\r\n(Nats-[^:\r\n]*): *((?:(?!\r\n).)*)", re.DOTALL)
 _FIRST_LINE = b"NATS/1.0\r\n"
 _MSG_ID_LINE = b"\r\nNats-Msg-Id:"
-_DURATION = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_DURATION_BYTES_MAX = 128
-"""No duration needs as many; its digits are converted, so they are bounded."""
-_UNIT_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
-            "m": 60_000_000_000, "h": 3_600_000_000_000}
 
 
 def find(block: bytes) -> PublishHeaders:
@@ -89,25 +85,11 @@ def parse_ttl(text: bytes) -> int:
         return -1
     if text.isdigit() and text.strip(b"0"):
         return max(decimal(text, INT64_MAX), TTL_INVALID)
-    if len(text) > _DURATION_BYTES_MAX:
-        return TTL_INVALID
     try:
-        rest = text.decode()
-    except UnicodeDecodeError:
+        ttl_ns = parse_duration(text.decode())
+    except ValueError:  # UnicodeDecodeError is one
         return TTL_INVALID
-    sign = -1 if rest.startswith("-") else 1
-    rest = rest.lstrip("+-") if rest[:1] in "+-" else rest
-    total_ns = 0
-    while rest:
-        part = _DURATION.match(rest)
-        if part is None or part[0][0] in "+-":
-            return TTL_INVALID
-        unit = part[0].lstrip("0123456789.")
-        whole, _, fraction = part[0].removesuffix(unit).partition(".")
-        total_ns += int(whole or "0") * _UNIT_NS[unit] + int(fraction or "0") * _UNIT_NS[unit] // 10 ** len(fraction)
-        rest = rest[part.end():]
-    total_ns *= sign
-    return total_ns // 1_000_000_000 if 1_000_000_000 <= total_ns <= INT64_MAX else TTL_INVALID
+    return max(ttl_ns // 1_000_000_000, TTL_INVALID)
 
 
 def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:

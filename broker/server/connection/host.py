@@ -1,0 +1,82 @@
+"""The server as one of its connections sees it.
+
+A connection is made by a server that it does not import: these protocols are all that it asks of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Protocol, TypeVar
+
+from broker.clock import Clock
+from broker.server.auth.authenticator import Decide
+from broker.server.auth.passwords import PasswordChecks
+from broker.server.connection.outbound import Flusher, Outbound
+from broker.server.routing.router import Router
+
+__all__ = ["ConnectionOptions", "Host"]
+
+C = TypeVar("C", contravariant=True)
+
+
+class ConnectionOptions(Protocol):
+    """The options that concern one connection; see ``broker.server.options``."""
+
+    auth_timeout_ns: int
+    headers: bool
+    max_control_line: int
+    max_payload: int
+    max_pending: int
+    max_subscriptions: int
+    max_traced_msg_len: int
+    no_auth_user: str
+    no_fast_producer_stall: bool
+    ping_interval_ns: int
+    ping_max: int
+    write_deadline_ns: int
+
+
+class Host(Protocol[C]):
+    """``C`` is the type of its connections."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    rng: random.Random
+    router: Router
+    flusher: Flusher
+    authenticate: Decide | None
+    password_checks: PasswordChecks
+    stalled: list[Outbound]
+    """Receivers far behind that the present read published to."""
+
+    stale_connections: int
+    stalled_clients: int
+
+    @property
+    def options(self) -> ConnectionOptions: ...
+
+    def next_cid(self) -> int: ...
+
+    def made(self) -> None:
+        """A connection is open."""
+
+    def lost(self) -> None:
+        """A connection is gone; everything was written."""
+
+    def admit(self, client: C) -> str:
+        """Register ``client``. Returns: why it may not stay, or ""."""
+
+    def left(self, client: C) -> None:
+        """``client`` is closing."""
+
+    def count_slow(self, client: C, reason: str) -> None: ...
+
+    def info(self, client: C) -> dict[str, Any]:
+        """INFO's fields for ``client``."""
+
+    def identity(self, client: C) -> dict[str, Any]:
+        """``client`` as JetStream's advisories show it."""
+
+    def event_identity(self, at: str) -> dict[str, Any]:
+        """The server as events show it, at a time."""

@@ -1,0 +1,104 @@
+"""How much of what a client sends is taken at a time, and when its socket is not read at all.
+
+    receive ──> at most one slice ──> take()        the rest follows on later turns of the loop
+    hold/release                                    nothing is read meanwhile; holds nest
+
+Owns: the transport's reading, and the bytes of a large read that are still to be taken. Does not own: what they mean.
+
+A slice is 32 KB; after 256 KB other connections have the loop, since uvloop would read a busy socket up to 32 times in
+a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["ReadPacing"]
+
+_TURN_BYTES: Final = 256 * 1024
+"""Read by one connection before others get their turn: p99 loop lag 4 ms instead of 59 for 5 % of the rate."""
+
+_SLICE_BYTES: Final = 32 * 1024
+"""Taken at once of one read: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
+
+
+class ReadPacing:
+    """``take(data)`` is to serve bytes, in order, and to call ``taken`` for those it did serve."""
+
+    __slots__ = ("_closed", "_holds", "_later", "_loop", "_slicing", "_take", "_transport", "_turn_bytes")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.ReadTransport,
+                 take: Callable[[bytes], None]) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._take = take
+        self._closed = False
+        self._holds = 0
+        self._later = b""
+        self._slicing = False
+        self._turn_bytes = 0
+
+    def receive(self, data: bytes) -> None:
+        """Take what the transport read."""
+        if len(data) <= _SLICE_BYTES:
+            self._take(data)
+        elif not self._closed:
+            self._later = data
+            self.hold()
+            self._next_slice()
+
+    def go_on(self, early: bytes) -> None:
+        """Take what was kept back so far, before anything that is still to be taken."""
+        if self._later:  # slices of one large read: the next one takes it along
+            self._later = early + self._later
+        else:
+            self.receive(early)
+
+    def taken(self, size: int) -> None:
+        """So many bytes were served: others get their turn when these fill one."""
+        self._turn_bytes += size
+        if self._turn_bytes >= _TURN_BYTES:
+            self._turn_bytes = 0
+            self.hold()
+            self._loop.call_soon(self.release)
+
+    def hold(self) -> None:
+        """Stop reading until ``release``; holds nest."""
+        self._holds += 1
+        if self._holds == 1 and not self._closed:
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Undo one ``hold``."""
+        self._holds -= 1
+        if self._closed:
+            return
+        if not self._holds:
+            self._transport.resume_reading()
+        elif self._holds == 1 and self._later and not self._slicing:
+            self._slicing = True
+            self._loop.call_soon(self._next_slice)
+
+    def close(self) -> None:
+        """The connection ends: take nothing more."""
+        self._closed = True
+        self._later = b""
+
+    def _next_slice(self) -> None:
+        """Take a part of a large read; the rest follows on a later turn, once no other hold is left."""
+        self._slicing = False
+        if self._closed:
+            return
+        data = self._later
+        self._later = data[_SLICE_BYTES:]
+        self._take(data[:_SLICE_BYTES])
+        if self._closed:
+            return
+        if not self._later:
+            self._turn_bytes = 0
+            self.release()
+        elif self._holds == 1:
+            self._slicing = True
+            self._loop.call_soon(self._next_slice)

@@ -1,0 +1,78 @@
+"""What is shown of one connection: its row on /connz, and its part of JetStream's advisories. Plain values, no I/O.
+
+Source: nats-server, server/monitor.go (ConnInfo, myUptime), server/events.go (ClientInfo).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.gotime import format_duration, format_time
+from broker.server.connection.connection import Client
+
+__all__ = ["connection_row", "identity", "uptime"]
+
+
+def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bool = True) -> dict[str, Any]:
+    """The /connz entry of ``client``; ``authenticated``: its user was checked, and is shown.
+
+    ``subs`` False leaves ``subscriptions_list_detail`` out: there may be a million.
+    """
+    options = client.options
+    end_ns = client.stopped_at_ns or now_ns
+    fields: dict[str, Any] = {
+        "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
+        "start": format_time(client.started_at_ns), "last_activity": format_time(client.last_at_ns),
+    }
+    if client.closed:
+        fields["stop"] = format_time(client.stopped_at_ns)
+        fields["reason"] = client.close_reason
+    fields |= {
+        "rtt": format_duration(client.rtt_ns), "uptime": uptime(end_ns - client.started_at_ns),
+        "idle": uptime(end_ns - client.last_at_ns), "pending_bytes": client.pending_bytes,
+        "in_msgs": client.in_msgs, "out_msgs": client.out_msgs, "in_bytes": client.in_bytes,
+        "out_bytes": client.out_bytes,
+    }
+    if client.stalls:
+        fields["stalls"] = client.stalls
+    fields["subscriptions"] = len(client.subs)
+    for name in ("name", "lang", "version"):
+        if options.get(name):
+            fields[name] = options[name]
+    if authenticated and (options.get("user") or options.get("auth_token")):
+        fields["authorized_user"] = options.get("user") or "[REDACTED]"
+    fields["account"] = client.router.name
+    if not subs:
+        return fields
+    fields["subscriptions_list_detail"] = [
+        {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
+         **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
+         "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
+         **({"max": sub.max} if sub.max else {}), "cid": client.cid}
+        for sub in client.subs.values()]
+    return fields
+
+
+def identity(client: Client, server_name: str) -> dict[str, Any]:
+    """``client`` as JetStream's advisories show it."""
+    options = client.options
+    fields = {
+        "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
+        "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
+        "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
+        "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": "nats",
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def uptime(elapsed_ns: int) -> str:
+    """Whole seconds as nats-server's monitoring shows them: 1y2d3h4m5s, leading zero parts left out."""
+    seconds = max(elapsed_ns, 0) // 1_000_000_000
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    years, day = divmod(days, 365)
+    parts = [(years, "y"), (day, "d"), (hour, "h"), (minute, "m"), (second, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return "".join(f"{number}{unit}" for number, unit in parts)
