@@ -419,6 +419,7 @@ class Stream:
         Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
         """
         self._configure(config)
+        self.retention.arm()  # also where the limits below have to wait for the store
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()

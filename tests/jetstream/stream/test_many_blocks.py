@@ -135,6 +135,17 @@ async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.Monk
     await world.close()
 
 
+async def test_a_roll_up_of_all_waits_for_the_look() -> None:
+    """The first publish after a restart replaces every message: it is acknowledged once it can, and does."""
+    world, stream = await a_stream(allow_rollup_hdrs=True)
+    [reply] = publish(world, stream, pub(b"S.new", b"all", Nats_Rollup="all"))
+    await world.settle(stream)
+    seq = BLOCKS * A_BLOCK + 1
+    assert world.bus.answer(reply) == {"stream": "S", "seq": seq}
+    assert (stream.first_seq, stream.last_seq, stream.msgs) == (seq, seq, 1)
+    await world.close()
+
+
 async def test_what_shows_a_stream_does_not_look_at_it() -> None:
     """Lists of streams, and publishes, need its numbers alone."""
     world, stream = await a_stream(max_age=3600 * 10**9)
