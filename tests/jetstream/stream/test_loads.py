@@ -13,6 +13,7 @@ import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
 from broker.jetstream.stream.state.rows import NotLoaded
@@ -544,3 +545,19 @@ def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: S
         assert [len(world.bus.replies[one]) for one in (first[1], second, innocent, third)] == [1, 1, 1, 1]
 
     run(virtual, monkeypatch, scenario)
+
+
+async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index merges for as long as a turn may take, and in the next one needs a head at once: it still comes on."""
+    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 8)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream()
+    await world.settle()
+    for i in range(2):
+        publish(world, stream, pub(b"S.a", b"%d" % i))
+        await world.settle()
+    publish(world, stream, *[pub(b"S.k%d" % k) for k in range(20)])
+    await world.settle()
+    stream = await world.restart(stream)
+    assert len(await stream.subjects.matching(Filters())) == 21
+    await world.close()
