@@ -147,6 +147,25 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
     await world.close()
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of a stream that began empty is in step without a look at the blocks; what it replaces is found all the same."""
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 2)
+    world = World()
+    stream = world.stream(max_msgs_per_subject=1)
+    await world.settle()
+    if restarted:
+        stream = await world.restart(stream)
+    for i in range(10):
+        publish(world, stream, pub(b"S.%d" % i, b"old"))
+        await world.settle(stream)
+    publish(world, stream, pub(b"S.3", b"new"), pub(b"S.4", b"new"))
+    await world.settle(stream)
+    assert stream.msgs == 10
+    assert [seq for seq, _, _ in await read_all(stream)] == [1, 2, 3, 6, 7, 8, 9, 10, 11, 12]
+    await world.close()
+
+
 async def test_what_shows_a_stream_does_not_look_at_it() -> None:
     """Lists of streams, and publishes, need its numbers alone."""
     world, stream = await a_stream(max_age=3600 * 10**9)

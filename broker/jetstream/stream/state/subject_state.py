@@ -117,6 +117,7 @@ class SubjectState:
     def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
         """Bring the index in step, for a few milliseconds; else the blocks whose heads are next (none: it takes longer)."""
         live, index = self._live, self._index
+        live.ensure_blocks()  # what an index tells to take out is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
         if not live.msgs:
