@@ -230,10 +230,13 @@ class Account:
                 await consumer.open()
             except (StoreError, FormatError, ApiError) as error:
                 _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, 30.0)
+            except Exception:
+                # Closed for good it would be of no use to anyone.
+                _log.exception("consumer %s > %s could not be opened", consumer.stream.name, consumer.name)
             else:
                 return
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, 30.0)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

@@ -180,6 +180,13 @@ class Api:
             self._refuse(request, route, error)
         except Silent:
             pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this lane was ended but what the request waited for, with its stream.
+            gone = request.about is not None and request.about.offline
+            self._refuse(request, route, ApiError(STREAM_OFFLINE, err=gone) if gone else ApiError(NOT_AVAILABLE))
         except (StoreError, FormatError) as error:
             _log.warning("JetStream API: %s: %s", ".".join(request.tokens), error)
             self._refuse(request, route, ApiError(NOT_AVAILABLE))

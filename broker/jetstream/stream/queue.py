@@ -99,18 +99,21 @@ class PublishQueue:
         self.bytes += size
         self.closed = True
 
-    def drop_first(self) -> Msg | None:
-        """Take the first queued message out, which cannot be decided; None when none is queued."""
+    def drop_first(self, msg: Msg) -> bool:
+        """Take ``msg``, which cannot be decided, out of the queue; False when it is not the first one, having been refused
+        meanwhile."""
         for at, item in enumerate(self._queue):
             if not isinstance(item, asyncio.Future):
                 (ops, start, end, source, now_ns), size = item
+                if ops[start] is not msg:
+                    break
                 if start + 1 < end:
                     self._queue[at] = (ops, start + 1, end, source, now_ns), size
                 else:
                     del self._queue[at]
                     self.bytes -= size
-                return ops[start]
-        return None
+                return True
+        return False
 
     async def quiet(self) -> None:
         """Return once nothing that came before now is waiting."""
@@ -187,9 +190,7 @@ class PublishQueue:
 
     def _drain(self) -> None:
         queue, taken = self._queue, 0
-        if self._shut:
-            return
-        while queue and not self.busy:
+        while queue and not self.busy and not self._shut:
             item = queue[0]
             if isinstance(item, asyncio.Future):
                 queue.popleft()
@@ -214,7 +215,7 @@ class PublishQueue:
                 raise
         if not queue:
             self._release()
-        self.closed = self.busy or bool(queue) or self._refusing
+        self.closed = self.busy or bool(queue) or self._refusing or self._shut
 
     def _await_room(self) -> None:
         if self._awaiting_room:

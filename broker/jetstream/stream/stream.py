@@ -91,6 +91,8 @@ _ONE_TIME_NS = 100_000_000
 
 _CEILING_STEP = 65_536
 
+_TIDY_SECONDS = 0.1
+
 _SORTED_MAX = 100_000
 """Subjects put in order for an answer; more are paged, and put in order by who pages them."""
 
@@ -136,6 +138,7 @@ class Stream:
         self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
         self._dedupe_timer: asyncio.TimerHandle | None = None
+        self._tidy_timer: asyncio.TimerHandle | None = None
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
@@ -271,15 +274,24 @@ class Stream:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
-        if not self.stored and not self.queue.busy and not self.heads.walks:
-            # Not while an operation under way holds on to blocks.
-            shrunk, self._shrunk = self._shrunk, {}
-            memory_blocks.rewrite(live, shrunk.values())
-            memory_blocks.join_small(live)
+        if not self.stored:
+            self._tidy_memory()
         last_seq = block.outcome.last_seq
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
             self.listeners.wake()
+
+    def _tidy_memory(self) -> None:
+        """Keep the blocks of a memory stream few, and free of what was removed."""
+        if self._tidy_timer is not None:
+            self._tidy_timer.cancel()
+            self._tidy_timer = None
+        held = self.queue.busy or self.heads.walks  # an operation under way holds on to blocks
+        if not held and not memory_blocks.rewrite(self.live, self._shrunk):
+            memory_blocks.join_small(self.live)
+        if self._shrunk:
+            # Not with the next publish, which may never come.
+            self._tidy_timer = asyncio.get_running_loop().call_later(_TIDY_SECONDS if held else 0, self._tidy_memory)
 
     def failed(self, error: Exception) -> None:
         """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
@@ -419,6 +431,7 @@ class Stream:
         Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
         """
         self._configure(config)
+        self.retention.arm()  # also where the limits below have to wait for the store
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
@@ -451,8 +464,9 @@ class Stream:
         self.queue.close()
         self.retention.close()
         self.live.leave()
-        if self._dedupe_timer is not None:
-            self._dedupe_timer.cancel()
+        for timer in (self._dedupe_timer, self._tidy_timer):
+            if timer is not None:
+                timer.cancel()
         self._tasks.cancel()
 
     # --- what it shows ------------------------------------------------------------------------------------------------

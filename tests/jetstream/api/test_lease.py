@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.stream.state.decision import Stuck
 from broker.storage.log.log import LogSettings
 from broker.storage.objectstore.base import Buffers
 from tests.jetstream.api.inside import Inside
@@ -54,3 +58,25 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
             answer = json.loads((await broker.client.request("S.a", b"x", headers=given, timeout=2)).data)
             assert answer.get("duplicate") or answer["error"]["err_code"] == 10071
             assert broker.log.position.number == position.number + 1, "one put, before the first answer"
+
+
+async def test_a_restored_consumer_opens_after_an_unforeseen_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged and tried again: a consumer that stays closed would be of no use to anyone."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})
+        await broker.publish("K.1", b"1")
+        await broker.ok("CONSUMER.DURABLE.CREATE.K.W", {"stream_name": "K", "config": {
+            "durable_name": "W", "ack_policy": "explicit"}})
+        calls = []
+        opens = Consumer.open
+
+        async def failing(consumer: Consumer) -> None:
+            calls.append(consumer)
+            if len(calls) == 1:
+                raise Stuck("planted")
+            await opens(consumer)
+
+        monkeypatch.setattr(Consumer, "open", failing)
+        await broker.restart()
+        assert (await broker.pull("K.W")).data == b"1"
+        assert len(calls) == 2

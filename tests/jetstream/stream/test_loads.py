@@ -13,6 +13,7 @@ import tests.jetstream.stream.world as worlds
 from broker.clock import ManualClock
 from broker.jetstream.consumer.cursor import Cursor, Taken
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state import subject_state
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck, decide
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
 from broker.jetstream.stream.state.rows import NotLoaded
@@ -494,4 +495,69 @@ async def test_consumers_told_of_a_purge_under_way() -> None:
     assert sum(msgs for _, _, msgs, _, _ in listener.gone) == 10
     assert listener.moved == [stream.last_seq + 1]
     await turns()
+    await world.close()
+
+
+def test_what_is_too_old_leaves_while_another_limit_waits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update that needs heads which cannot be read does not stop expiry, which needs none."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 5, max_age=30 * 10**9)
+        store.error = Transient("no")
+        limited = world.update(stream, max_msgs_per_subject=1)
+        await asyncio.sleep(60)
+        assert isinstance(limited.exception(), Transient)
+        assert stream.msgs == 0
+        store.error = None
+
+    run(virtual, monkeypatch, scenario)
+
+
+@pytest.mark.parametrize("seconds", [0.7, 20.0])
+def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered once; what was loaded for it is let go of, and the next one to wait has all its time."""
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 40)
+        await stream.subjects.build()
+        stream.subjects.forget()
+        store.seconds = seconds
+        with monkeypatch.context() as patch:
+            called: list[Any] = []
+            patch.setattr(stream.log, "room", lambda: False)
+            patch.setattr(stream.log, "when_room", called.append)
+            # It waits, having passed while there was room; a second one finds the log full.
+            patch.setattr(stream.queue, "closed", False)
+            stream.sequencer.run([first := pub(b"S.k1.1", Nats_Expected_Last_Subject_Sequence="22")], 0, 1, None,
+                                 world.clock.now_ns())
+            second, = publish(world, stream, pub(b"S.x"))
+            await asyncio.sleep(1.5)
+        for fn in called:
+            fn()
+        assert b"10167" in world.bus.replies[first[1]][0]
+        assert b"10167" in world.bus.replies[second][0]
+        innocent, = publish(world, stream, pub(b"S.x"))
+        await asyncio.sleep(90)
+        assert world.bus.answer(innocent)["seq"] == 801
+        store.seconds = 0.5
+        stream.subjects.forget()
+        third, = publish(world, stream, pub(b"S.k1.1", Nats_Expected_Last_Subject_Sequence="22"))
+        await answered(world, third)
+        assert world.bus.answer(third)["seq"] == 802
+        assert [len(world.bus.replies[one]) for one in (first[1], second, innocent, third)] == [1, 1, 1, 1]
+
+    run(virtual, monkeypatch, scenario)
+
+
+async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index merges for as long as a turn may take, and in the next one needs a head at once: it still comes on."""
+    monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 8)
+    world = World(cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream()
+    await world.settle()
+    for i in range(2):
+        publish(world, stream, pub(b"S.a", b"%d" % i))
+        await world.settle()
+    publish(world, stream, *[pub(b"S.k%d" % k) for k in range(20)])
+    await world.settle()
+    stream = await world.restart(stream)
+    assert len(await stream.subjects.matching(Filters())) == 21
     await world.close()

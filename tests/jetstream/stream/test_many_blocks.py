@@ -19,6 +19,7 @@ from broker.jetstream.config.stream_rules import check_stream
 from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.stream.state import front as front_module
 from broker.jetstream.stream.state import live as live_module
+from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.front import after_msgs
 from broker.jetstream.stream.state.live import Live
@@ -28,7 +29,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
 from broker.storage.state.applied import ShardState, StreamState, position_key
 from tests.jetstream.stream.test_model import StreamMachine
-from tests.jetstream.stream.world import Listener, World, pub, publish, turns
+from tests.jetstream.stream.world import Listener, World, pub, publish, read_all, turns
 
 BLOCKS = 20_000
 A_BLOCK = 5
@@ -132,6 +133,36 @@ async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.Monk
     assert meter.most <= 2 * 2100
     assert world.bus.answer(reply) == {"stream": "S", "seq": BLOCKS * A_BLOCK + 1}
     assert (stream.first_seq, stream.msgs) == (2, BLOCKS * A_BLOCK)
+    await world.close()
+
+
+async def test_a_roll_up_of_all_waits_for_the_look() -> None:
+    """The first publish after a restart replaces every message: it is acknowledged once it can, and does."""
+    world, stream = await a_stream(allow_rollup_hdrs=True)
+    [reply] = publish(world, stream, pub(b"S.new", b"all", Nats_Rollup="all"))
+    await world.settle(stream)
+    seq = BLOCKS * A_BLOCK + 1
+    assert world.bus.answer(reply) == {"stream": "S", "seq": seq}
+    assert (stream.first_seq, stream.last_seq, stream.msgs) == (seq, seq, 1)
+    await world.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of a stream that began empty is in step without a look at the blocks; what it replaces is found all the same."""
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 2)
+    world = World()
+    stream = world.stream(max_msgs_per_subject=1)
+    await world.settle()
+    if restarted:
+        stream = await world.restart(stream)
+    for i in range(10):
+        publish(world, stream, pub(b"S.%d" % i, b"old"))
+        await world.settle(stream)
+    publish(world, stream, pub(b"S.3", b"new"), pub(b"S.4", b"new"))
+    await world.settle(stream)
+    assert stream.msgs == 10
+    assert [seq for seq, _, _ in await read_all(stream)] == [1, 2, 3, 6, 7, 8, 9, 10, 11, 12]
     await world.close()
 
 
@@ -311,3 +342,49 @@ def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     run_state_machine_as_test(StreamMachine, settings=settings(
         max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))
+
+
+@pytest.mark.parametrize("run", [1, 60, 500, 3000])
+async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few blocks come of many small ones, and no turn of the loop copies more than 4096 messages for it."""
+    copied: list[int] = []
+    inner = memory_blocks._replace
+
+    def replace(live: Live, blocks: list[LiveBlock]) -> None:
+        copied.append(sum(block.live_msgs for block in blocks))
+        inner(live, blocks)
+
+    monkeypatch.setattr(memory_blocks, "_replace", replace)
+    world = World()
+    stream = world.stream(storage="memory")
+    for i in range(70):
+        publish(world, stream, *[pub(b"S.%d" % (i % 3), b"%d" % k, reply=b"") for k in range(run)])
+        await stream.log.persisted()
+    assert max(copied, default=0) <= 4096
+    assert len(stream.live.blocks) <= 70 * run // 512 + 1 + 14
+    assert [(seq, payload) for seq, _, payload in await read_all(stream)] == [
+        (seq, b"%d" % ((seq - 1) % run)) for seq in range(1, 70 * run + 1)]
+    await world.close()
+
+
+async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge takes most of very many messages: what stays is copied a few thousand messages in each turn of the loop."""
+    monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
+    world = World()
+    stream = world.stream(storage="memory", max_msgs=100_000)
+    for _ in range(20):
+        publish(world, stream, *[pub(b"S.stays" if k % 3 == 0 else b"S.goes", b"x", reply=b"") for k in range(600)])
+        await stream.log.persisted()
+    meter = Meter()
+    with meter.on(monkeypatch, memory_blocks, "_replace"):
+        assert await stream.purge(b"S.goes") == 20 * 400
+        for _ in range(200):
+            if not stream._shrunk:
+                break
+            await asyncio.sleep(0.01)
+    assert meter.total >= 20
+    assert meter.most <= 2  # and after the last one a join
+    assert sum(block.count for block in stream.live.blocks) == stream.msgs == 20 * 200
+    assert not stream._shrunk
+    assert {subject for _, subject, _ in await read_all(stream)} == {b"S.stays"}
+    await world.close()

@@ -144,3 +144,20 @@ async def test_waiting_pulls_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None
         assert "BAD" in account.offline
         assert told.headers is not None
         assert told.headers["Status"] == "409"
+
+
+async def test_requests_that_wait_hear_of_it() -> None:
+    """One that waits for its turn before the stream, and those behind it, are answered; none counts as waiting for ever."""
+    async with Inside() as broker:
+        await broker.ok("STREAM.CREATE.BAD", {"name": "BAD", "subjects": ["bad"]})
+        account = broker.js.accounts["$G"]
+        bad = account.streams["BAD"]
+        bad.queue.begin()  # a publish waits for the store
+        subjects = ["STREAM.PURGE.BAD", "STREAM.INFO.BAD", "CONSUMER.NAMES.BAD"]
+        waiting = [asyncio.ensure_future(broker.error(subject)) for subject in subjects]
+        await broker.client.flush()
+        await asyncio.sleep(0.05)
+        assert account.api._waiting == 3
+        bad.failed(OverflowError("planted"))
+        assert await asyncio.gather(*waiting) == [10194] * 3
+        assert account.api._waiting == 0

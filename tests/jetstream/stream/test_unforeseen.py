@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.stream.stream import Stream
-from tests.jetstream.stream.world import Listener, World, everything, pub, publish
+from tests.jetstream.stream.world import Listener, World, everything, pub, publish, turns
 
 NOT_AVAILABLE = 10008
 
@@ -205,4 +205,29 @@ async def test_what_is_queued_goes_on_after_an_error() -> None:
     await world.settle(stream)
     assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
     assert not stream.queue.closed
+    await world.close()
+
+
+async def test_a_stream_that_fails_while_its_queue_drains() -> None:
+    """It takes nothing more, in that turn of the loop either: a PubAck of what comes behind would be false."""
+    world = World()
+    stream, other = world.stream(), world.stream("O")
+    await world.settle()
+    sequence = stream.queue._sequence
+
+    def failing(*run: Any) -> None:
+        sequence(*run)
+        world.log._take_off_line(stream, world.log._next, OverflowError("planted"))
+
+    stream.queue._sequence = failing
+    stream.queue.begin()
+    replies = publish(world, stream, pub(b"S.a")) + publish(world, stream, pub(b"S.b"))
+    stream.queue.end()
+    replies += publish(world, stream, pub(b"S.c"))
+    beside, = publish(world, other, pub(b"O.a"))
+    await world.settle()
+    await turns()
+    assert world.bus.answer(beside)["seq"] == 1
+    assert replies[0] not in world.bus.replies
+    assert [world.bus.answer(reply)["error"]["err_code"] for reply in replies[1:]] == [10194, 10194]
     await world.close()

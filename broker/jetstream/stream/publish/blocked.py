@@ -40,7 +40,7 @@ class Queue(Protocol):
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
-    def drop_first(self) -> Msg | None: ...
+    def drop_first(self, msg: Msg) -> bool: ...
 
 
 class Owner(Protocol):
@@ -60,29 +60,33 @@ class Standstill:
         self._tasks = tasks
         self._replies = replies
         self._clock = clock
+        self._msg: Msg | None = None
+        """The publish whose decision it is."""
         self._decision: Decision | None = None
         self._until_ns = 0
         self._late: asyncio.Task[None] | None = None
         self._pause_ns = 0
         self._not_before_ns = 0
 
-    def begin(self, not_loaded: NotLoaded) -> bool:
-        """Keep publishes and requests waiting until what is missing is here; False when that cannot be waited for."""
+    def begin(self, msg: Msg, not_loaded: NotLoaded) -> bool:
+        """Keep publishes and requests waiting until what ``msg`` misses is loaded; False when that cannot be waited for."""
         now_ns = self._clock.monotonic_ns()
         if self._late is not None or now_ns < self._not_before_ns:
             return False
-        if self._decision is None:
+        if self._decision is None or self._msg is not msg:
+            # Another one's is left over where a full log turned that publish away while it waited.
+            self._msg = msg
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
         self._owner.queue.begin()
-        self._tasks.start(self._wait(self._decision, not_loaded), "wait")
+        self._tasks.start(self._wait(msg, self._decision, not_loaded), "wait")
         return True
 
     def over(self) -> None:
         """The decision was taken: let go of what was loaded for it."""
-        self._decision = None
+        self._msg = self._decision = None
 
-    async def _wait(self, decision: Decision, not_loaded: NotLoaded) -> None:
+    async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:
         loading = self._tasks.start(decision.bring(not_loaded), "load")
         try:
             left_ns = self._until_ns - self._clock.monotonic_ns()
@@ -91,20 +95,19 @@ class Standstill:
                 self._tasks.warn("a publish is refused, since %s takes longer than %g s to load", not_loaded.what, WAIT_SECONDS)
                 self._late = loading
                 loading.add_done_callback(self._came_late)
-                self._refuse_first()
+                self._refuse(msg)
             elif (error := loading.exception()) is not None:
                 self._failed(error)
-                self._refuse_first()
+                self._refuse(msg)
             else:
                 self._pause_ns = 0
         finally:
             self._owner.queue.end()
 
-    def _refuse_first(self) -> None:
-        self._decision = None
-        refused = self._owner.queue.drop_first()
-        if refused is not None:
-            self._replies.fail((refused,), ApiError(NOT_AVAILABLE))
+    def _refuse(self, msg: Msg) -> None:
+        self.over()
+        if self._owner.queue.drop_first(msg):
+            self._replies.fail((msg,), ApiError(NOT_AVAILABLE))
 
     def _came_late(self, loading: asyncio.Task[None]) -> None:
         self._late = None

@@ -302,7 +302,7 @@ class Sequencer:
                 replies.duplicate(op[1], duplicate.seq)
             except NotLoaded as not_loaded:
                 self._append(pending, source, time_ns)
-                if self._standstill.begin(not_loaded):
+                if self._standstill.begin(op, not_loaded):
                     return i
                 replies.refused(op[1], ApiError(NOT_AVAILABLE))
             except Exception as error:

@@ -85,6 +85,7 @@ class Rollups:
         live = self._live
         filters = Filters(() if subject is None else (subject,))
         if filters.all:
+            live.ensure_blocks()  # carrying it out cannot wait
             return Rollup(filters, [])
         index = self._subjects.ready()
         wanted = self._wanted(index, filters)

@@ -114,6 +114,11 @@ class Live:
                 return
             await asyncio.sleep(0)
 
+    def ensure_blocks(self) -> None:
+        """Have the blocks here. Raises: NotLoaded when ``look`` must come first."""
+        if self._stored is not None:
+            self._look_now()
+
     def _look_now(self) -> None:
         if not self._look(0):
             raise NotLoaded("the stream's blocks", work=self.look)

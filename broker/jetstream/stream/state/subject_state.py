@@ -91,15 +91,19 @@ class SubjectState:
         """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
         await self._live.look()
         async with self._building:
-            steps = -1
+            loaded = paused = -1
             held: Sequence[Rows | None] = ()
             while True:
                 found = self._go_on()
                 if isinstance(found, SubjectIndex):
                     return found
-                if self._steps == steps:
+                # Heads may be next where the time was over a turn before; between two loads something must be merged.
+                if self._steps == (loaded if found else paused):
                     raise Stuck("the index of subjects does not come on")
-                steps = self._steps
+                if found:
+                    loaded = self._steps
+                else:
+                    paused = self._steps
                 if found:
                     held = await self._heads.all_of(found)
                     if None in held:
@@ -113,6 +117,7 @@ class SubjectState:
     def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
         """Bring the index in step, for a few milliseconds; else the blocks whose heads are next (none: it takes longer)."""
         live, index = self._live, self._index
+        live.ensure_blocks()  # what an index tells to take out is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
         if not live.msgs:
