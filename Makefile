@@ -1,5 +1,5 @@
-# What is run here is what continuous integration runs. Every target makes the virtual environment it needs:
-# a machine with Python 3.11+, git and make has all it takes.
+# Continuous integration runs these targets too. Each one makes the virtual environment it needs:
+# Python 3.11+, git and make are enough.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -10,7 +10,7 @@ DATA ?= data
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
-# Workers of `make test`; a file's tests stay together, so that each worker starts few real servers.
+# Workers of `make test`. A file's tests stay on one worker, so that each worker starts few real servers.
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 SEEDS ?= 2000
 
@@ -28,7 +28,7 @@ run: $(VENV)/.run  ## a broker on the directory store in ./data
 	@$(BIN)/python -m compileall -q broker
 	@$(BIN)/jetblock -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
 
-test: $(VENV)/.dev  ## everything; ARGS='-k pattern' for less
+test: $(VENV)/.dev  ## all tests; ARGS='-k pattern' for fewer
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
@@ -36,18 +36,18 @@ check: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(VENV)/.soak  ## the long runs: kill loops, simulation over many seeds
+soak: $(VENV)/.soak  ## long runs: kill loops, simulation over many seeds
 	@$(BIN)/python -m tests.real.parts
 	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
-bench: $(VENV)/.dev  ## against the real nats-server, in one run
+bench: $(VENV)/.dev  ## measure beside the real nats-server, in one run
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m bench $(ARGS)
 
 parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 	@$(BIN)/python -m tests.real.parts
 
-clean:  ## what was built; neither ./data nor the caches outside the checkout
+clean:  ## remove what was built, but not ./data nor the caches outside the checkout
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
@@ -55,7 +55,7 @@ $(BIN)/python:
 	@echo "Making the virtual environment $(VENV) ..."
 	$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
 
-# Stamps, so that an unchanged pyproject.toml installs nothing again.
+# Stamp files: an unchanged pyproject.toml installs nothing again.
 INSTALLING = @echo "Installing $(1) into $(VENV), once: this can take a minute ..."
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python

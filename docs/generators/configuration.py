@@ -20,20 +20,20 @@ Made by `docs/generators/configuration.py`; change `broker/config/settings.py` i
 
 A setting can come from the command line, from the environment (`JETBLOCK_…`) and from a configuration file
 (`-c FILE`): flags beat the environment, which beats the file. The file is written in nats-server's language, with its
-keys; what only jetblock has stands in a block `jetblock { … }`. A key that means nothing is refused with its file, line
-and column, and so is a key of nats-server's that jetblock does not serve, with the reason; one that would change nothing
-here is taken, and the log says why it has no effect.
+keys; jetblock's own settings are in a block `jetblock { … }`. An unknown key is refused with its file, line
+and column, and so is a nats-server key that jetblock does not support, with the reason; a key that would change nothing
+here is accepted, and the log says why it has no effect.
 
 Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
 `ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file.
 
-Where streams are kept, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
+Where streams are stored, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
 `jetstream { object_store { bucket, path_prefix } }`. JetStream is on by `-js`, `--store`, a `jetstream` block that is
-not disabled, or a store that is named anywhere but by `-sd`. S3 takes what is not set here from `AWS_*` and the usual
+not disabled, or a store named in any way but `-sd`. For S3, whatever is not set here comes from `AWS_*` and the usual
 AWS credential chain.
 
 Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, `authorization { users: [ { user, password } ] }`,
-`include FILE` (relative to the including file), and `$NAME`, a key set before or an environment variable.
+`include FILE` (relative to the including file), and `$NAME`: a key set earlier, or an environment variable.
 
 | setting | default | flag | environment | file |
 |---|---|---|---|---|

@@ -5,8 +5,8 @@
     python docs/tour/library.py show lib.asyncio.events                    the last message of one subject
 
 Each takes ``--url``, nats://127.0.0.1:4222 unless said. Subject ``lib.<dotted.path>``, payload the file's bytes, headers
-its size and SHA-256. The stream keeps the last message of each subject, so a file is there once however often it is
-published; within a day its message id alone sees to that. Uses nats-py alone; nothing here knows which server answers.
+its size and SHA-256. The stream keeps the last message of each subject, so a file is stored once however often it is
+published; within a day its message id is enough for that. Uses nats-py only; nothing here depends on the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["File", "Reading", "connect", "files", "main", "make_stream", "parse"
 STREAM = "LIBRARY"
 DAY_SECONDS = 86_400
 DIFFERS = 10058
-"""JetStream's error code: a stream of this name is there with another configuration."""
+"""JetStream's error code: a stream of this name exists with another configuration."""
 
 
 class Failed(Exception):
@@ -86,7 +86,7 @@ async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Cli
             tell(f"the connection to {url} is lost; waiting for it to come back")
 
     try:
-        # Once without the patience: nobody is waited for who was never there.
+        # The first attempt without patience: do not wait for a broker that was never there.
         await (await nats.connect(url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0.1,
                                   connect_timeout=5, error_cb=first)).close()
     except (OSError, NatsError, ValueError) as error:
@@ -98,7 +98,7 @@ async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Cli
 
 
 async def make_stream(js: JetStreamContext) -> None:
-    """The stream LIBRARY, also where an earlier run made it otherwise."""
+    """The stream LIBRARY, also if an earlier run created it differently."""
     config = StreamConfig(name=STREAM, subjects=["lib.>"], max_msgs_per_subject=1, duplicate_window=DAY_SECONDS,
                           allow_direct=True)
     try:

@@ -1,4 +1,4 @@
-"""The tour's job on Spark: what does the standard library import most? Asked of the stream LIBRARY where it lies.
+"""The tour's job on Spark: what does the standard library import most? Asked of the stored blocks of the stream LIBRARY.
 
     python docs/tour/library_spark.py file:///path/to/data        no broker needed, and one may be running
     python docs/tour/library_spark.py s3://bucket/prefix          credentials from the AWS_* environment

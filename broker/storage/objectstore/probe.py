@@ -22,7 +22,7 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers) -> bytes:
 
     Returns: the bytes that lie at ``key``, for the caller to check format and version.
     Raises: StoreRefused, naming the store, what is wrong and the remedy.
-    Source: docs/STORES.md, "What is asked of a store".
+    Source: docs/STORES.md, "Requirements".
     """
     try:
         lies_there = await _read(store, key)

@@ -1,0 +1,238 @@
+"""The golden objects, read by the layouts and tables of docs/FORMAT.md, without the broker's decoders."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgpack
+import pytest
+import zstandard
+
+from broker.storage.format.record import RecordKind
+from tests.golden.generate import HERE
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "FORMAT.md").read_text()
+
+SOUND = {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))
+         if '"values"' in path.read_text()}
+
+
+@cache
+def layout(name: str) -> dict[str, tuple[int, int]]:
+    """The fields of a layout: offset and size by name. They must follow one another without a gap."""
+    text = PAGE.split(f"<!-- layout: {name} -->\n```\n")[1].split("```")[0]
+    found = {field: (int(offset), int(size))
+             for offset, size, field in re.findall(r"^ *(\d+) +(\d+)  (\w+)", text, re.MULTILINE)}
+    assert len(found) == text.count("\n"), text
+    places = list(found.values())
+    assert [at + size for at, size in places[:-1]] == [at for at, _ in places[1:]], name
+    return found
+
+
+def fields(name: str, data: bytes, at: int = 0) -> dict[str, Any]:
+    """The values of a layout that begins ``at`` (offsets of the page count from there): integers, and raw bytes."""
+    values: dict[str, Any] = {}
+    for field, (offset, size) in layout(name).items():
+        raw = data[at + offset:at + offset + size]
+        values[field] = raw if field in ("magic", "nonce") else int.from_bytes(raw, "little")
+    return values
+
+
+def end_of(name: str) -> int:
+    """The offset behind a layout's last field."""
+    offset, size = list(layout(name).values())[-1]
+    return offset + size
+
+
+def check(data: bytes, start: int, end: int, crc: int) -> None:
+    assert crc32(data[start:end]) == crc
+
+
+def unpacked(stored: bytes, size: int, compressed: bool) -> bytes:
+    raw = zstandard.ZstdDecompressor().decompress(stored) if compressed else stored
+    assert len(raw) == size
+    return raw
+
+
+def columns(data: bytes, at: int, lengths: list[int]) -> tuple[list[list[int]], int]:
+    """Columns of these lengths as values, width 0 as the base; and where they end."""
+    described = [(int.from_bytes(data[at + 9 * i:at + 9 * i + 8], "little"), data[at + 9 * i + 8])
+                 for i in range(len(lengths))]
+    at += 9 * len(lengths)
+    found = []
+    for (base, width), length in zip(described, lengths, strict=True):
+        cells = data[at:at + width * length]
+        found.append([base + int.from_bytes(cells[width * i:width * (i + 1)], "little") for i in range(length)])
+        at += width * length
+    return found, at
+
+
+def core_of(data: bytes) -> dict[str, Any]:
+    """A core with its sections."""
+    core = fields("core", data)
+    assert core["magic"] == b"JBLK"
+    end = end_of("core")
+    check(data, 0, end - 4, core["crc"])
+    check(data, end, end + core["stored_bytes"], core["sections_crc"])
+    sections = unpacked(data[end:], core["sections_bytes"], bool(core["flags"] & 1))
+    at, core["removed"] = 0, []
+    if core["removed_rows"]:
+        (first, more, messages, size), at = columns(sections, 0, [core["removed_rows"]] * 4)
+        core["removed"] = [[a, a + b, c, d] for a, b, c, d in zip(first, more, messages, size, strict=True)]
+    core["records"], stop = [], at + core["records_bytes"]
+    while at < stop:
+        record, begin = fields("record", sections, at), at + end_of("record")
+        at = begin + record["body_bytes"]
+        record["body"] = msgpack.unpackb(sections[begin:at], strict_map_key=False)
+        core["records"].append(record)
+    core["summary"] = msgpack.unpackb(sections[at:]) if core["flags"] & 2 else None
+    return core
+
+
+def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, bytes]]:
+    """The messages of an index and its frames: sequence, time, subject, header bytes, body."""
+    index = fields("index", data)
+    assert index["magic"] == b"JIDX"
+    end = end_of("index")
+    check(data, 0, end - 4, index["crc"])
+    check(data, end, end + index["stored_bytes"], index["body_crc"])
+    body = unpacked(data[end:], index["body_bytes"], bool(index["flags"] & 1))
+    size = end_of("frame row")
+    table = [fields("frame row", body, size * i) for i in range(index["frames"])]
+    at, count, subjects = size * len(table), index["messages"], index["subjects"]
+    runs_on = body[at + 8] == 0
+    (seqs, times, ids, headers, sizes, name_sizes, *_), at = columns(body, at, [count] * 5 + [subjects] * 4)
+    if runs_on:
+        seqs = [index["first_seq"] + i for i in range(count)]
+    assert len(body) - at == index["names_bytes"]
+    ends = list(accumulate(name_sizes, initial=at))
+    names = [body[a:b] for a, b in pairwise(ends)]
+    raw, at = b"", 0
+    for row in table:
+        stored = frames[at:at + row["stored_bytes"]]
+        check(stored, 0, len(stored), row["crc"])
+        raw += unpacked(stored, row["raw_bytes"], row["stored_bytes"] != row["raw_bytes"])
+        at += row["stored_bytes"]
+    assert at == len(frames)
+    ends = list(accumulate(sizes, initial=0))
+    return [(seqs[i], times[i], names[ids[i]], headers[i], raw[ends[i]:ends[i + 1]]) for i in range(count)]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_headers(name: str) -> None:
+    """Each sound object begins with the page's header."""
+    data = (HERE / f"{name}.bin").read_bytes()
+    header = fields("header", data)
+    assert header["magic"] == b"JETBLOCK"
+    assert header["size"] == len(data)
+    assert [header["epoch"], header["number"]] == SOUND[name]["position"]
+    check(data, 0, 60, header["crc"])
+
+
+@pytest.mark.parametrize("name", [name for name, said in SOUND.items() if said["kind"] in ("SEGMENT", "RUN")])
+def test_segments_and_runs(name: str) -> None:
+    """Blocks, records and messages are those of the JSON beside the object."""
+    data = (HERE / f"{name}.bin").read_bytes()
+    fixed, said = fields("fixed part", data), SOUND[name]["values"]["blocks"]
+    first = end_of("fixed part")
+    rows = [fields("directory row", data, first + i * end_of("directory row")) for i in range(fixed["blocks"])]
+    core_at = first + len(rows) * end_of("directory row")
+    check(data, 64, first - 4, fixed["crc"])
+    check(data, first, core_at, fixed["directory_crc"])
+    index_at = core_at + fixed["cores_bytes"]
+    frames_at = index_at + fixed["indexes_bytes"]
+    assert frames_at + fixed["frames_bytes"] == len(data)
+    assert len(said) == len(rows)
+    for row, block in zip(rows, said, strict=True):
+        core = core_of(data[core_at:core_at + row["core_bytes"]])
+        assert core["stream"] == row["stream"] == block["stream_id"]
+        assert [core[f"out_{name}"] for name in ("first_seq", "last_seq", "messages", "bytes", "first_time")] == (
+            block["outcome"])
+        assert [core[name] for name in ("bytes", "raw_bytes", "first_seq", "last_seq", "first_time", "last_time")] == [
+            block[name] for name in ("bytes", "raw_bytes", "first_seq", "last_seq", "first_time_ns", "last_time_ns")]
+        assert core["removed"] == block["removed"]
+        known = [record for record in core["records"] if record["kind"] in set(RecordKind)]
+        assert [[record["kind"], record["version"] & 0x7F, bool(record["version"] & 0x80), record["after_seq"],
+                 json.loads(json.dumps(record["body"], default=bytes.decode))] for record in known] == block["records"]
+        for record in known:
+            follows_the_page(record["kind"], record["body"])
+        assert (core["summary"] is None) == (block["subjects"] is None)
+        if core["messages"]:
+            found = messages_of(data[index_at:index_at + row["index_bytes"]],
+                                data[frames_at:frames_at + row["frames_bytes"]])
+            assert [[seq, time_ns, subject.decode("latin-1"), header] for seq, time_ns, subject, header, _ in found] == [
+                message[:4] for message in block["messages"]]
+            for (*_, body), message in zip(found, block["messages"], strict=True):
+                if " B, sha256 " in message[4]:
+                    assert message[4].startswith(f"{len(body)} B")
+                else:
+                    assert body.decode("latin-1") == message[4]
+        core_at += row["core_bytes"]
+        index_at += row["index_bytes"]
+        frames_at += row["frames_bytes"]
+
+
+@pytest.mark.parametrize("name", [name for name, said in SOUND.items()
+                                  if said["kind"] in ("FORMAT", "CLAIM", "SEAL", "ROOT", "INBOX")])
+def test_small_objects(name: str) -> None:
+    """One map each, behind its length and checksum."""
+    data = (HERE / f"{name}.bin").read_bytes()
+    document = fields("document", data)
+    end = end_of("document")
+    assert end + document["body_bytes"] == len(data)
+    assert crc32(data[end:], crc32(data[64:68])) == document["crc"]
+    assert isinstance(msgpack.unpackb(data[end:], strict_map_key=False), dict)
+
+
+def test_pages() -> None:
+    """Each page at its place, whole."""
+    data = (HERE / "pages.bin").read_bytes()
+    fixed, first, size = fields("pages", data), end_of("pages"), end_of("page row")
+    check(data, first, first + size * fixed["pages"], fixed["directory_crc"])
+    for i in range(fixed["pages"]):
+        row = fields("page row", data, first + size * i)
+        page = data[row["offset"]:row["offset"] + row["bytes"]]
+        head, end = fields("page", page), end_of("page")
+        assert (head["magic"], head["kind"], head["key"]) == (b"JPAG", row["kind"], row["key"])
+        check(page, 0, end - 4, head["crc"])
+        check(page, end, len(page), head["body_crc"])
+        assert msgpack.unpackb(unpacked(page[end:], head["body_bytes"], bool(head["flags"] & 1))) is not None
+
+
+TYPES = {"str": str, "int": int, "map": dict, "list": list, "column": (list, bytes), "nil": type(None)}
+
+
+def record_table(kind: int) -> dict[str, tuple[tuple[Any, ...], bool]] | None:
+    """Types, and whether it may be missing, by key; None where the section has no table."""
+    section = re.split(rf"^### {kind}: ", PAGE, flags=re.MULTILINE)[1].split("\n#")[0]
+    table = {}
+    for keys, value in re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", section, re.MULTILINE):
+        words = value.replace(",", " ").split()
+        for key in re.findall(r"`(\w+)`", keys):
+            table[key] = tuple(TYPES[word] for word in words if word in TYPES), "optional" in words
+    return table or None
+
+
+def follows_the_page(kind: int, body: Any) -> None:
+    """A record's body has the keys and types that its section names."""
+    table = record_table(kind)
+    if table is None:
+        return
+    missing = {key for key, (_, optional) in table.items() if not optional} - set(body)
+    assert not missing
+    assert set(body) <= set(table)
+    for key, value in body.items():
+        assert not table[key][0] or any(isinstance(value, one) for one in table[key][0]), (kind, key)
+
+
+@pytest.mark.parametrize("kind", list(RecordKind), ids=lambda kind: kind.name)
+def test_every_kind_of_record_has_its_section(kind: RecordKind) -> None:
+    """Shows that none was added without being described."""
+    assert len(re.findall(rf"^### {int(kind)}: ", PAGE, re.MULTILINE)) == 1
+    assert record_table(kind) or kind in (RecordKind.STREAM_DELETE, RecordKind.MSG_IDS)
