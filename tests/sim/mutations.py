@@ -22,7 +22,9 @@ import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
@@ -72,8 +74,11 @@ def strays_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
 
     async def put_all(self: Putter, segment: Segment) -> int:
         proved_ns = await put(self, segment)
-        log = _logs[self]
-        log._leased_ns = max(log._leased_ns, proved_ns)
+        if (log := _logs.get(self)) is not None:  # else it is a recovery's
+            lease_expired = log.lease_expired
+            log._leased_ns = max(log._leased_ns, proved_ns)
+            if lease_expired and not log.lease_expired:
+                log._loop.call_soon(log.on_lease_renewed)
         return proved_ns
 
     _logs: dict[Putter, Log] = {}
@@ -103,23 +108,15 @@ def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
 
 def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
     """Segments are let go up to the newest kept root, so that a damaged one has nothing to fall back to."""
-    after_round = Sweeper.after_round
+    after_round, unneeded = Sweeper.after_round, Sweeper._unneeded
+    newest: dict[Sweeper, Position] = {}
 
-    class Newest:
-        """A checkpointer whose oldest kept root is its newest, in the eyes of who asks from where on to keep."""
+    async def after(self: Sweeper, checkpointer: Checkpointer) -> None:
+        newest[self] = checkpointer.roots[-1].position
+        await after_round(self, checkpointer)
 
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-            kept = inner.roots
-            self.roots = [kept[0]._replace(position=kept[-1].position), *kept[1:]]
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-    async def broken(self: Sweeper, inner: Any) -> None:
-        await after_round(self, Newest(inner))  # type: ignore[arg-type]
-
-    patch.setattr(Sweeper, "after_round", broken)
+    patch.setattr(Sweeper, "after_round", after)
+    patch.setattr(Sweeper, "_unneeded", lambda self, oldest: unneeded(self, newest[self] if oldest.epoch else oldest))
 
 
 def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
@@ -201,10 +198,8 @@ def api_answers_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def ids_forgotten(patch: pytest.MonkeyPatch) -> None:
     """After a restart no id is known."""
-    patch.setattr(Dedupe, "restore", lambda self, ids, last_seq, now_ns: _restore(self, [], last_seq, now_ns))
-
-
-_restore = Dedupe.restore
+    restore = Dedupe.restore
+    patch.setattr(Dedupe, "restore", lambda self, ids, now_ns: restore(self, [], now_ns))
 
 
 def removals_forgotten(patch: pytest.MonkeyPatch) -> None:

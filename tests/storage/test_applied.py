@@ -71,6 +71,18 @@ def test_create_update_delete() -> None:
     assert state.streams == {}
 
 
+def test_the_end_of_a_stream_leaves_its_name_to_who_has_it_now() -> None:
+    """Deleted and made again under one name: whichever block of a segment comes first, the name is the younger one's."""
+    state = made()
+    account, name = next(iter(state.names))
+    segment(state, 20, stream_id=8, records=[(RecordKind.STREAM_CREATE, {"account": account, "name": name, "config": {},
+                                                                        "created_ns": 2})])
+    segment(state, 20, stream_id=7, records=[(RecordKind.STREAM_DELETE, {})])
+    stream = state.stream(account, name)
+    assert stream is not None
+    assert stream.stream_id == 8
+
+
 def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
     """Three blocks; a range over the end of one, all of the next and the beginning of the third."""
     state = made()

@@ -243,7 +243,7 @@ class World:
             self.note("kill", process.name)
             self.counts["kill"] += 1
             await process.kill()
-            if rng.random() < 0.2:
+            if rng.random() < 0.4:
                 self._damage()
             await asyncio.sleep(rng.choice((0.0, 1.0)))
             self.start(at)

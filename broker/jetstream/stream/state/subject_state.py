@@ -131,6 +131,7 @@ class SubjectState:
         """Drop the index; the next question builds it again."""
         self._index = None
         self._forgotten += 1
+        self._steps += 1
         self._debts.clear()
 
     def last(self, subject: bytes) -> int:
@@ -226,6 +227,7 @@ class SubjectState:
                 first = self._take_out(index, removal.block, removal.first, last)
             if first is not None:
                 self._debts.append(_Debt(removal.block, first, last))
+                self._steps += 1  # not one forward: whoever waits has something else to wait for now
         if len(self._debts) > _DEBTS_MAX:
             self.forget()
 
