@@ -104,7 +104,6 @@ class Owner(BlockOwner, Protocol):
     def ceiling(self) -> int: ...
     def raise_ceiling(self, last_seq: int) -> None: ...
     def wait_for_ceiling(self) -> None: ...
-    async def load_ids(self) -> None: ...
 
 
 class Retention(Protocol):
@@ -127,12 +126,14 @@ class Sequencer:
 
     def __init__(self, owner: Owner, live: Live, log: Log | MemoryLog, dedupe: Dedupe, subjects: SubjectState,
                  retention: Retention, rollups: Rollups, standstill: Standstill, replies: Replies, bus: Bus, clock: Clock,
-                 last_seq_of: Callable[[Filters], Awaitable[int]]) -> None:
+                 last_seq_of: Callable[[Filters], Awaitable[int]],
+                 load_ids: Callable[[], Awaitable[None]]) -> None:
         self._owner = owner
         self._live, self._log, self._dedupe, self._subjects = live, log, dedupe, subjects
         self._retention, self._rollups, self._standstill = retention, rollups, standstill
         self._clock = clock
         self._last_seq_of = last_seq_of
+        self._load_ids = load_ids
         self._pub_acks_each = bus.pub_acks_each
         self.replies = replies
         self._last_by_filter: tuple[bytes, int, int] | None = None
@@ -517,7 +518,7 @@ class Sequencer:
     def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
         dedupe = self._dedupe
         if not dedupe.known:
-            raise NotLoaded(_IDS, work=self._owner.load_ids)
+            raise NotLoaded(_IDS, work=self._load_ids)
         dedupe.expire(time_ns)
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
@@ -530,7 +531,7 @@ class Sequencer:
             return
         last_id = pending.last_id if pending.msgs else self._dedupe.last_id
         if last_id is None:
-            raise NotLoaded(_IDS, work=self._owner.load_ids)
+            raise NotLoaded(_IDS, work=self._load_ids)
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 
