@@ -3,7 +3,7 @@
 Owns: which streams and consumers exist, their records in the log, their subscriptions, the limits of the account.
 Does not own: what a request looks like (api), what happens inside a stream or consumer.
 
-Every decision here is taken at once, from the live state, and written into the stream's open block; whoever answers for
+Every decision here is taken at once, from the live state, and written into the stream's open block; whatever answers for
 it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
 not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
 
@@ -201,7 +201,7 @@ class Account:
         return openings
 
     def prepare_shutdown(self) -> None:
-        """Serve no consumer any more, telling those who wait for messages, and say each stream's last."""
+        """Stop all consumers, telling waiting pull requests, and have each stream write its last record."""
         for stream in self.streams.values():
             for consumer in self.consumers(stream).values():
                 self._unsubscribe_acks(consumer)
@@ -209,7 +209,7 @@ class Account:
             stream.prepare_shutdown()
 
     def release(self) -> None:
-        """Let go of everything: subscriptions, timers, state. Nothing is written."""
+        """Drop everything: subscriptions, timers, state. Nothing is written."""
         for stream in list(self.streams.values()):
             for consumer in self.consumers(stream).values():
                 self._unsubscribe_acks(consumer)
@@ -465,7 +465,7 @@ class Account:
             self.bus.unsubscribe(subscription)
 
     def _inactive(self, consumer: Consumer) -> None:
-        """Nobody has used the consumer for its inactive_threshold."""
+        """The consumer was not used for its inactive_threshold."""
         _log.debug("consumer %s > %s is deleted: not used", consumer.stream.name, consumer.name)
         self.delete_consumer(consumer)
 

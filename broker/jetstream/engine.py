@@ -3,8 +3,8 @@
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
         └─ log (streams with storage file), memory_log (storage memory)
 
-``listen`` at the start of the process, ``open`` when the shard is ours, ``close`` when it is not any more; outside of
-that requests are answered with 10008.
+``listen`` at the start of the process, ``open`` when the shard is ours, ``close`` when it no longer is; outside of that,
+requests are answered with 10008.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class JetStream:
             rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage], listeners=listeners)
 
     def _wake(self) -> None:
-        """What consumers held back while our proof of owning the shard was too old goes out now."""
+        """The lease was renewed: consumers go on with deliveries that they held back."""
         for account in self.accounts.values():
             for stream in account.streams.values():
                 for consumer in account.consumers(stream).values():

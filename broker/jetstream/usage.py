@@ -1,4 +1,4 @@
-"""What the live messages of all streams of one storage kind weigh together, and how much they may.
+"""The bytes of the live messages of all streams of one storage kind, and their bound.
 
 One ``Usage`` for memory and one for what is stored; every stream of the kind adds to it what it sequences and takes from
 it what leaves. So a bound on all streams costs a publish one comparison.
@@ -33,7 +33,7 @@ class Usage:
         self._told_at_ns: int | None = None
 
     def refused(self, now_ns: int) -> None:
-        """A publish was refused for it: the log says so, not for each one."""
+        """A publish was refused for it: log that, but not for each one."""
         if self._told_at_ns is None or now_ns - self._told_at_ns > _TOLD_APART_NS:
             self._told_at_ns = now_ns
             _log.error("JetStream %s resource limits exceeded for server", self._kind)

@@ -1,13 +1,13 @@
 """Queries a live stream: chunks for consumers, single messages, counts and places to start.
 
 Owns: finding which block and which message answers a question, over the live state.
-Does not own: loading and caching (storage.reader), the subjects (subject_state), the consumers' cursors.
+Does not own: loading and caching (storage.read), the subjects (subject_state), the consumers' cursors.
 
 Consumers see messages at or below ``persisted_seq``. Gets, counts by subject and start positions take the whole live
 stream, the acknowledged tail included.
 
-A block whose object was swept while we looked raises NotFound in the reader: its messages have left the stream, so the
-question is asked again of what is there now.
+A block whose object was swept during a query raises NotFound in the reader: its messages have left the stream, so the
+query runs again on the current state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SUBJECTS_AT_ONCE = 8192
 """Looked up in one turn of the loop: about 3 ms."""
 
 _TRIES = 5
-"""A message may be removed, and its block swept, while it is looked up; then the next try sees what is there now."""
+"""A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
 
 
 class Loading:

@@ -23,10 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
@@ -35,6 +33,7 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.blocked import Standstill
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
 from broker.jetstream.stream.queries import Loading, Queries
@@ -56,7 +55,6 @@ from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
 from broker.storage.format.record import RecordKind
-from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
@@ -77,26 +75,12 @@ Subject = bytes
 
 _log = logging.getLogger(__name__)
 
-_IDS_BLOCKS_AT_ONCE = 24
-"""Blocks whose ids are read side by side after a restart: a busy window has thousands, and publishes wait for them."""
-
-_IDS_AT_ONCE = 65_536
-"""Messages that those blocks have together, unless one has more: their ids are in memory twice."""
-
-_IDS_A_TURN = 2048
-"""Ids taken back, or forgotten, between two turns of the loop: about 2 ms."""
-
-_ONE_TIME_NS = 100_000_000
-"""Messages of a block that lie no further apart may share its last time, where only the window of ids asks."""
-
 _CEILING_STEP = 65_536
 
 _TIDY_SECONDS = 0.1
 
 _SORTED_MAX = 100_000
 """Subjects put in order for an answer; more are paged, and put in order by who pages them."""
-
-_last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
 
 class Stream:
@@ -135,10 +119,9 @@ class Stream:
         self.heads = Heads(self.live, self)
         self._tasks = Tasks(self.name)
         self._shrunk: dict[int, LiveBlock] = {}
-        self._with_ids: list[LiveBlock] = []
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
-        self._dedupe_timer: asyncio.TimerHandle | None = None
         self._tidy_timer: asyncio.TimerHandle | None = None
+        self.msg_ids = MsgIds(self.dedupe, self.live, reader, clock)
         self.subjects = SubjectState(self.live, self.heads, config.max_msgs_per_subject > 0)
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
@@ -150,7 +133,7 @@ class Stream:
             self, self.live, log, self.dedupe, self.subjects, self.retention,
             Rollups(self.live, self.heads, self.subjects, self.retention),
             Standstill(self, self.live, self.heads, self._tasks, replies, clock), replies, bus, clock,
-            self.queries.last_seq_of)
+            self.queries.last_seq_of, self.msg_ids.load)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self._configure(config)
         if state is None:
@@ -192,14 +175,7 @@ class Stream:
         return self.log.state.streams.get(self.stream_id)
 
     def _looked(self, blocks: Sequence[LiveBlock]) -> None:
-        """These persisted blocks are here, the next in order."""
-        if self.dedupe.known or not blocks:
-            return
-        # Noted here, since a message may leave before somebody asks for its id.
-        since_ns, noted = self.clock.now_ns() - self.dedupe.window_ns, self._with_ids
-        if noted and noted[-1].last_time_ns <= since_ns:
-            noted.clear()  # it was the last, so far
-        noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+        self.msg_ids.looked(blocks)
 
     async def look(self) -> None:
         """Have the blocks in ``live``: to be awaited before anything but a publish. See ``Live.look``."""
@@ -258,7 +234,7 @@ class Stream:
             rows = OpenRows(block)
             # An older reader may do without them.
             block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
-            self._expire_ids_later()
+            self.msg_ids.expire_later()
         for delta in self.listeners.take_deltas():
             block.add_record(RecordKind.CONSUMER_STATE, delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
@@ -464,9 +440,9 @@ class Stream:
         self.queue.close()
         self.retention.close()
         self.live.leave()
-        for timer in (self._dedupe_timer, self._tidy_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._tidy_timer is not None:
+            self._tidy_timer.cancel()
+        self.msg_ids.close()
         self._tasks.cancel()
 
     # --- what it shows ------------------------------------------------------------------------------------------------
@@ -538,63 +514,3 @@ class Stream:
 
     def _cached_head(self, block: LiveBlock) -> Rows | None:
         return self.reader.cached_head(block) if block.ref is not None else None
-
-    async def rows(self, block: LiveBlock) -> Rows:
-        """The rows of a block, loaded if need be. Raises: NotFound; StoreError; FormatError."""
-        return self.live.resident(block) or await self.reader.head(block)
-
-    async def load_ids(self) -> None:
-        """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest
-        first, as many as may be held, a slice in each turn of the loop."""
-        live, dedupe = self.live, self.dedupe
-        await self.look()
-        blocks, more = self._with_ids, True
-        while blocks and more:
-            some, count = [blocks[-1]], blocks[-1].count
-            while len(some) < min(_IDS_BLOCKS_AT_ONCE, len(blocks)) and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
-                some.append(blocks[-1 - len(some)])
-                count += some[-1].count
-            for ids in await asyncio.gather(*map(self._ids_of, some)):
-                if dedupe.last_id is None:
-                    dedupe.last_id = ids[-1][1] if ids and ids[-1][0] == live.last_seq else b""
-                for end in range(len(ids), 0, -_IDS_A_TURN):
-                    more = more and dedupe.restore(ids[max(0, end - _IDS_A_TURN):end], self.clock.now_ns())
-                    await asyncio.sleep(0)
-            del blocks[-len(some):]
-        if dedupe.last_id is None:
-            dedupe.last_id = b""
-        dedupe.restored()
-        self._with_ids = []
-        self._expire_ids_later()
-
-    async def _ids_of(self, block: LiveBlock) -> list[tuple[int, Subject, int]]:
-        """The ids that a block records: (sequence, id, time_ns) in order; none of one that has gone meanwhile."""
-        try:
-            core = await self.reader.core(block)
-            pairs: list[Any] = []
-            for record in core.records:
-                if record.kind == RecordKind.MSG_IDS:
-                    body: Any = record.body
-                    pairs += body
-            if not pairs:
-                return []
-            if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
-                # So little longer in the window saves a get of the index for each block.
-                return [(block.first_seq + at, msg_id, block.last_time_ns) for at, msg_id in pairs]
-            rows = await self.rows(block)
-        except NotFound:
-            if self.live.holds(block):
-                raise
-            return []
-        return [(rows.seq_of(at), msg_id, rows.time_of(at)) for at, msg_id in pairs]
-
-    def _expire_ids_later(self) -> None:
-        due_ns = self.dedupe.next_expiry_ns
-        if self._dedupe_timer is None and due_ns is not None:
-            delay_ns = max(due_ns - self.clock.now_ns(), 5_000_000 if self.dedupe.behind else 50_000_000)
-            self._dedupe_timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire_ids)
-
-    def _expire_ids(self) -> None:
-        self._dedupe_timer = None
-        self.dedupe.expire(self.clock.now_ns(), _IDS_A_TURN)
-        self._expire_ids_later()

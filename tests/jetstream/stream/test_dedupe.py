@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.stream import stream as stream_module
+from broker.jetstream.stream.publish import msg_ids as msg_ids_module
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.storage.log.log import LogSettings
 from tests.jetstream.stream.world import World, ask, pub, publish, turns
@@ -100,8 +100,8 @@ def test_a_restart_leaves_out_what_has_left_the_window() -> None:
 
 async def test_ids_of_a_large_window_come_back_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart with many ids: a slice of them in one turn of the loop, and all of them in the end."""
-    monkeypatch.setattr(stream_module, "_IDS_A_TURN", 50)
-    monkeypatch.setattr(stream_module, "_IDS_AT_ONCE", 400)
+    monkeypatch.setattr(msg_ids_module, "_IDS_A_TURN", 50)
+    monkeypatch.setattr(msg_ids_module, "_IDS_AT_ONCE", 400)
     world = World(settings=LogSettings(segment_count=300))
     stream = world.stream()
     for at in range(0, 1500, 300):

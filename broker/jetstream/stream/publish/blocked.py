@@ -1,7 +1,7 @@
-"""The publish at the publish_queue's head waits for what its decision found missing; everything behind it waits too.
+"""Makes the publish at the head of the queue wait for what its decision lacks; everything behind it waits too.
 
-Owns: how long that may take, and what becomes of the publish then. Does not own: the queue (publish_queue), what is brought in
-(decision), the refusal's bytes (sequencer).
+Owns: how long that may take, and what happens to the publish then. Does not own: the queue (queue), the loading (decision),
+the bytes of the refusal (replies).
 
     begin ──> here in time ─────> the queue goes on with it
          ├──> it takes too long > it is refused, and loading goes on. Until that ends, what needs something too is
@@ -44,7 +44,7 @@ class Queue(Protocol):
 
 
 class Owner(Protocol):
-    """What is asked of the stream here."""
+    """What this module asks of the stream."""
 
     @property
     def queue(self) -> Queue: ...

@@ -1,7 +1,7 @@
 """Publishes become messages of a stream, or refusals: nats-server's checks, in its order, taken from the live state.
 
 Owns: every decision on a publish. Does not own: the live state (live), the subjects (subject_state), the ids (dedupe),
-what limits remove afterwards (retention), who waits before it gets here (publish_queue), the bytes of replies (replies).
+what limits remove afterwards (retention), what waits before it gets here (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ nothing special in it ─────────> one append, one waiter for all its PubAcks   (``_bulk``)
                       ├─ the same, and a single message > as lean as it gets: many streams in turn     (``one``)
@@ -11,8 +11,8 @@ Refusals come before sequencing, never after: what is appended gets a PubAck or 
 not in memory raises ``NotLoaded`` before it has changed anything; the rest of the run then waits at the queue's head. Nothing
 enters the stream from inside a decision (see bus), and what one leads to is done in one place (``_commit``).
 
-An error that nobody foresaw refuses the message that met it. What was appended stands with its PubAcks, and nothing
-remembers what was not; should even that not hold, the log stops.
+An unexpected error refuses the message that caused it. What was appended stands with its PubAcks, and nothing remembers
+what was not; if even that does not hold, the log stops.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
@@ -76,7 +76,7 @@ _FAR = SEQ_MAX >> 1
 _NO_HEADERS: PublishHeaders = {}
 
 _TELL_NS = 1_000_000_000
-"""Errors that nobody foresaw are logged no more often: they may come with each message."""
+"""Unexpected errors are logged no more often: they may come with each message."""
 
 
 class _Duplicate(Exception):
@@ -94,7 +94,7 @@ class Queue(Protocol):
 
 
 class Owner(BlockOwner, Protocol):
-    """What is asked of the stream here."""
+    """What this module asks of the stream."""
 
     @property
     def name(self) -> str: ...
@@ -104,7 +104,6 @@ class Owner(BlockOwner, Protocol):
     def ceiling(self) -> int: ...
     def raise_ceiling(self, last_seq: int) -> None: ...
     def wait_for_ceiling(self) -> None: ...
-    async def load_ids(self) -> None: ...
 
 
 class Retention(Protocol):
@@ -127,16 +126,18 @@ class Sequencer:
 
     def __init__(self, owner: Owner, live: Live, log: Log | MemoryLog, dedupe: Dedupe, subjects: SubjectState,
                  retention: Retention, rollups: Rollups, standstill: Standstill, replies: Replies, bus: Bus, clock: Clock,
-                 last_seq_of: Callable[[Filters], Awaitable[int]]) -> None:
+                 last_seq_of: Callable[[Filters], Awaitable[int]],
+                 load_ids: Callable[[], Awaitable[None]]) -> None:
         self._owner = owner
         self._live, self._log, self._dedupe, self._subjects = live, log, dedupe, subjects
         self._retention, self._rollups, self._standstill = retention, rollups, standstill
         self._clock = clock
         self._last_seq_of = last_seq_of
+        self._load_ids = load_ids
         self._pub_acks_each = bus.pub_acks_each
         self.replies = replies
         self._last_by_filter: tuple[bytes, int, int] | None = None
-        """What was looked up for the publish at the publish_queue's head: a filter, its last sequence, the stream's."""
+        """What was looked up for the publish at the head of the queue: a filter, its last sequence, the stream's."""
         self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
@@ -169,7 +170,7 @@ class Sequencer:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Sequence ops[start:end], whose turn it is; what must wait goes back to the publish_queue."""
+        """Sequence ops[start:end], whose turn it is; what must wait goes back to the queue."""
         live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling - _CEILING_MARGIN
@@ -182,7 +183,7 @@ class Sequencer:
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
-                # Behind it the publish_queue is busy, so what is left is what comes next.
+                # Behind it the queue is busy, so what is left is what comes next.
                 self._owner.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
@@ -357,7 +358,7 @@ class Sequencer:
                 self._unforeseen(error, index=True)
 
     def _unforeseen(self, error: Exception, *, index: bool) -> None:
-        """An error that nobody foresaw: tell of it, and see to it that nothing wrong is built upon.
+        """Log an unexpected error, and make sure that nothing is built on a wrong state.
 
         ``index``: the subjects may be out of step; they are read again from the messages.
         """
@@ -517,7 +518,7 @@ class Sequencer:
     def _check_msg_id(self, msg_id: bytes, pending: Pending, time_ns: int) -> None:
         dedupe = self._dedupe
         if not dedupe.known:
-            raise NotLoaded(_IDS, work=self._owner.load_ids)
+            raise NotLoaded(_IDS, work=self._load_ids)
         dedupe.expire(time_ns)
         if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
             raise _Duplicate(seq)
@@ -530,7 +531,7 @@ class Sequencer:
             return
         last_id = pending.last_id if pending.msgs else self._dedupe.last_id
         if last_id is None:
-            raise NotLoaded(_IDS, work=self._owner.load_ids)
+            raise NotLoaded(_IDS, work=self._load_ids)
         if expected != last_id:
             raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
 

@@ -1,6 +1,6 @@
-"""Sees to it that a stream's limits hold for what is there: after an update, after a start, after a trim that failed.
+"""Makes a stream's limits hold for what it already has: after an update, a start, or a trim that failed.
 
-Owns: what is still to be carried out, trying again, and the word in the log that says how far it got.
+Owns: what is still to be done, retries, and the record in the log that says how far it got.
 Does not own: what a limit takes out (retention), expiry by age, which has a timer of its own (retention).
 
     max_msgs, max_bytes     told by the stream's numbers alone, so each start compares them. It takes a head or two
@@ -63,7 +63,7 @@ class Turns(Protocol):
 
 
 class Owner(BlockOwner, Protocol):
-    """What is asked of the stream here."""
+    """What this module asks of the stream."""
 
     @property
     def name(self) -> str: ...
@@ -249,6 +249,6 @@ class Enforcement:
 
 
 def _heard(done: asyncio.Future[None]) -> None:
-    """Nobody has to wait for it."""
+    """Retrieve the error, so that asyncio does not report it: waiting for ``done`` is optional."""
     if not done.cancelled():
         done.exception()

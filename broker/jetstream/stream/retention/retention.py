@@ -1,7 +1,7 @@
 """What leaves a stream, and when: limits, age, deletes and purges.
 
-Owns: which messages a limit, the clock or a request takes out, and telling everybody: the live state, the subjects, the
-open block (so that replay arrives at the same), the consumers.
+Owns: which messages a limit, the clock or a request removes, and applying that to the live state, the subjects, the open
+block (so that replay arrives at the same) and the listeners.
 Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits are carried out in the
 end (enforcement), nor how the state changes (live).
 
@@ -113,7 +113,7 @@ class Retention:
         self.close()
 
     def close(self) -> None:
-        """Stop the clockwork."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,0 +1,122 @@
+"""Keeps a stream's window of message ids: reads it back after a restart, and lets it expire.
+
+Owns: which stored blocks have ids of the window, reading them, the timer of expiry. Does not own: the ids (dedupe), what a
+duplicate leads to (sequencer), the records that store ids (stream).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from broker.storage.format.record import RecordKind
+from broker.storage.objectstore.base import NotFound
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.publish.dedupe import Dedupe
+    from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.state.live import Live
+    from broker.storage.read.reader import BlockReader
+
+__all__ = ["MsgIds"]
+
+_IDS_BLOCKS_AT_ONCE = 24
+"""Blocks whose ids are read side by side after a restart: a busy window has thousands, and publishes wait for them."""
+
+_IDS_AT_ONCE = 65_536
+"""Messages that those blocks have together, unless one has more: their ids are in memory twice."""
+
+_IDS_A_TURN = 2048
+"""Ids taken back, or forgotten, between two turns of the loop: about 2 ms."""
+
+_ONE_TIME_NS = 100_000_000
+"""Messages of a block that lie no further apart may share its last time, where only the window of ids asks."""
+
+_last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
+
+
+class MsgIds:
+    """The stored ids of one stream."""
+
+    def __init__(self, dedupe: Dedupe, live: Live, reader: BlockReader, clock: Clock) -> None:
+        self._dedupe = dedupe
+        self._live = live
+        self._reader = reader
+        self._clock = clock
+        self._with_ids: list[LiveBlock] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def looked(self, blocks: Sequence[LiveBlock]) -> None:
+        """These persisted blocks are here, the next in order."""
+        if self._dedupe.known or not blocks:
+            return
+        # Noted here, since a message may leave before its id is asked for.
+        since_ns, noted = self._clock.now_ns() - self._dedupe.window_ns, self._with_ids
+        if noted and noted[-1].last_time_ns <= since_ns:
+            noted.clear()  # only the last one that was too old is kept
+        noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+
+    async def load(self) -> None:
+        """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest
+        first, as many as may be held, a slice in each turn of the loop."""
+        live, dedupe = self._live, self._dedupe
+        await live.look()
+        blocks, more = self._with_ids, True
+        while blocks and more:
+            some, count = [blocks[-1]], blocks[-1].count
+            while len(some) < min(_IDS_BLOCKS_AT_ONCE, len(blocks)) and count + blocks[-1 - len(some)].count <= _IDS_AT_ONCE:
+                some.append(blocks[-1 - len(some)])
+                count += some[-1].count
+            for ids in await asyncio.gather(*map(self._ids_of, some)):
+                if dedupe.last_id is None:
+                    dedupe.last_id = ids[-1][1] if ids and ids[-1][0] == live.last_seq else b""
+                for end in range(len(ids), 0, -_IDS_A_TURN):
+                    more = more and dedupe.restore(ids[max(0, end - _IDS_A_TURN):end], self._clock.now_ns())
+                    await asyncio.sleep(0)
+            del blocks[-len(some):]
+        if dedupe.last_id is None:
+            dedupe.last_id = b""
+        dedupe.restored()
+        self._with_ids = []
+        self.expire_later()
+
+    async def _ids_of(self, block: LiveBlock) -> list[tuple[int, bytes, int]]:
+        """The ids that a block records: (sequence, id, time_ns) in order; none of one that has gone meanwhile."""
+        try:
+            core = await self._reader.core(block)
+            pairs: list[Any] = []
+            for record in core.records:
+                if record.kind == RecordKind.MSG_IDS:
+                    body: Any = record.body
+                    pairs += body
+            if not pairs:
+                return []
+            if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
+                # So little longer in the window saves a get of the index for each block.
+                return [(block.first_seq + at, msg_id, block.last_time_ns) for at, msg_id in pairs]
+            rows = self._live.resident(block) or await self._reader.head(block)
+        except NotFound:
+            if self._live.holds(block):
+                raise
+            return []
+        return [(rows.seq_of(at), msg_id, rows.time_of(at)) for at, msg_id in pairs]
+
+    def expire_later(self) -> None:
+        due_ns = self._dedupe.next_expiry_ns
+        if self._timer is None and due_ns is not None:
+            delay_ns = max(due_ns - self._clock.now_ns(), 5_000_000 if self._dedupe.behind else 50_000_000)
+            self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._dedupe.expire(self._clock.now_ns(), _IDS_A_TURN)
+        self.expire_later()
