@@ -151,7 +151,7 @@ class StreamPaths(_RunPaths):
 
 
 def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = None) -> str:
-    """The key of the object that ``ref`` lies in; ``stream`` is needed for a STREAM_RUN alone."""
+    """The key of the object that holds ``ref``'s block; ``stream`` is needed for a STREAM_RUN alone."""
     if ref.place is BlockPlace.LOG:
         return shard.log(ref.position)
     if ref.place is BlockPlace.RUN:
@@ -169,7 +169,7 @@ def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key taken apart. ``kind`` says what may lie there: SEGMENT stands for seals too, both being log entries.
+    """A key taken apart. ``kind`` says what may be stored there: SEGMENT stands for seals too, both being log entries.
 
     Parts that a key does not have are None; so are ``account`` and ``stream`` where the key has only a hash of them.
     """

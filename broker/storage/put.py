@@ -1,4 +1,4 @@
-"""One put-if-absent, settled: did it land, and if not, whose object has the key? And how long a store is waited for.
+"""One put-if-absent, settled: did it land, and if not, whose object has the key? And how long to wait for a store.
 
 A refused put is believed only after the object's header was read. Ours (the same nonce): it landed, perhaps by an
 earlier try whose answer was lost. A seal: we are fenced. Anything else is for the caller to judge.
@@ -32,7 +32,7 @@ _KIND_AT = 8
 class Fenced(Exception):
     """Another process run owns the shard now; nothing that we write from here on is part of it.
 
-    ``by`` is the name it goes by, "" where it is not known.
+    ``by`` is its name, "" where it is not known.
     """
 
     def __init__(self, why: str, by: str = "") -> None:
@@ -55,9 +55,9 @@ async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
 async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) -> ObjectHeader | None:
     """Put once. Returns None when the object at ``key`` is the one that was put, else the header of what has the key.
 
-    What is put is told by writer and kind: a process run that lost the shard and takes it again may find a late segment
-    of its own where it means to put a seal.
-    Raises: Transient, StoreRefused (nothing is known); Corrupt when what lies there has no readable header.
+    Ours is known by writer and kind: a process run that lost the shard and takes it again may find a late segment of its
+    own where it means to put a seal.
+    Raises: Transient, StoreRefused (nothing is known); Corrupt when the object there has no readable header.
     """
     try:
         await store.put(key, data)
@@ -68,7 +68,7 @@ async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) ->
 
 
 def describe(header: ObjectHeader, key: str) -> Corrupt:
-    """What to stop with when somebody else's object that is no seal has one of our keys."""
+    """The error to stop with when another writer's object, and no seal, has one of our keys."""
     return Corrupt(key, "header", 8, f"a {header.kind.name.lower()} of another writer (nonce {header.nonce.hex()}) has "
                    f"a key that only we may write")
 
@@ -90,10 +90,10 @@ class Backoff:
 
 
 class Patience:
-    """How one piece of work (a take-over, a recovery, a standby's watch) bears with a store that gives no answer.
+    """How one piece of work (a take-over, a recovery, a standby's watch) waits for a store that gives no answer.
 
-    A call is tried again after each Transient, and no try begins later than a quarter of a minute after the first. That
-    one takes longer than two seconds is a warning in the log, once a minute, however many calls wait side by side.
+    A call is tried again after each Transient, and no try begins later than a quarter of a minute after the first. A
+    call that takes longer than two seconds is a warning in the log, once a minute however many calls wait.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, rng: random.Random) -> None:

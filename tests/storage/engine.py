@@ -159,7 +159,7 @@ class Rig:
         return self.shard
 
     def log_keys(self) -> list[Position]:
-        """Positions of everything that lies in the log."""
+        """Positions of all entries in the log."""
         assert isinstance(self.shared, MemoryStore)
         return [Position(int(k[-21:-13], 16), int(k[-12:], 16)) for k in sorted(self.shared.objects) if "/log/" in k]
 

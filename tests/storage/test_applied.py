@@ -55,7 +55,7 @@ def made() -> ShardState:
 
 def test_create_update_delete() -> None:
     """A create record makes a stream and its name; an update replaces its config; a delete takes both, and its blocks'
-    segments are named by nobody."""
+    segments are named by nothing."""
     state = made()
     stream = state.stream("$G", "s")
     assert stream is not None

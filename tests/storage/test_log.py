@@ -156,7 +156,7 @@ def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
 
 
 def test_lazy_news_goes_within_a_second_or_rides_along() -> None:
-    """Alone it waits for a second; with somebody else's urgent news it goes at once."""
+    """Alone it waits for a second; with another owner's urgent news it goes at once."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Stream(rig.log, 8, "t")
@@ -198,7 +198,7 @@ def test_barrier_makes_lazy_news_urgent() -> None:
 
 
 def test_no_news_no_segment() -> None:
-    """An owner that turns out to have nothing to say costs no put, and who waits for it is answered all the same."""
+    """An owner that turns out to have nothing to say costs no put, and what waits for it is answered all the same."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         rig.log.lazy(stream)
@@ -264,7 +264,7 @@ def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
 
 
 def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
-    """Nothing that waits is ever answered; who waits in a coroutine gets Fenced."""
+    """Nothing that waits is ever answered; a waiting coroutine gets Fenced."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Rig(rig.shared, clock, "b", 2)
@@ -289,7 +289,7 @@ def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
 
 
 def test_a_stranger_in_the_slot_stops_the_log() -> None:
-    """Neither ours nor a seal: nobody may write there. Stop, and name the object."""
+    """Neither ours nor a seal: no other writer may put there. Stop, and name the object."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         key = PATHS.log(Position(1, 2))
@@ -321,7 +321,7 @@ def test_our_own_object_in_the_slot_is_ours() -> None:
 
 
 def test_back_pressure_in_bytes() -> None:
-    """The tail counts what is open and in flight; who waits for room is called when it has shrunk."""
+    """The tail counts what is open and in flight; a caller that waits for room is called when it has shrunk."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, tail_bytes_max=10_000)
         stall = rig.store.stall_put(rig.store.puts)
@@ -389,7 +389,7 @@ def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> Non
 
 
 def test_the_end_of_a_mute_time_is_told() -> None:
-    """Also when an empty segment ends it: nobody but that call would wake those who held something back."""
+    """Also when an empty segment ends it: only that call wakes streams that held something back."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         told: list[int] = []

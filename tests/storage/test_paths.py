@@ -129,7 +129,7 @@ def test_what_fits_no_key_is_refused(call: object) -> None:
 
 
 def test_a_block_reference_names_its_object() -> None:
-    """Shows the three places that a block may lie in."""
+    """Shows the three places that a block may be stored in."""
     stream = StreamPaths("$G", "s", 9)
     for place, key in ((BlockPlace.LOG, ShardPaths(2).log(AT)), (BlockPlace.RUN, ShardPaths(2).run(AT, 5)),
                        (BlockPlace.STREAM_RUN, stream.run(AT, 5))):

@@ -1,4 +1,4 @@
-"""The reader: ranged GETs of heads and frames, once for all who ask, ahead where asked, bounded by the cache."""
+"""The reader: ranged GETs of heads and frames, once for all callers, ahead where asked, bounded by the cache."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
 
 
 async def test_everyone_shares_one_load() -> None:
-    """Ten who ask at once cause one GET of the head and one of the frame; one who gives up does not stop the others."""
+    """Ten callers at once cause one GET of the head and one of the frame; one that gives up does not stop the others."""
     store, reader, block = await make()
     store.go.clear()
     tasks = [asyncio.ensure_future(reader.chunk(block, 3)) for _ in range(10)]
@@ -106,7 +106,7 @@ async def test_everyone_shares_one_load() -> None:
 
 
 async def test_a_failed_load_is_tried_again() -> None:
-    """A load that fails fails for all who wait for it, and the next one to ask tries anew."""
+    """A load that fails fails for all that wait for it, and the next call tries again."""
     store, reader, block = await make()
     data = store.objects.pop(SHARD.log(AT))
     results = await asyncio.gather(reader.head(block), reader.head(block), return_exceptions=True)

@@ -168,7 +168,7 @@ def test_the_logs_beginning_gone_stops() -> None:
 
 
 def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
-    """Puts in flight beyond the one that was lost to the seal stay orphans, whoever reads."""
+    """Puts in flight beyond the one that was lost to the seal stay orphans for every reader."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = await filled(clock, shared, 3, ShardSettings(log=LogSettings(segment_bytes=10)))
@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: in
 
 
 def test_a_checkpoint_that_appears_while_reading() -> None:
-    """The reader's next number was swept: it begins again with the checkpoint that lies beyond."""
+    """The reader's next number was swept: it begins again with the checkpoint beyond it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 20, ShardSettings(
@@ -300,7 +300,7 @@ def test_a_checkpoint_that_appears_while_reading() -> None:
 
 
 def test_recovery_meets_a_later_owner() -> None:
-    """Between our opening and our replay somebody took the shard: fenced, not confused."""
+    """Between our opening and our replay another broker took the shard: fenced, not confused."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)

@@ -100,7 +100,7 @@ def test_a_live_block_keeps_its_segment() -> None:
 
 
 def test_nothing_goes_before_its_record_is_persisted() -> None:
-    """The put with the record is stalled: a root lies beyond, but nothing is deleted until the record is in the log."""
+    """The put with the record is stalled: a root is stored beyond it, but nothing is deleted until the record is in the log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(segments=1 << 20))

@@ -1,4 +1,4 @@
-"""Bytes to values and back, for everything that lies in the store; docs/FORMAT.md draws it byte by byte.
+"""Bytes to values and back, for every object in the store; docs/FORMAT.md draws it byte by byte.
 
 Owns: the layout of each kind of object and the checks on it. Owns neither keys (``storage.paths``), nor when anything
 is written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
@@ -7,7 +7,7 @@ is written (``storage.writer`` and ``storage.log``), nor what a record means (``
     document   the small objects: a header and one msgpack map
     store      the store's own object;  claim: claims and seals;  checkpoint: roots  (all documents)
     opening    the record that begins an epoch's log
-    segment    an object of blocks: its directory, and where each block's core, index and frames lie (runs too)
+    segment    an object of blocks: its directory, and where each block's core, index and frames are (runs too)
     block      a block's core: counts, outcome, removed ranges, records; and BlockRef, a block's place in the store
     index      a block's message index: columns, frame table, subject table
     frame      about 128 KiB of bodies, compressed; decoded it is a Chunk

@@ -1,4 +1,4 @@
-"""A block's core: all that replay needs of one stream's part of an object, and where a block lies.
+"""A block's core: all that replay needs of one stream's part of an object, and where a block is stored.
 
     core      fixed part | sections, as the flags say compressed together or not
 
@@ -158,7 +158,7 @@ LAST_TIME_NS: Final = 16
 
 
 class BlockRef:
-    """Where one block with messages lies, and what must be known of it without reading it. Immutable.
+    """Where one block with messages is stored, and what must be known of it without reading it. Immutable.
 
     ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
     are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has

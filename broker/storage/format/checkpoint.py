@@ -16,7 +16,7 @@ class Root(NamedTuple):
     """A checkpoint.
 
     position: the last one it includes, and its key's. replay_from: where replay begins, the lowest position of its
-    pages; replay_from <= position. pages: where all pages that must be read first lie. extra: what else ``storage.log``
+    pages; replay_from <= position. pages: where all pages that must be read first are. extra: what else ``storage.log``
     keeps there (what is let go and not yet deleted, …), as msgpack gives it back.
     """
 
@@ -42,5 +42,5 @@ class Root(NamedTuple):
             raise Corrupt(header.name, "replay_from", 72, "not a position")
         pages = tuple(PageRef.unpack(packed) for packed in field(body, "pages", list, header.name))
         if Position(*replay_from) > position:
-            raise Corrupt(header.name, "replay_from", 72, "it lies beyond the root")
+            raise Corrupt(header.name, "replay_from", 72, "it is beyond the root")
         return cls(position, Position(*replay_from), pages, field(body, "extra", dict, header.name))

@@ -1,6 +1,6 @@
 """``epochs/<epoch>`` and ``log/<epoch>-<number>``: taking an epoch, and ending one.
 
-A claim and a seal say the same of whoever wrote it; a seal's header has the epoch that it ends, its body the sealer's.
+A claim and a seal say the same about their writer; a seal's header has the epoch that it ends, its body the sealer's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 class Seal(NamedTuple):
     """The end of ``position.epoch``: its log has no entry at ``position`` or beyond.
 
-    sealer and sealer_epoch: who put it, under which epoch (the same one, where an owner ends its own at a clean stop).
+    sealer and sealer_epoch: its writer, and the writer's epoch (the same one where an owner ends its own at a clean stop).
     """
 
     position: Position

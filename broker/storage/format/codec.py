@@ -19,13 +19,13 @@ __all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", 
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
-no more on the word of a length field."""
+no more on the say-so of a length field."""
 
 _LEVEL: Final = 1
 """On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""
 
 _SMALL: Final = 128
-"""Below this zstd's own header eats what it saves."""
+"""Below this, zstd's own header outweighs what it saves."""
 
 _GIL_RELEASE: Final = 5 * 1024
 """zlib.crc32 releases the GIL above 5 KiB."""

@@ -2,9 +2,9 @@
 
     value[i] = base + cell[i];   width 0: no cells at all, every value is the base
 
-A column's description (base and width) stands in its section's fixed part, its cells in the section's body.
-Whoever decodes one message at a time wants the values in ``array``s; who reads whole columns brings ``Values`` of his
-own, so that one decoder, with one set of checks, serves both.
+A column's description (base and width) is in its section's fixed part, its cells in the section's body.
+A reader of single messages gets the values in ``array``s; a reader of whole columns brings its own ``Values``. One
+decoder, with one set of checks, serves both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Column(NamedTuple):
         """Compact ``values``, all at or above ``base`` and below 2^64.
 
         Args: low and high are their bounds where the caller has them. A base other than 0 costs a subtraction for each
-            value, so it is for those who would else need 8 bytes a cell.
+            value, so it is for columns that would need 8 bytes a cell otherwise.
         """
         if not values:
             return cls(base, 0, b"")

@@ -3,7 +3,7 @@
     raw frame   body | body | …             body = header bytes + payload, exactly as published
     stored      zstd of it, or the raw bytes where zstd saves nothing: then both lengths in the frame table are equal
 
-Lengths, subjects, times and the CRC of each stored frame stand in the block's index, so bodies lie side by side
+Lengths, subjects, times and the CRC of each stored frame are in the block's index, so bodies are side by side
 and a columnar reader takes a frame as one buffer with offsets.
 """
 
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 class Chunk:
-    """The messages of one frame as columns, all of one length. Shared by everyone who reads: never changed.
+    """The messages of one frame as columns, all of one length. Shared by all readers: never changed.
 
     start: ordinal of the first message in its block. first_seq, last_seq: the sequences of the first and the last.
     seqs: None where they run on without a gap. hlens: None where no message has headers. times: UTC ns.
@@ -55,7 +55,7 @@ class Chunk:
         self.first_seq = first_seq
         self.last_seq = first_seq + len(bodies) - 1 if seqs is None else seqs[-1]
         self.seqs = seqs
-        # Tuples of bytes and ints leave the garbage collector's sight; lists of a cache full of messages would cost it
+        # Tuples of bytes and ints are untracked by the garbage collector; lists in a cache full of messages would cost it
         # some 20 ms at each full collection.
         self.subjects = tuple(subjects)
         self.hlens = tuple(hlens) if type(hlens) is list else hlens

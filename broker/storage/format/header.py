@@ -1,4 +1,4 @@
-"""The 64 bytes that every object begins with: what it is, whose it is, and which key it was written under.
+"""The 64 bytes that every object begins with: what it is, its writer, and the key it was written under.
 
     offset  size
          0     8  magic "JETBLOCK"

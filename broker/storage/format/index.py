@@ -1,4 +1,4 @@
-"""A block's message index: where each message lies, under which subject, from when. One small get, then cached.
+"""A block's message index: each message's place, subject and time. One small get, then cached.
 
     fixed part
          0     4  magic "JIDX"
@@ -57,7 +57,7 @@ _FRAME: Final = struct.Struct("<IIII")
 _COLUMNS: Final = 9
 _DESCRIPTIONS: Final = struct.Struct("<" + _COLUMNS * COLUMN.format.lstrip("<"))
 _FRAME_MESSAGES_BOUND: Final = 1 << 16
-"""What a reader believes; writers stay below FRAME_MESSAGES_MAX."""
+"""The most that a reader accepts; writers stay below FRAME_MESSAGES_MAX."""
 
 LENGTHS_DIFFER: Final = "its messages' lengths do not add up to its own"
 HEADERS_TOO_LONG: Final = "a message's headers are longer than its body"

@@ -82,7 +82,7 @@ class PageKind(IntEnum):
 
 
 class Page(NamedTuple):
-    """One page: replay skips for it what lies at or before ``position``. ``key`` says whose it is."""
+    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is."""
 
     kind: int
     position: Position
@@ -91,7 +91,7 @@ class Page(NamedTuple):
 
 
 class PageRef(NamedTuple):
-    """Where a page lies: ``position`` is that of its object's key."""
+    """Where a page is stored: ``position`` is that of its object's key."""
 
     position: Position
     offset: int
@@ -117,7 +117,7 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
     """One ``pages/`` object.
 
     Args: position is that of the object's key, nonce the writer's.
-    Returns: the object's bytes as buffers, and where each page lies, in order.
+    Returns: the object's bytes as buffers, and where each page is, in order.
     """
     encoded = [(page, _encode_page(page, position)) for page in pages]
     at = _ROWS_AT + len(encoded) * _ROW.size
@@ -173,7 +173,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:
-    """Where the pages of one object lie: for ``inspect`` and repair; roots name their pages themselves.
+    """Where the pages of one object are: for ``inspect`` and repair; roots name their pages themselves.
 
     Args: prefix is the object from byte 0; complete says that the object has no more bytes than these.
     Returns: a reference to each page; or how many bytes are needed from 0, when ``prefix`` is shorter.

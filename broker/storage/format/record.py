@@ -1,7 +1,7 @@
 """Records: what streams and consumers did, written beside the messages that they concern.
 
 A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.applied``. This module knows
-how records are framed and which kinds exist; their bodies belong to who writes and replays them.
+how records are framed and which kinds exist; their bodies belong to the modules that write and replay them.
 
     record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
 
@@ -49,7 +49,7 @@ class RecordKind(IntEnum):
     LETGO = 10
     """what may be deleted once this record is persisted (stream 0)"""
     OPENING = 11
-    """who owns this epoch and where the earlier ones ended (stream 0): see ``opening``"""
+    """the epoch's owner, and where earlier epochs ended (stream 0): see ``opening``"""
 
 
 _VERSIONS: Final[dict[int, int]] = dict.fromkeys(map(int, RecordKind), 1)
@@ -60,7 +60,7 @@ class Record:
     """One record. The body is decoded when it is first asked for: replay skips most ids and old consumer state.
 
     ``body`` is what msgpack gives back (lists for tuples), also on the side that wrote it: so a live broker applies
-    exactly what a recovery would, and shares no value with who added the record.
+    exactly what a recovery would, and shares no value with the code that added the record.
     """
 
     __slots__ = ("_body", "after_seq", "kind", "must_understand", "packed", "version")

@@ -17,7 +17,7 @@
         40     8  bytes of its frames
         48     8  raw bytes (headers + payloads)
 
-A block's core, index and frames lie in the order of the directory, so their offsets are sums of the rows before.
+A block's core, index and frames follow in the order of the directory, so their offsets are sums of the rows before.
 A segment may hold no block at all: a heartbeat. Cores, indexes and frames carry checksums of their own.
 """
 
@@ -52,7 +52,7 @@ RowValues = tuple[int, int, int, int, int, int, int, int]
 
 
 class DirectoryRow(NamedTuple):
-    """One block of an object, and where its parts lie in it."""
+    """One block of an object, and where its parts are in it."""
 
     stream_id: int
     first_seq: int

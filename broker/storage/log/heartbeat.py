@@ -1,12 +1,12 @@
-"""The signs of life of an owner that does not serve yet: empty segments behind its opening while it recovers.
+"""The heartbeat of an owner that does not serve yet: empty segments after its opening while it recovers.
 
-On S3 the log is the lease, and a recovery may take longer than that (a long log, a slow store). Whoever waits for the
-shard, or could take it, looks at the log's next number alone, so an owner that recovers in silence is taken for dead; the
-next one recovers as long, and so on for ever.
+On S3 the log is the lease, and a recovery may outlast it (a long log, a slow store). A standby looks at the log's next
+number alone, so an owner that recovers in silence is taken for dead; the next one needs as long to recover, and so on for
+ever.
 
-Owns the epoch's numbers from 1 on until ``beside`` returns; the log goes on behind the last of them. An empty segment says
-nothing that a replay would have to know, so that it is put before the state is known takes nothing from the order of
-things: whoever is sealed meets the seal, here as later.
+Owns the epoch's numbers from 1 on until ``beside`` returns; the log goes on after the last of them. An empty segment holds
+nothing for a replay, so it may be put before the state is known; and an owner that was sealed meets the seal here as it
+would later.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class Pulse:
         self._enough = asyncio.Event()
 
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work``, a recovery, and prove our life until it is done.
+        """Await ``work``, a recovery, and renew the lease until it is done.
 
-        Raises: Fenced, as soon as a seal is met; Corrupt when somebody else has our key; else what ``work`` raises, once
-            it is certain that the shard is ours still: what another owner has swept meanwhile is no damage.
+        Raises: Fenced, as soon as a seal is met; Corrupt when another writer's object has our key; else what ``work`` raises,
+            once it is certain that the shard is still ours: what another owner swept meanwhile is no damage.
         """
         if self._lease_ns is None:
             return await work
         working = asyncio.ensure_future(work)
-        beating = asyncio.create_task(self._beat(self._lease_ns // 3), name="signs of life")
+        beating = asyncio.create_task(self._beat(self._lease_ns // 3), name="heartbeat")
         try:
             await asyncio.wait((working, beating), return_when=asyncio.FIRST_COMPLETED)
             self._enough.set()
             error = working.exception() if working.done() else None
             damaged = isinstance(error, FormatError | CutOff)
             if error is None or damaged:
-                # A put under way is waited for, however long the store takes: its number is used, or it met a seal.
+                # Wait for a put under way, however long the store takes: its number is used, or it meets a seal.
                 await beating
             if damaged:
                 await self._put()

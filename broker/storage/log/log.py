@@ -15,9 +15,8 @@ a seal in the slot of one of its own puts.
 What is sequenced is put until it lands: only fencing ends the tries. A segment's bytes and key are fixed before its first
 put and the same in each try.
 
-A stream that cannot give its outcome, or whose block cannot be encoded, goes off line alone: from that segment on nothing of
-it is stored, and nothing that depends on it is answered. Other streams go on; a restart finds this one as its last good block
-left it.
+A stream that cannot give its outcome, or whose block cannot be encoded, goes off line alone: nothing of it is stored from
+that segment on, or answered. Other streams go on; a restart finds this one as its last good block left it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from broker.storage.log.open_segment import OpenSegment
 from broker.storage.log.owner import BlockOwner, ShardOwner
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.waiters import Batch, Waiter, Waiters
+from broker.storage.log.waiters import ITEM_BYTES, Batch, Waiter, Waiters
 from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.put import Fenced
 from broker.storage.state.applied import ShardState
@@ -178,11 +177,15 @@ class Log:
 
         ``fn`` gets the items of all of them, one after another, in one list; owners know theirs (``withdrawn``).
         """
-        if not self._waiters.join(fn, items):
+        waiters = self._waiters
+        if fn == waiters.batch_fn:  # as waiters.begin_batch left it: this is called for every publish
+            waiters.batch += items
+            waiters.bytes += ITEM_BYTES * len(items)
+        else:
             batch = Batch(items)
             self.wait(fn, batch)
             if self._open.has_content:
-                self._waiters.begin_batch(fn, batch)
+                waiters.begin_batch(fn, batch)
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
@@ -440,8 +443,7 @@ class Log:
     def _persist(self, segment: Segment) -> None:
         state = self.state
         state.apply_segment(segment.position)
-        sealed = segment.sealed
-        for block in sealed:
+        for block in segment.sealed:
             if block.opened is not None:
                 assert block.packed is not None
                 state.apply_small(block.packed, block.opened.outcome)
@@ -450,7 +452,7 @@ class Log:
         self._cut_bytes -= segment.raw_bytes
         if segment.whole is not None:
             self.on_small_segment(segment.position, segment.whole)
-        for block in sealed:
+        for block in segment.sealed:
             try:
                 block.owner.persisted(block)
             except Exception as error:

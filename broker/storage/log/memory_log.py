@@ -1,7 +1,7 @@
 """The log of streams with ``storage: memory``: the same calls, nothing stored.
 
-Segments are cut once a turn of the loop and count as persisted there and then. Their blocks get no BlockRef; whoever
-keeps a block's chunks keeps its messages.
+Segments are cut once a turn of the loop and count as persisted at once. Their blocks get no BlockRef: a stream
+that keeps a block's chunks keeps its messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MemoryLog:
         """Empty: nothing of memory streams is ever replayed."""
         self.tail_bytes_max = 1 << 62
         self.clock_trusted = clock_trusted
-        """While it says no, nothing is expired: the shard's answer."""
+        """While false, no message expires: the shard's answer."""
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
@@ -165,7 +165,7 @@ class MemoryLog:
                                                    "exception": error})
 
     def _take_off_line(self, owner: BlockOwner, error: Exception) -> None:
-        """As in ``Log``: nothing that this one promised is told, the others go on."""
+        """As in ``Log``: nothing that depends on this one is answered, the others go on."""
         if owner.stream_id not in self._failed:
             owner.failed(error)
             self._failed.add(owner.stream_id)

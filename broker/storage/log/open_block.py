@@ -1,4 +1,4 @@
-"""What one stream has to say in the segment that is being gathered: lists that grow, and their sizes. No I/O."""
+"""What one stream adds to the open segment: lists that grow, and their sizes. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def user_bytes(subject: bytes, hlen: int, body: bytes) -> int:
 
 
 class Tally:
-    """What the blocks of one segment hold in all: raw bytes and messages."""
+    """Raw bytes and messages of all blocks of one segment."""
 
     __slots__ = ("bytes", "count")
 
@@ -44,7 +44,7 @@ class Tally:
 
 
 class OpenBlock(Generic[Owner]):
-    """What one stream has to say in the segment that is being gathered.
+    """What one stream adds to the open segment.
 
     ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names), which decides when a segment is full;
     ``first_seq`` and ``last_seq`` are 0 while it holds no message. ``outcome`` is set by the owner before it is sealed.
@@ -98,7 +98,7 @@ class OpenBlock(Generic[Owner]):
                    bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:
         """Add messages with the sequences from ``first_seq`` on, all at ``time_ns`` (UTC, not negative).
 
-        ``first_seq`` lies beyond every sequence before it, with or without a gap. hlens None: none has headers.
+        ``first_seq`` is above every sequence before it, with or without a gap. hlens None: none has headers.
         ``names_bytes`` are those of the subjects, and of what else is held for these messages until they are stored.
         """
         count = len(bodies)

@@ -1,7 +1,7 @@
-"""Brings a segment that was cut into the store: sealed on the loop, encoded, put until it landed.
+"""Brings a closed segment into the store: sealed on the loop, encoded, put until it lands.
 
-Owns the tries of one put and what their answers mean: lost, refused, ours after all, somebody else's. Does not own when
-a put begins, nor what follows when it has landed (``log``).
+Owns the tries of one put and what their answers mean: lost, refused, ours after all, another writer's. Does not own when
+a put begins, nor what follows once it has landed (``log``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCK_BYTES = 4096
 
 
 class Segment:
-    """A segment that was cut: its contents are fixed, its bytes are once ``data`` is there."""
+    """A closed segment: its contents are fixed, and so are its bytes once ``data`` is set."""
 
     __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "on_encoded", "position",
                  "proved_ns", "raw_bytes", "sealed", "waiters", "whole")
@@ -46,18 +46,18 @@ class Segment:
         self.sealed: list[SealedBlock[Any]] = []
         self.data: list[bytes] | None = None
         self.whole: bytes | None = None
-        """The same in one piece, where it is to be kept."""
+        """The same in one piece, if it is to be kept."""
         self.encoded = False
         self.on_encoded: Callable[[], object] | None = None
         """Called in the thread that has encoded it."""
         self.failures: list[Failure] = []
         """Blocks that it should have held, and why it could not."""
         self.before: Segment | None = None
-        """The one before it, as long as that may not be encoded yet."""
+        """The segment before it, while that may not be encoded yet."""
         self.landed = False
         self.began_ns = 0
         self.proved_ns = 0
-        """Once it landed: when the put of it began, as of which the shard was ours."""
+        """Once it landed: when its put began, and the shard was still ours."""
 
     @property
     def head_bytes(self) -> int:
@@ -131,7 +131,7 @@ class Putter:
                 await waiting
 
     async def put(self, segment: Segment) -> int:
-        """Encode and put until it landed. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
+        """Encode and put until it lands. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
 
         Returns: when, by the monotonic clock, the first try began. That it landed proves the shard ours as of then, and no
             later: a later try may land since an earlier one did, the shard was taken, and the segment swept.
@@ -151,7 +151,7 @@ class Putter:
         while True:
             try:
                 if taken:
-                    # Known to be there, not yet whose it is.
+                    # The key is taken; whose object has it is not known yet.
                     header = await holder_of(store, key)
                     if header.nonce != self._nonce or header.kind != ObjectKind.SEGMENT:
                         raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
@@ -221,8 +221,8 @@ class Putter:
         by = ""
         try:
             by = Seal.decode(await self._store.get(key), position).sealer
-        except (StoreError, FormatError) as error:  # who it was is for the text alone; that it was is certain
-            _log.info("the seal at %s does not say whose it is: %s", key, error)
+        except (StoreError, FormatError) as error:  # the name is for the message alone; that we are fenced is certain
+            _log.info("the seal at %s does not name its sealer: %s", key, error)
         return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
 
 

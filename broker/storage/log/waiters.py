@@ -12,12 +12,12 @@ from typing import Any
 
 from broker.storage.log.owner import BlockOwner
 
-__all__ = ["Batch", "Waiter", "Waiters"]
+__all__ = ["ITEM_BYTES", "Batch", "Waiter", "Waiters"]
 
 _WAITER_BYTES = 400
 """What a waiting call holds in memory, beside the bytes in its arguments."""
 
-_ITEM_BYTES = 50
+ITEM_BYTES = 50
 """The same for an item of a batch."""
 
 Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]
@@ -29,42 +29,38 @@ class Batch(list[Any]):
 
 
 class Waiters:
-    """The calls that wait for the open segment. ``bytes`` is what these and those of closed segments hold."""
+    """The calls that wait for the open segment.
 
-    __slots__ = ("_batch", "_batch_fn", "_calls", "bytes")
+    Attributes: ``bytes`` is what these and those of closed segments hold. ``batch_fn`` is called with ``batch``, whose call
+        is the last one; None: the last call is no batch.
+    """
+
+    __slots__ = ("_calls", "batch", "batch_fn", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
         self._calls: list[Waiter] = []
-        self._batch_fn: Callable[[list[Any]], object] | None = None
-        self._batch: list[Any] = []
+        self.batch_fn: Callable[[list[Any]], object] | None = None
+        self.batch: list[Any] = []
 
     def append(self, waiter: Waiter) -> None:
         """Add a call behind all others, which ends the batch before it."""
         self._calls.append(waiter)
-        self._batch_fn = None
+        self.batch_fn = None
 
     def prepend(self, waiters: list[Waiter]) -> None:
         """Add calls of closed segments before all others; their bytes are counted already."""
         self._calls[:0] = waiters
-        self._batch_fn = None
+        self.batch_fn = None
 
     def begin_batch(self, fn: Callable[[list[Any]], object], batch: Batch) -> None:
-        """Let the last call, of ``fn`` with ``batch``, take the items of later ones."""
-        self._batch_fn, self._batch = fn, batch
-
-    def join(self, fn: Callable[[list[Any]], object], items: tuple[Any, ...]) -> bool:
-        """Add ``items`` to the last call where it is a batch of ``fn``'s; returns whether it is."""
-        if fn != self._batch_fn:
-            return False
-        self._batch += items
-        self.bytes += _ITEM_BYTES * len(items)
-        return True
+        """Let ``batch``, which ``fn`` is called with in the last call, take the items of later ones."""
+        self.batch_fn, self.batch = fn, batch
 
     def take(self) -> list[Waiter]:
         """Hand over all calls, for the segment that closes."""
         calls, self._calls = self._calls, []
-        self._batch_fn = None
+        self.batch_fn = None
         return calls
 
     def hold(self, args: tuple[Any, ...]) -> None:
@@ -88,7 +84,7 @@ class Waiters:
     def withdraw(self, owner: BlockOwner) -> None:
         """Drop the calls about ``owner``."""
         self._calls = self.without(self._calls, owner)
-        self._batch_fn = None
+        self.batch_fn = None
 
     def without(self, waiters: list[Waiter], owner: BlockOwner) -> list[Waiter]:
         """``waiters`` except those about ``owner``, whose bytes are released."""
@@ -106,5 +102,5 @@ class Waiters:
 
 
 def _held_by(args: tuple[Any, ...]) -> int:
-    return _WAITER_BYTES + sum([len(arg) if type(arg) is bytes else _ITEM_BYTES * len(arg)
+    return _WAITER_BYTES + sum([len(arg) if type(arg) is bytes else ITEM_BYTES * len(arg)
                                 for arg in args if type(arg) is bytes or type(arg) is Batch])

@@ -5,7 +5,7 @@
     encode_segment   in a thread: compression and checksums, which release the GIL, and the object put together
 
 Owns what one block holds and how it is cut into frames. Owns neither when a segment is cut, nor where it goes
-(``storage.log``), nor what an outcome or a record says (who adds them).
+(``storage.log``), nor what an outcome or a record says (its owner).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _ONE_START: Final = (0,)
 _NO_FRAMES: Final[list[bytes]] = []
 
 _SMALL_BYTES_MAX: Final = 16 * 1024
-"""Bodies of a small block: of a larger one, what is made of its messages costs more than what is made of it."""
+"""Bodies of a small block. In a larger one the messages' cost outweighs the block's own."""
 
 
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
     ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. Of a small
-    block all three are made when somebody asks for them: when a thousand streams share a segment, most are never asked.
+    block all three are made on first use: when a thousand streams share a segment, most are never used.
     """
 
     __slots__ = ("_chunks", "_core", "_head", "_ref", "codec", "crc", "frames", "kept", "opened", "owner", "packed", "position")
@@ -67,9 +67,9 @@ class SealedBlock(Generic[Owner]):
         self.frames = frames
         """The raw frames; given up when they are encoded."""
         self.packed: PackedRef | None = None
-        """Where it lies: None until ``encode_segment`` has placed the block, and for a block without messages."""
+        """Where it is stored: None until ``encode_segment`` has placed the block, and for a block without messages."""
         self.opened: OpenBlock[Owner] | None = None
-        """What a small block is made of."""
+        """The open block that a small one is made of."""
         self.kept = False
         """Whether its segment is kept in memory as a whole."""
         self.codec = Codec.ZSTD

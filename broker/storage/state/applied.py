@@ -44,8 +44,8 @@ def position_key(position: Position) -> int:
 class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not let go, the blocks that live in it: 0 means that nothing names it.
-    While a replay runs the counts are not kept; ``settle`` makes them. In a reader's state they never are.
+    ``segments`` counts, for each segment that is not released, the blocks that live in it: 0 means that nothing names it.
+    While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
     at a time, by ``tidy``. Until then a count is too high, which keeps a segment and never loses one.
@@ -85,9 +85,9 @@ class ShardState:
         self.unnamed: set[int] = set()
         """Those of ``segments`` with no live block."""
         self.freed = START
-        """``position`` when last a segment lost its last live block: what a root at or beyond it no longer needs."""
+        """``position`` when a segment last lost its last live block: what a root at or beyond it no longer needs."""
         self.on_left: Callable[[], object] | None = None
-        """Called when blocks left their stream; whoever sets it calls ``tidy`` until nothing is left to do."""
+        """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
         self._leaving: deque[list[Kept]] = deque()
         self.position = START
         self.opening: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class ShardState:
         self.unnamed.add(key)
 
     def apply_block(self, core: BlockCore, ref: BlockRef | None) -> None:
-        """Apply one block of the segment at ``position``; ref is where its messages lie, None when it has none."""
+        """Apply one block of the segment at ``position``; ref is where its messages are stored, None when it has none."""
         if core.stream_id == 0:
             self._apply_shard_records(core.records)
             return
@@ -143,7 +143,7 @@ class ShardState:
     def take_offline(self, stream_id: int, reason: str) -> None:
         """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
         stream = self.streams.get(stream_id)
-        if stream is None:  # its very create record: nothing is known but that something is there
+        if stream is None:  # its very create record: nothing is known of it but that it exists
             stream = StreamState(stream_id, "", f"unknown-{stream_id:016x}", {}, 0)
             self.streams[stream_id] = stream
         if stream.offline is None:
@@ -169,7 +169,7 @@ class ShardState:
                 for key in log_keys(page.entries):
                     if key not in segments:
                         raise Corrupt(f"stream {stream.name}", "block table", 0,
-                                      f"it names segment {_position(key)}, which was let go")
+                                      f"it names segment {_position(key)}, which was released")
                     segments[key] += 1
         self.segments = segments
         self.unnamed = {key for key, count in segments.items() if not count}
@@ -316,7 +316,7 @@ class ShardState:
             for key in log_keys(some):
                 live = segments.get(key)
                 if live is None:
-                    continue  # let go together with an off line stream's blocks
+                    continue  # released together with an off line stream's blocks
                 segments[key] = live - 1
                 if live == 1:
                     self.unnamed.add(key)

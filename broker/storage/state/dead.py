@@ -37,7 +37,7 @@ class DeadSet:
         return i >= 0 and self.ranges[i][1] >= seq
 
     def add(self, first: int, last: int) -> int:
-        """Mark ``first`` to ``last``, which lie within the block; returns how many sequences were not yet marked."""
+        """Mark ``first`` to ``last``, which are within the block; returns how many sequences were not yet marked."""
         if self.bits is None:
             return self._add_range(first, last)
         bits = self.bits

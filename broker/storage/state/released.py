@@ -11,7 +11,7 @@ __all__ = ["Released", "pack_runs", "unpack_runs"]
 
 
 class Released:
-    """What one record lets go of: it may be deleted once the record is persisted, and only by who wrote it or later."""
+    """What one record releases: it may be deleted once the record is persisted, by that record's writer or a later one."""
 
     __slots__ = ("pages", "position", "roots", "segments")
 

@@ -1,14 +1,14 @@
 """The blocks of one stream, in sequence order, and which of their messages are dead.
 
 Kept in pages of 1024 entries, as a checkpoint keeps them: only the last page gets new blocks, and a page that changed
-is marked so that a round writes just those. A block that is all dead, or lies below the stream's first sequence,
+is marked so that a round writes just those. A block that is all dead, or is below the stream's first sequence,
 leaves.
 
 Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
 page that was copied a little later than its stream may therefore be replayed over.
 
 A block of which nothing is dead is kept as its packed reference alone, a tuple of numbers and names: there may be
-millions, and the garbage collector forgets those. A ``BlockEntry`` is made of it for whoever looks.
+millions, and the garbage collector forgets those. A ``BlockEntry`` is made of it on demand.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class BlockEntry:
         return self.dead is not None and seq in self.dead
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> bool:
-        """Mark what of first..last lies in this block; returns whether anything is new.
+        """Mark what this block holds of first..last; returns whether anything is new.
 
-        Args: msgs and size are the range's own, so they are exact where the range lies within the block.
+        Args: msgs and size are the range's own, so they are exact where the range is within the block.
         """
         ref = self.ref
         within = first >= ref.first_seq and last <= ref.last_seq
@@ -89,7 +89,7 @@ Kept = PackedRef | BlockEntry
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
-    """``epoch << 48 | number`` of the segment that each of ``blocks`` lies in, but for those that lie in runs."""
+    """``epoch << 48 | number`` of the segment that each of ``blocks`` is stored in, except those in runs."""
     for kept in blocks:
         if isinstance(kept, BlockEntry):
             ref = kept.ref
@@ -210,7 +210,7 @@ class BlockTable:
         return left
 
     def trim(self, first_seq: int) -> list[list[Kept]]:
-        """Drop the blocks that lie wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
+        """Drop the blocks that are wholly below ``first_seq``; returns them, page by page. Whole pages are not walked."""
         left: list[list[Kept]] = []
         whole = 0
         for page in self.pages:

@@ -49,7 +49,7 @@ SMALL = (Page(PageKind.DIRECTORY, Position(1, 2), 0, {"streams": ["x" * 200]}), 
 
 
 def test_damage_is_noticed() -> None:
-    """Shows that each flipped bit, cut and extension is noticed by who reads the object, or the page it hits."""
+    """Shows that each flipped bit, cut and extension is noticed by a reader of the object, or of the page it hits."""
     data, refs = _object(*SMALL)
     for at in range(len(data)):
         for bit in range(8):

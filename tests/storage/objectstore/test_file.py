@@ -27,7 +27,7 @@ both_ways = pytest.mark.parametrize("nameless", [True, False], ids=["nameless", 
 
 
 def temp_files(directory: Path) -> list[Path]:
-    """What lies in .tmp, the runs' own folders aside."""
+    """The contents of .tmp, except the runs' own folders."""
     return [path for path in directory.glob(".tmp/**/*") if path.is_file()]
 
 
@@ -450,7 +450,7 @@ async def test_listing_across_folders_is_as_in_memory(tmp_path: Path, monkeypatc
 
 
 async def test_strangers_in_the_directory(tmp_path: Path) -> None:
-    """Dot files and lock files are no objects; neither is what lies outside, by whatever prefix it is asked for."""
+    """Dot files and lock files are no objects; neither is anything outside, whatever prefix is asked for."""
     (tmp_path / "outside").write_text("secret")
     store = FileStore(tmp_path / "s")
     (tmp_path / "s" / ".hidden").write_text("x")

@@ -25,7 +25,7 @@ OURS = b"jetblock" + bytes(range(56))
 
 
 async def test_the_first_probe_writes_and_later_ones_read(tmp_path: Path) -> None:
-    """An empty store gets our bytes; a used one keeps its own, whoever probes."""
+    """An empty store gets our bytes; a used one keeps its own, whichever broker probes."""
     for store in (MemoryStore(), FileStore(tmp_path)):
         assert await probe(store, KEY, [OURS]) == OURS
         assert await probe(store, KEY, [b"somebody else's format"]) == OURS

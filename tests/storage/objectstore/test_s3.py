@@ -94,7 +94,7 @@ async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str,
 
 @pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
 async def test_a_server_gone_without_a_word_costs_one_time_out(fake: FakeS3, operation: str) -> None:
-    """Connections that were kept lead nowhere and nobody closes them: the second try is made on a new one."""
+    """Kept connections lead nowhere and are never closed: the second try is made on a new one."""
     store = S3Store("bucket", "pre/fix", put_timeout_ns=1_000_000_000, get_timeout_ns=1_000_000_000)
     await store.put("there", [b"data"])
     await asyncio.gather(*[store.get("there") for _ in range(8)])
@@ -131,7 +131,7 @@ async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.Mo
 
 
 async def test_a_put_whose_answer_was_lost_is_there(s3: S3Store, fake: FakeS3) -> None:
-    """Transient may mean done: the next put is refused, and what lies there is ours."""
+    """Transient may mean done: the next put is refused, and the object there is ours."""
     fake.script = lambda request: "served, then cut"
     with pytest.raises(Transient):
         await s3.put("k", [b"ours"])

@@ -97,7 +97,7 @@ async def test_answers_are_not_tried_again() -> None:
 
 
 async def test_a_retried_put_may_meet_itself() -> None:
-    """The first try lands unanswered, the second is refused: PreconditionFailed, and what lies there is ours."""
+    """The first try lands unanswered, the second is refused: PreconditionFailed, and the object there is ours."""
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     store, _ = retrying(faulty)
 
@@ -154,7 +154,7 @@ async def test_counts(tmp_path: Path) -> None:
 
 
 async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[str, bytes]]:
-    """A writer and reader with all faults: what was injected, what each call ended in, what lies there at last."""
+    """A writer and reader with all faults: what was injected, what each call ended in, what is stored at last."""
     memory = MemoryStore()
     faults = Faults(slow=0.2, refused=0.1, unanswered=0.1, lost=0.1, late=0.1, torn=0.05, slow_ns_max=1000,
                     late_ns_max=1000, timeout_ns=1000)
@@ -196,7 +196,7 @@ async def test_what_each_fault_leaves() -> None:
 
 
 async def test_a_late_put_that_meets_its_retry_changes_nothing() -> None:
-    """The retry wins, the late one is refused by the store, and nobody hears of it."""
+    """The retry wins, the late one is refused by the store, and no caller hears of it."""
     memory = MemoryStore()
     retried = asyncio.Event()
 
