@@ -141,7 +141,7 @@ async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: i
 
     Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``), ``mixed``
     of account ``ACME/é`` (invalid UTF-8 among its subjects, headers here and there, empty bodies, large ones), ``again``
-    (deleted and made anew) and ``empty``. Single messages and ranges are deleted, beginnings purged, epochs begin and
+    (deleted and recreated) and ``empty``. Single messages and ranges are deleted, beginnings purged, epochs begin and
     checkpoints are cut on the way, so that some of it lies in pages and some in the log's tail.
     Args: large: messages of more than 1 MB are among them. codec: of the frames; None: each run's own.
     Returns: the owner, whose last process run is still there: ``stop`` or ``kill`` it.

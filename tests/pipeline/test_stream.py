@@ -299,7 +299,7 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
         Query(objects, startingOffsets="seq:12").begin()
     with pytest.raises(BadOption, match=r"names the stream \$G/X, which is not there"):
         Query(objects, startingOffsets='{"v": 1, "streams": {"$G/X": {"id": "00000000000000aa", "next": 1}}}').begin()
-    with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and made anew"):
+    with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and recreated"):
         Query(objects, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
     with pytest.raises(BadOption, match="option startingOffsets='soon'"):
         Query(objects, startingOffsets="soon")
@@ -343,7 +343,7 @@ LOSSES = {
     "purge": (r"stream \$G/S lost messages before they were read: expected sequence 11, found that it begins at 16",
               [("S", n) for n in range(16, 21)]),
     "deleted": (r"stream \$G/S of incarnation [0-9a-f]{16} was deleted; expected its sequence 11", []),
-    "anew": (r"stream \$G/S was deleted and made anew; expected sequence 11 of incarnation [0-9a-f]{16}, found "
+    "anew": (r"stream \$G/S was deleted and recreated; expected sequence 11 of incarnation [0-9a-f]{16}, found "
              r"incarnation [0-9a-f]{16}", [("S", n) for n in range(1, 5)]),
 }
 
