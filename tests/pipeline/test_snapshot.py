@@ -1,4 +1,4 @@
-"""The store's streams at one snapshot: which, as of when, with how little read, and while a broker goes on."""
+"""The store's streams in one snapshot: which streams, as of when, with few reads, and while a broker keeps writing."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
 
 
 async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -> None:
-    """Moments read in a thread all the while: each is of one position, at which two streams that are always written
+    """Snapshots read in a thread all the while: each is of one position, at which two streams that are always written
     together agree, and the next one is not before it."""
     store = FileStore(tmp_path / "store")
     owner = Owner(store, seed=3)
