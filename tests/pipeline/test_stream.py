@@ -444,7 +444,7 @@ async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: Mem
 
 
 async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObjectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much lies there: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
+    """However large the store: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
     s = await owner.make("S")
     for _ in range(60):
         await add(s, 3)
@@ -521,7 +521,7 @@ def _all(follower: Follower) -> dict[str, Any]:
 
 
 async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryObjectClient) -> None:
-    """The next number is gone and a checkpoint lies beyond: the log did not end there."""
+    """The next number is gone and there is a checkpoint beyond it: the log did not end there."""
     s = await owner.make("S")
     await add(s, 10)
     query = Query(objects)
