@@ -1,9 +1,9 @@
-"""The load: raw sockets and bytes encoded beforehand, in a process of its own, so that the server under test is what is measured.
+"""The load generator: raw sockets and pre-encoded bytes in a separate process, so that only the server is measured.
 
     python bench/load.py CASE --port N [--messages N] [--in-flight N] …      prints one JSON line
 
-Every case counts what came back (PubAcks, messages), not what was sent, and fails on the first error reply.
-The same bytes go to every server, so that ratios between servers in one run mean something.
+Every case counts what was received (PubAcks, messages), not what was sent, and fails on the first error reply.
+All servers get the same bytes, so ratios between servers within a run are meaningful.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACK_SUBJECT = re.compile(rb"\r\nMSG [^ ]+ \d+ (\$JS\.ACK\.[^ ]+) ")
 
 
 class Connection:
-    """One NATS connection without any client's cost; single-threaded, non-blocking once it is set up."""
+    """One NATS connection without a client's overhead; single-threaded, non-blocking once set up."""
 
     def __init__(self, port: int, verbose: bool = False) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -43,7 +43,7 @@ class Connection:
         self.sock.sendall(data)
 
     def until(self, mark: bytes, seconds: float = 60) -> bytes:
-        """Read until ``mark`` has come; returns everything read."""
+        """Read until ``mark`` arrives; returns everything read."""
         self.sock.settimeout(seconds)
         got = b""
         while mark not in got:
@@ -70,7 +70,7 @@ class Connection:
 
 
 class Count:
-    """Counts a mark in a byte stream that comes in tasks."""
+    """Counts a mark in a byte stream that arrives in chunks."""
 
     def __init__(self, mark: bytes) -> None:
         self.mark, self.tail, self.n = mark, b"", 0
@@ -79,12 +79,12 @@ class Count:
         data = self.tail + data
         self.n += data.count(self.mark)
         self.tail = data[-(len(self.mark) - 1):]
-        if self.tail.count(self.mark):  # cannot be: one byte shorter than the mark
+        if self.tail.count(self.mark):  # impossible: the tail is one byte shorter than the mark
             raise AssertionError(self.mark)
 
 
 def publish(args: argparse.Namespace) -> dict:
-    """JetStream publish with a window of unanswered messages; the subjects go round over --streams or --subjects."""
+    """JetStream publish with a window of unanswered messages, round robin over --streams or --subjects."""
     payload = _payloads(args.size)
     if args.streams > 1:
         names = [b"bench%d.x" % (i % args.streams) for i in range(max(args.streams, BATCH))]
@@ -96,7 +96,7 @@ def publish(args: argparse.Namespace) -> dict:
 
 
 def events(args: argparse.Namespace) -> dict:
-    """JetStream publish of what the Spark measurements read: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of
+    """JetStream publish of the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of
     the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
     payload, rng = _payloads(args.size), random.Random(2)
     msgs = []
@@ -112,7 +112,7 @@ def events(args: argparse.Namespace) -> dict:
 
 
 def _payloads(size: int) -> Callable[[], bytes]:
-    """Hexadecimal text, different in each message: what compresses it is its alphabet, not its repetition."""
+    """Hexadecimal text, different in each message: compressible by its alphabet, not by repetition."""
     rng = random.Random(1)
     pool = rng.randbytes(1 << 20).hex().encode()
 
@@ -124,7 +124,7 @@ def _payloads(size: int) -> Callable[[], bytes]:
 
 
 def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict:
-    """Send ``msgs`` round and round until --messages are acknowledged, --in-flight of them unanswered at most."""
+    """Send ``msgs`` repeatedly until --messages are acknowledged, with at most --in-flight unanswered."""
     con = Connection(args.port)
     con.send(b"SUB _INBOX.b.* 1\r\n")
     step = min(BATCH, args.in_flight)
@@ -198,7 +198,7 @@ def pull(args: argparse.Namespace) -> dict:
                 raise ConnectionError("closed by the server")
             data = tail + data
             cut = data.rfind(b"\r\n")
-            # The last line may be the head of a message still to come; what is kept begins with its CRLF.
+            # The last line may be the head of an incomplete message; the kept tail begins with its CRLF.
             found = ACK_SUBJECT.findall(b"\r\n" + data[:cut] if not tail else data[:cut])
             tail = data[cut:]
             got += len(found)
@@ -218,7 +218,7 @@ def pull(args: argparse.Namespace) -> dict:
 
 
 def core(args: argparse.Namespace) -> dict:
-    """Core publish to --subscribers subscriptions, each on a connection of its own, all read here."""
+    """Core publish to --subscribers subscriptions, each on its own connection, all read here."""
     subs = [Connection(args.port) for _ in range(args.subscribers)]
     for c in subs:
         c.send(b"SUB core.x 1\r\nPING\r\n")
@@ -231,7 +231,7 @@ def core(args: argparse.Namespace) -> dict:
     expected = args.messages * per_message
     counts = {c.sock: 0 for c in subs}
     sent, out = 0, memoryview(b"")
-    # A publisher faster than its subscribers would make slow consumers of them: at most 4 MB between the two.
+    # A publisher faster than its subscribers would turn them into slow consumers: at most 4 MB in between.
     window = (4 << 20) // per_message if args.subscribers else args.messages
     buffer = bytearray(1 << 20)
     began = last = time.perf_counter()
@@ -268,7 +268,7 @@ def core(args: argparse.Namespace) -> dict:
 
 
 def setup(args: argparse.Namespace) -> dict:
-    """Make the streams (and a consumer of BENCH) that the other cases use."""
+    """Create the streams that the other cases use."""
     con = Connection(args.port)
     extra = json.loads(args.config)
     for i in range(args.streams):
@@ -278,7 +278,7 @@ def setup(args: argparse.Namespace) -> dict:
 
 
 def consumer(args: argparse.Namespace) -> dict:
-    """Make the consumer that ``pull`` pulls from."""
+    """Create the consumer for ``pull``."""
     con = Connection(args.port)
     config = {"durable_name": args.consumer, "ack_policy": "explicit" if args.ack else "none", "deliver_policy": "all",
               "max_ack_pending": 100_000 if args.ack else 0}

@@ -1,10 +1,10 @@
-"""Every mark of the project in one run: the same load on the real nats-server and on jetblock, as ratios.
+"""All performance targets in one run: the same load on the real nats-server and on jetblock, as ratios.
 
     python -m bench.run [--quick] [--only WORD …] [--repeat N]
 
-Servers run one at a time on this machine, on fresh directories; nats-server as it comes (no sync before its PubAck) and with
-``sync_interval: always``; jetblock on a directory (fsync before its PubAck) and on MinIO. Prints a table and writes
-``bench/results/<time>.json``. Nothing here is a test: rates differ from run to run, ratios less so.
+Servers run one at a time on this machine, on fresh directories: nats-server with its defaults (no sync before a PubAck) and
+with ``sync_interval: always``, jetblock on a directory (fsync before a PubAck) and on MinIO. Prints a table and writes
+``bench/results/<time>.json``. This is not a test: rates vary from run to run, ratios less so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["main"]
 
 @dataclass
 class Table:
-    """What was measured, case by case."""
+    """The measurements, case by case."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Table:
 
 
 def load(case: str, server: Server, **options: Any) -> dict[str, Any]:
-    """Run one case of bench/load.py against a server; its JSON."""
+    """Run one case of bench/load.py against a server; returns its JSON."""
     words = [sys.executable, str(HERE / "load.py"), case, "--port", str(server.port)]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
@@ -247,7 +247,7 @@ def main() -> int:
             continue
         try:
             getattr(bench, name)()
-        except Exception as e:  # one case that fails must not cost the others' figures
+        except Exception as e:  # a failing case must not cost the figures of the others
             failed += 1
             print(f"{name} failed: {type(e).__name__}: {e}", flush=True)
     results = HERE / "results"

@@ -1,4 +1,4 @@
-"""The servers that a benchmark starts: the real nats-server, jetblock, MinIO; each ends what it started."""
+"""The servers that a benchmark starts and stops: the real nats-server, jetblock, MinIO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A child with a directory of its own, both gone at the end."""
+    """A child process with its own directory; both are removed at the end."""
 
     name = "process"
 
@@ -43,7 +43,7 @@ class Process:
         return dict(os.environ)
 
     def ready(self) -> bool:
-        """Whether the child answers by now."""
+        """Whether the child answers."""
         try:
             socket.create_connection(("127.0.0.1", self.port), 0.2).close()
         except OSError:
@@ -51,7 +51,7 @@ class Process:
         return True
 
     def start(self) -> float:
-        """Start, wait until it answers; returns the seconds that took."""
+        """Start it and wait until it answers; returns the seconds taken."""
         began = time.perf_counter()
         with open(self.dir / "log", "ab") as log:
             self.child = subprocess.Popen(self.command(), stdout=log, stderr=log, env=self.environment())
@@ -150,7 +150,7 @@ class Minio(Process):
     def command(self) -> list[str]:
         from tests.real import parts
 
-        (self.dir / "data" / "bench").mkdir(parents=True, exist_ok=True)  # MinIO takes a folder for a bucket
+        (self.dir / "data" / "bench").mkdir(parents=True, exist_ok=True)  # to MinIO a folder is a bucket
         return [str(parts.minio()), "server", str(self.dir / "data"), "--address", f"127.0.0.1:{self.port}",
                 "--console-address", f"127.0.0.1:{free_port()}"]
 

@@ -1,8 +1,8 @@
-"""What Spark does with one stream as blocks and as Parquet, in one session: wall and CPU seconds, as one JSON line.
+"""Queries on one stream as blocks and as Parquet, in one Spark session: wall and CPU seconds, as one JSON line.
 
     python -m bench.spark_driver STORE PARQUET_DIR [--repeat N] [--nats PORT]
 
-The stream is the one that ``load.py events`` publishes. CPU seconds are those of the JVM and of all Python processes below it.
+``load.py events`` publishes the stream. CPU seconds are those of the JVM and of all Python processes below it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from broker.pipeline import builder_conf
 
 STREAM = "BENCH"
 NATS_MESSAGES = 300_000
-"""What is read through the server: enough for a rate, and the reader's memory holds it."""
+"""Messages read through the server: enough for a rate, and they fit into memory."""
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and everything below it, the ended ones included."""
+    """User and system time of this process and all its descendants, including ended ones."""
     tick = os.sysconf("SC_CLK_TCK")
     rows: dict[int, tuple[int, float]] = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -45,7 +45,7 @@ def cpu_seconds() -> float:
 
 
 def measure(work: Callable[[], Any], repeat: int) -> dict[str, Any]:
-    """The run with the least wall time; its answer is kept, so that what was counted can be compared."""
+    """The run with the least wall time, with its answer, so that results can be compared."""
     best: dict[str, Any] = {}
     for _ in range(repeat):
         wall, cpu = time.perf_counter(), cpu_seconds()
@@ -62,7 +62,7 @@ def noop(df: DataFrame) -> None:
 
 def queries(messages: DataFrame, middle: tuple[Any, Any], load: Callable[[], DataFrame]
             ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The same of each form of the data. load: ``messages`` again, for one scan, whose filters are pushed down."""
+    """The same queries for each form of the data. load: ``messages`` loaded for a single scan, with filters pushed down."""
     start, end = middle
 
     def filtered(condition: str) -> Callable[[], Any]:
@@ -83,7 +83,7 @@ def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, r
     def blocks(**options: str) -> Any:
         return spark.read.format("jetblock").options(store=store, stream=STREAM, **options)
 
-    # Warm: the JVM compiles, Python workers start. Each form is then read several times.
+    # Warm-up: the JVM compiles, Python workers start. Each form is then read several times.
     forms = {"jetblock": blocks().load()}
     for codec in ("zstd", "snappy"):
         path = str(parquet / codec)
@@ -122,7 +122,7 @@ def stream(spark: SparkSession, store: str, checkpoint: pathlib.Path, per_trigge
 
 
 def through_the_server(spark: SparkSession, port: int) -> dict[str, Any]:
-    """The way without blocks: a pull consumer in Python, an Arrow table of what came, a DataFrame of that to noop."""
+    """The way without blocks: a pull consumer in Python fills an Arrow table, written as a DataFrame to noop."""
     import nats
     import pyarrow as pa
     from nats.js.api import AckPolicy, ConsumerConfig

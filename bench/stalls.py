@@ -1,10 +1,9 @@
-"""How long the event loop stands still for one stream of very many blocks, or of very many message ids.
+"""The longest pauses of the event loop for one stream with very many blocks, or very many message ids.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000]      prints one JSON line: [ms, ms of the processor] by what was done
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000]      prints one JSON line: {operation: [ms, CPU ms]}
 
-The broker's own parts in this process, on a log in memory: to publish a million blocks would take an hour. The loop's
-longest pause is measured by a task that does nothing but turn: in time, to which other processes on the machine add, and
-in the loop's own processor time.
+The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour. A task
+that only yields measures the loop's longest pause: in wall time, to which other processes add, and in CPU time of the loop.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ A_BLOCK = 10
 
 
 class Bus:
-    """Takes replies and forgets them."""
+    """Discards replies."""
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         return 1
@@ -56,7 +55,7 @@ class Bus:
 
 
 def fill(state: ShardState, blocks: int) -> StreamState:
-    """A stream of so many blocks in as many segments, as replay leaves it."""
+    """A stream with ``blocks`` blocks in as many segments, as replay leaves it."""
     stream = StreamState(7, "$G", "S", {"name": "S", "subjects": ["S.>"]}, 1)
     state.streams[7], state.names["$G", "S"] = stream, 7
     now = time.time_ns()

@@ -1,6 +1,6 @@
-"""Values as text for people, and as JSON: aligned columns, sizes with units, times in UTC, bytes as text or base64.
+"""Values as readable text and as JSON: aligned columns, sizes with units, times in UTC, bytes as text or base64.
 
-Nothing that a store says reaches a terminal raw: what is not printable is written as an escape.
+Unprintable characters are escaped, so nothing in a store reaches a terminal raw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CELL_MAX = 60
 
 
 def size(value: int) -> str:
-    """Bytes, with three figures at most above 1 KiB."""
+    """Bytes with a unit; at most three digits from 1 KiB."""
     if value < 1024:
         return f"{value} B"
     number = float(value)
@@ -29,12 +29,12 @@ def size(value: int) -> str:
 
 
 def count(value: int) -> str:
-    """A number with its thousands apart."""
+    """A number with its thousands separated."""
     return f"{value:,}".replace(",", " ")
 
 
 def when(at_ns: int) -> str:
-    """Unix ns as UTC, to the millisecond; "-" for 0, which stands for none."""
+    """Unix ns as UTC, to the millisecond; "-" for 0, which means none."""
     if not at_ns:
         return "-"
     try:
@@ -45,7 +45,7 @@ def when(at_ns: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON holds it. Bytes are text where they are UTF-8 that can be printed or has line ends, else
+    """``value`` as JSON. Bytes become text if they are printable UTF-8 (line ends and tabs allowed), else
     {"base64": …}."""
     if isinstance(value, bytes):
         try:
@@ -80,7 +80,7 @@ def printable(value: Any) -> str:
 
 
 class Table:
-    """Rows in aligned columns; numbers to the right. Fed page by page, so that a long one is never held whole."""
+    """Rows in aligned columns, numbers to the right. Flushed page by page, so a long table is never held in memory."""
 
     def __init__(self, columns: Sequence[str], right: Iterable[str] = (), *, indent: int = 0) -> None:
         self._columns = columns
@@ -99,7 +99,7 @@ class Table:
         return len(self._rows)
 
     def flush(self) -> list[str]:
-        """The lines of the rows since the last call, after the head of the table the first time."""
+        """The lines of the rows added since the last call; the first call begins with the heading."""
         for row in self._rows:
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
         lines = [] if self._headed else [self._line([column.upper() for column in self._columns])]

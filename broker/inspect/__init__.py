@@ -1,8 +1,9 @@
-"""Looking into a store without a broker: read-only, also while one runs. ``cli`` is ``jetblock inspect``.
+"""Inspection of a store without a broker: read-only, also while one runs. ``cli`` is ``jetblock inspect``.
 
-    source      the store, as this package reads it: retried, never written to
-    shardview   the state of one shard, also of a damaged one as far as it goes
-    survey      what lies in the store, from listings and small objects      verify   every byte of it
-    dump        one object, decoded as far as it can be                      messages a stream's messages
-    tables      values as text                                               report   surveys as text and JSON
+    source      read-only, retried access to the store
+    shardview   the state of one shard; of a damaged one, as far as it can be read
+    survey      the contents of a store, from listings and small objects     verify    every byte of it
+    objects     one object, checked whole                                    dump      one object, decoded leniently
+    salvage     blocks found without a directory                             messages  a stream's messages
+    problems    what is wrong, what it means, what to do                     report    surveys as text and JSON
 """

@@ -1,7 +1,7 @@
-"""``jetblock inspect STORE_URL [what]``: looks into a store, and changes nothing.
+"""``jetblock inspect STORE_URL [what]``: inspects a store, and changes nothing.
 
-Exit status: 0 nothing wrong was found; 1 something was, and it is listed; 2 nothing could be inspected (no store, no
-such stream, wrong credentials, wrong arguments), and why is said on standard error.
+Exit status: 0 no problem found; 1 problems listed; 2 nothing could be inspected (no store, no such stream, wrong
+credentials, wrong arguments), with the reason on standard error.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _EPILOG = """\
 what:
   (nothing)         an overview: format, shards, epochs, log, checkpoints, streams, problems
   shards            each shard's log and checkpoints
-  epochs            who owned the shard when, and where each epoch ends
+  epochs            the shard's owners, and where each epoch ends
   streams           all streams
   stream NAME       one stream: numbers, configuration, consumers
   segments          the entries of the log, one by one
-  blocks NAME       the blocks of a stream that hold live messages, and where they lie
+  blocks NAME       the blocks of a stream that hold live messages, and their objects
   messages NAME     the messages of a stream          --from SEQ --limit N --subject PATTERN
   consumers NAME    the consumers of a stream
-  dump KEY          whatever lies at a key, decoded as far as it can be          --limit MESSAGES
+  dump KEY          the object at a key, decoded as far as possible              --limit MESSAGES
 
-A stream is NAME, ACCOUNT/NAME, or its incarnation. STORE_URL is what the broker's --store takes; for s3:// the AWS_*
-environment says the rest.
-status: 0 nothing wrong found, 1 problems listed, 2 nothing could be inspected
+A stream is NAME, ACCOUNT/NAME, or its incarnation. STORE_URL is the broker's --store; s3:// takes
+region and credentials from the AWS_* environment.
+status: 0 no problem found, 1 problems listed, 2 nothing could be inspected
 """
 _NAMED = {"stream": "NAME", "blocks": "NAME", "messages": "NAME", "consumers": "NAME", "dump": "KEY"}
 _WHAT = ("overview", "shards", "epochs", "streams", "segments", *_NAMED)
@@ -94,27 +94,27 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line. Raises: SystemExit(2) after a message."""
     parser = argparse.ArgumentParser(
         prog="jetblock inspect", usage="jetblock inspect STORE_URL [what] [options]", epilog=_EPILOG,
-        description="Look into a store, read-only; no broker is needed, and one may be running.",
+        description="Inspect a store, read-only. No broker is needed, and one may be running.",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
     parser.add_argument("what", nargs="?", default="overview", help="see below")
-    parser.add_argument("name", nargs="?", help="of a stream, or a key")
-    parser.add_argument("--verify", action="store_true", help="read every byte, check all that can be checked")
+    parser.add_argument("name", nargs="?", help="a stream's name, or a key")
+    parser.add_argument("--verify", action="store_true", help="read every byte and check everything")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    parser.add_argument("--shard", type=_number, metavar="N", help="look at this shard alone")
+    parser.add_argument("--shard", type=_number, metavar="N", help="inspect only this shard")
     parser.add_argument("--from", dest="first_seq", type=_number, metavar="SEQ", help="messages from this sequence on")
-    parser.add_argument("--limit", type=_number, metavar="N", help="so many rows, or messages of each block in a dump")
+    parser.add_argument("--limit", type=_number, metavar="N", help="rows at most; in a dump, messages of each block")
     parser.add_argument("--subject", metavar="PATTERN", help="messages whose subject matches")
     options = parser.parse_intermixed_args(list(arguments))
     what = options.what
     if what not in _WHAT:
-        parser.error(f"nothing to show is called {what!r}; one of {', '.join(_WHAT)}{did_you_mean(what, _WHAT)}")
+        parser.error(f"there is no view {what!r}; one of {', '.join(_WHAT)}{did_you_mean(what, _WHAT)}")
     if (what in _NAMED) != (options.name is not None):
         parser.error(f"{what} takes {'a ' + _NAMED[what] if what in _NAMED else 'no name'}")
     if options.verify and what != "overview":
-        parser.error("--verify checks the whole store: leave out what to show")
+        parser.error("--verify checks the whole store: name no view")
     if what != "messages" and (options.first_seq is not None or options.subject is not None):
-        parser.error("--from and --subject choose among messages: write `messages NAME`")
+        parser.error("--from and --subject select messages: write `messages NAME`")
     if options.limit is not None and what not in _LIMITED:
         parser.error(f"--limit goes with {', '.join(_LIMITED)}")
     if options.subject is not None and not is_valid(options.subject.encode("utf-8", "surrogateescape")):
@@ -181,7 +181,7 @@ class _Inspection:
             print(line, file=self.out)
 
     def tell(self, said: dict[str, Any], lines: Callable[[], list[str]]) -> None:
-        """One value, whole: as JSON with the problems, or as text with the problems on standard error."""
+        """Print one value: as JSON with the problems, or as text with the problems on standard error."""
         if self.json:
             json.dump(said | {"problems": [problem.to_json() for problem in self.problems]}, self.out, indent=1)
             print(file=self.out)
@@ -262,10 +262,10 @@ class _Inspection:
         self.problems += problems + view.problems
         if stream.offline is not None:
             self.problems.append(Problem(f"stream {stream.account}/{stream.name}", stream.offline,
-                                         "the stream is off line: what is shown is its state before this", RESTORE))
+                                         "the stream is off line: its state before this is shown", RESTORE))
         return view, stream
 
-    # Rows, one by one: a list that may be long is never held whole.
+    # Rows, one by one: a long list is never held in memory.
 
     async def rows(self, name: str, said: dict[str, Any], rows: AsyncIterator[tuple[dict[str, Any], Sequence[Any]]],
                    table: Table) -> None:
@@ -394,7 +394,7 @@ class _Inspection:
         if orphan is not None:
             value["state"] = f"orphan: {orphan}"
         elif position in judge.released:
-            value["state"] = "let go of, to be deleted"
+            value["state"] = "released, to be deleted"
         elif live:
             value["state"] = "holds live messages"
         elif judge.root is None or position > judge.root.replay_from:

@@ -1,8 +1,8 @@
-"""Whatever lies at a key, decoded: header, body, pages, or a segment's blocks with their records and messages.
+"""One object, decoded: header, body, pages, or a segment's blocks with their records and messages.
 
-Of a damaged object all that can be decoded is, beside a list of what is wrong where: a broken header is replaced by
-what the key says, a broken map is read up to where it breaks, and blocks without a directory are found by their marks.
-The object is held in memory, whole.
+A damaged object is decoded as far as possible, with a list of its faults: a broken header is rebuilt from the key, a
+broken map is read up to the break, and blocks without a directory are found by their magic bytes. The whole object is
+held in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BODY_AT = 72
 
 
 async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
-    """The object at a key, its beginning (``v1/``, ``v1/shards/0/``) left out or not, and that key.
+    """The full key and the object at it; ``wanted`` may omit the beginning (``v1/``, ``v1/shards/0/``).
 
     Raises: CannotInspect when there is none; StoreError.
     """
@@ -52,9 +52,9 @@ async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
 
 
 def dump(key: str, data: bytes, limit: int | None = None) -> dict[str, Any]:
-    """What the object at ``key`` says, as JSON values; ``limit`` bounds the messages shown of each block.
+    """The object at ``key`` as JSON values; ``limit`` bounds the messages shown of each block.
 
-    ``wrong`` lists what is damaged: section, offset, what.
+    ``wrong`` lists the damage: section, offset, what.
     """
     return _Dump(key, data, limit).run()
 
@@ -88,7 +88,7 @@ class _Dump:
             self.wrong.append(row)
 
     def _header(self, said: dict[str, Any], parsed: Key | None) -> ObjectHeader | None:
-        """The header to go on with; the data's own, or one made from the key, put into the data's place."""
+        """The header to use: the object's own, or one rebuilt from the key, which then replaces it in ``data``."""
         data = self.data
         fields: tuple[Any, ...] = ()
         if len(data) >= HEADER_BYTES:
@@ -247,7 +247,7 @@ class _Dump:
             chunk: Chunk | None = None
             try:
                 if not row.frames_offset:
-                    raise Corrupt(self.key, f"frame {number}", 0, "where it lies is not known")
+                    raise Corrupt(self.key, f"frame {number}", 0, "its offset is unknown")
                 chunk = decode_frame(index, number, self.data[at:at + frame.stored_bytes], self.key)
             except FormatError as error:
                 self._note(error)
@@ -256,7 +256,7 @@ class _Dump:
         said["rows"] = rows
 
     def _rows(self, index: Head, start: int, count: int, chunk: Chunk | None, before: int) -> list[dict[str, Any]]:
-        """Messages as the index knows them, with their first bytes where the frame is sound."""
+        """Messages from the index, with their first bytes if the frame is sound."""
         if self.limit is not None:
             count = min(count, self.limit - before)
         rows = []
@@ -278,7 +278,7 @@ class _Dump:
 
 def _key_json(key: Key | None) -> Any:
     if key is None:
-        return "nothing of ours: this is no key of a jetblock store"
+        return "this is no key of a jetblock store"
     said: dict[str, Any] = {"kind": "SEGMENT or SEAL" if key.kind == ObjectKind.SEGMENT else key.kind.name}
     for name in ("shard", "account", "stream"):
         if getattr(key, name) is not None:
@@ -300,7 +300,7 @@ def _name(kinds: Any, value: int) -> str:
 
 
 def _partial_map(packed: bytes) -> Any:
-    """The entries of a msgpack map up to where it breaks; None where it is no map at all."""
+    """The entries of a msgpack map up to a break; None if it is no map."""
     unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="replace")
     unpacker.feed(packed)
     said: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""The reader without a broker: a stream's messages from the store alone, also while a broker runs.
+"""Reads a stream's messages from the store alone, without a broker or while one runs.
 
-    state (newest checkpoint and the log after it) ── its blocks in order ── index, then the frames that are wanted
+    state (newest checkpoint and the log after it) ── its blocks in order ── index, then the wanted frames
 
-What is read is what was persisted when the state was. A block that is let go of meanwhile is looked for in a newer
-state. Blocks are read ahead, bounded in bytes.
+It reads what was persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are read
+ahead, bounded in bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["Message", "Missing", "read_messages"]
 _AHEAD_BYTES = 64 << 20
 _GET_BYTES = 1 << 20
 _TOGETHER_BYTES = 256 << 10
-"""An index and frames that span no more are read by one get."""
+"""An index and frames within this span are read in one get."""
 
 
 class Message(NamedTuple):
-    """One stored message. headers: the whole header block, b"" where it has none. time_ns: Unix UTC."""
+    """One stored message. headers: the whole header block, b"" for none. time_ns: Unix UTC."""
 
     seq: int
     subject: bytes
@@ -44,7 +44,7 @@ class Message(NamedTuple):
 
 
 class Missing(Exception):
-    """An object with live messages is not in the store. ``problem`` says which."""
+    """An object with live messages is missing; ``problem`` names it."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(f"{problem}: {problem.means}")
@@ -52,14 +52,14 @@ class Missing(Exception):
 
 
 class Wanted(NamedTuple):
-    """Which messages: from ``first_seq`` on, those whose subject ``subject`` (a pattern) matches, ``limit`` of them."""
+    """The messages from ``first_seq`` on whose subject matches the pattern ``subject``, at most ``limit``."""
 
     first_seq: int
     subject: bytes | None
     limit: int | None
 
     def of_block(self, entry: BlockEntry) -> bool:
-        """Whether the block may hold one."""
+        """Whether the block may hold a wanted message."""
         if entry.ref.last_seq < self.first_seq:
             return False
         rows = entry.ref.subjects
@@ -72,15 +72,15 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
                         faults: Callable[[Problem], object] | None = None) -> AsyncGenerator[Message, None]:
     """The live messages of a stream, in sequence order.
 
-    Args: stream is its name, ``ACCOUNT/NAME`` or incarnation. shard None: it is looked for in all. subject: a pattern
-        that a message's must match. view: what ``find_stream`` gave, where it was called already. faults is called with
-        each damaged or missing part, and reading goes on after it; without it the first one is raised.
+    Args: stream is its name, ``ACCOUNT/NAME`` or incarnation. shard None: all are searched. subject: a pattern. view: the
+        result of ``find_stream``, if already called. faults is called with each damaged or missing part, and reading
+        continues; without it the first one is raised.
     Raises: NoStream; Corrupt, VersionUnknown or Missing, naming the object, where ``faults`` is None; StoreError.
     """
     source = store if isinstance(store, Source) else Source(store)
     shard_view, state = view or await find_stream(source, stream, account, shard=shard)
     left = limit
-    lost: str | None = None
+    missing: str | None = None
     while True:
         wanted = Wanted(max(first_seq, state.first_seq), subject, left)
         moved: str | None = None
@@ -91,10 +91,10 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
             async for entry, block in loads:
                 key = key_of(shard_view.paths, state, entry.ref)
                 if block.gone:
-                    if key != lost:
+                    if key != missing:
                         moved = key
                         break
-                    gone = Problem(key, "it is not there, and live messages lie in it", cannot_be_read(
+                    gone = Problem(key, "it is missing, and it holds live messages", cannot_be_read(
                         state, max(wanted.first_seq, entry.ref.first_seq), entry.ref.last_seq), RESTORE)
                     if faults is None:
                         raise Missing(gone)
@@ -116,17 +116,17 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
             await loads.aclose()
         if moved is None:
             return
-        lost = moved
+        missing = moved
         shard_view = await read_shard(source, ShardPaths(shard_view.paths.shard))
         newer = shard_view.state.streams.get(state.stream_id)
         if newer is None:
-            return  # deleted meanwhile
+            return  # the stream was deleted meanwhile
         state = newer
 
 
 @dataclass(slots=True)
 class _Block:
-    """What was loaded of one block. errors: each with the sequences that it hides."""
+    """The loaded part of one block. errors: each with the first and last sequence affected."""
 
     gone: bool = False
     chunks: list[Chunk] = field(default_factory=list)
@@ -184,7 +184,7 @@ def _loader(source: Source, paths: ShardPaths, stream: StreamState, wanted: Want
 
 def _decode(key: str, head: Head, numbers: list[int], data: bytes, base: int, entry: BlockEntry, wanted: Wanted,
             block: _Block) -> None:
-    """Decode frames of which ``data``, from ``base`` in the block's frames on, has the bytes."""
+    """Decode frames from ``data``, which begins at ``base`` within the block's frames."""
     for number in numbers:
         frame = head.frames[number]
         at = frame.offset - base

@@ -1,7 +1,7 @@
-"""One object, read whole and checked: every byte is covered by a checksum, and every checksum is compared.
+"""Checks one whole object: a checksum covers every byte, and every checksum is compared.
 
-A fault in one part never hides the others: of a segment each core, index and frame is tried. Beyond the checksums the
-parts are compared with each other: what a core says of its messages is what its index and frames hold.
+A fault in one part does not hide others: each core, index and frame of a segment is tried. Parts are also compared with
+each other: what a core says of its messages must be what its index and frames hold.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ OnBlock = Callable[[BlockRef, BlockCore, Head], None]
 
 @dataclass(slots=True)
 class Fault:
-    """What is wrong in an object. row, first_seq, last_seq: whose messages it concerns; None: the whole object."""
+    """A fault in an object. row, first_seq, last_seq: the messages it affects; row None: the whole object."""
 
     error: FormatError
     row: DirectoryRow | None = None
     first_seq: int = 0
     last_seq: int = 0
     core: bool = False
-    """Whether replay needs what is damaged."""
+    """Whether replay needs the damaged part."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """An object after its check. gone: it was deleted since it was listed. header: None where it cannot be read."""
+    """A checked object. gone: deleted since it was listed. header: None if it cannot be read."""
 
     info: ObjectInfo
     key: Key
@@ -58,7 +58,7 @@ class Checked:
 
 
 async def check_object(source: Source, info: ObjectInfo, key: Key, on_block: OnBlock) -> Checked:
-    """Read all of the object that a listing had. Raises: StoreError."""
+    """Read all of a listed object. Raises: StoreError."""
     checked = Checked(info, key)
     async with source.window(info.key, info.size) as window:
         try:
@@ -147,7 +147,7 @@ async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectIn
 def records_of(core: BlockCore) -> None:
     """Decode the bodies of a core's records. Raises: Corrupt."""
     for record in core.records:
-        record.body  # noqa: B018  # decoded when asked for
+        record.body  # noqa: B018  # decodes lazily
 
 
 async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> None:
@@ -168,7 +168,7 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
         if not row.messages:
             continue
         try:
-            # Of a block whose core is damaged the rest is checked all the same: the directory says where it lies.
+            # The rest of a block with a damaged core is still checked: the directory has its offsets.
             given = core or BlockCore(row.stream_id, head.header.position, object_id=head.header.object_id)
             ref = row.ref(place, given)
             data = await window.read(row.index_offset, row.index_offset + row.index_bytes)
@@ -195,7 +195,7 @@ async def _check_frames(window: Window, checked: Checked, row: DirectoryRow, ref
 
 
 def _compare(name: str, row: DirectoryRow, core: BlockCore, index: Head) -> None:
-    """What the core says of its messages, against the index. Raises: Corrupt."""
+    """Compare the core's figures with the index. Raises: Corrupt."""
     def wrong(what: str) -> Corrupt:
         return Corrupt(name, "block core", row.core_offset, f"{what} are not those of its index")
 

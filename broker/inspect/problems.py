@@ -1,4 +1,4 @@
-"""What is wrong in a store: one row for each fault, naming the object, what follows from it, and what to do."""
+"""Problems of a store: each names the object, the consequence and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELETE = "it may be deleted by hand"
 
 
 class Problem(NamedTuple):
-    """object: its key. section, offset: where in it, None: the whole. means: what does not work for it."""
+    """object: its key. section, offset: the place in it, None for the whole. means: the consequence."""
 
     object: str
     what: str
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     offset: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As the report has it."""
+        """The report's row."""
         return self._asdict()
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 
 def of_error(key: str, error: FormatError, means: str, remedy: str | None = None) -> Problem:
-    """A problem from what a decoder said of the object at ``key``."""
+    """The problem for a decoder's error about the object at ``key``."""
     if remedy is None:
         remedy = NEWER if isinstance(error, VersionUnknown) else RESTORE
     return Problem(key, error.why, means, remedy, error.section, error.offset)

@@ -1,4 +1,7 @@
-"""Surveys, shards, epochs and streams as JSON values, and the overview as text."""
+"""Surveys, shards, epochs and streams as JSON values, and the overview as text.
+
+The report's keys are stable: what the code calls orphans and released stays ``strays`` and ``let_go`` there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _EPOCHS_SHOWN = 8
 
 
 def overview_json(survey: Survey, verified: Verified | None = None) -> dict[str, Any]:
-    """Everything that a survey found, and its verification."""
+    """A survey as JSON, with its verification if there is one."""
     store = survey.format
     said: dict[str, Any] = {
         "url": survey.url,
@@ -106,7 +109,7 @@ def stream_detail(stream: StreamState, shard: int) -> dict[str, Any]:
 
 
 def consumer_json(consumer: ConsumerState, *, whole: bool = False) -> dict[str, Any]:
-    """One consumer; ``whole`` lists what is pending and redelivered, else their numbers stand for them."""
+    """One consumer; ``whole`` lists pending and redelivered messages instead of only counting them."""
     said: dict[str, Any] = {
         "name": consumer.name, "created": when(consumer.created_ns),
         "delivered_stream_seq": consumer.delivered_sseq, "delivered_consumer_seq": consumer.delivered_cseq,
@@ -136,7 +139,7 @@ def stream_table(survey: Survey) -> list[str]:
 
 
 def epoch_table(shard: ShardSurvey, last: int | None = None) -> list[str]:
-    """The epochs, or the ``last`` so many."""
+    """The epochs, or only the ``last`` ones."""
     table = Table(["epoch", "owner", "claimed", "begun", "end", "sealed by", "entries", "bytes"],
                   ["epoch", "end", "entries", "bytes"])
     for epoch in shard.epochs if last is None else shard.epochs[-last:]:
@@ -147,7 +150,7 @@ def epoch_table(shard: ShardSurvey, last: int | None = None) -> list[str]:
 
 
 def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]:
-    """The overview, for people."""
+    """The overview as text."""
     store = survey.format
     lines = [f"store        {printable(survey.url)}"]
     if store is not None:

@@ -1,9 +1,9 @@
-"""Blocks of a segment or run whose directory cannot be trusted, found by their own marks.
+"""Finds the blocks of a segment or run without its directory.
 
-Cores and indexes begin with magic bytes, carry their lengths and checksums, and repeat whose they are; so each is found
-and proved without the directory. Frames carry neither, but lie side by side behind the last index, in the order of
-the blocks: where every index was found, or from the object's end back to the first that was not, their places follow;
-a checksum in the index proves each.
+Cores and indexes begin with magic bytes, carry their lengths and checksums, and name their stream and object, so each
+can be found and verified by itself. Frames carry none of these, but are stored contiguously after the last index, in
+the order of the blocks. Their places follow if every index was found, or else from the object's end back to the first
+block without one; the index's checksum verifies each frame.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FRAME = struct.Struct("<IIII")
 
 
 class Found(NamedTuple):
-    """A block that was found, with a directory row made anew; the row has no frames where their place is not known."""
+    """A found block with a rebuilt directory row, which has no frames if their place is unknown."""
 
     row: DirectoryRow
     core: BlockCore | None
@@ -45,7 +45,7 @@ class _Index(NamedTuple):
 
 
 def find_blocks(data: bytes, position: Position, object_id: int = 0) -> list[Found]:
-    """All blocks of the object at ``position`` that prove to be its own; an index whose core is lost stands alone."""
+    """All blocks verified to belong to the object at ``position``; an index may come without its core."""
     cores = _cores(data, position, object_id)
     indexes = _indexes(data, position, object_id)
     of_block = {(index.stream_id, index.first_seq, index.messages): index for index in indexes}

@@ -1,8 +1,7 @@
-"""The state of one shard as it lies in the store; of a damaged one, as far as its log can be read.
+"""The state of one shard as stored; of a damaged one, as far as its log can be read.
 
-The replay is that of recovery (``storage.snapshot``), driven here so that a part of the store can be left out: what
-lies beyond ``until``. So a log with a damaged segment is shown as of the segment before, and two replays of a log that
-grows meanwhile end at the same place.
+This is recovery's replay (``storage.read.snapshot``), driven so that everything beyond ``until`` is hidden. A log with a
+damaged segment is thus shown as of the segment before, and two replays of a growing log end at the same position.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "k
            "require_shard", "shards"]
 
 NAMED_AND_GONE = ", which it names, is gone"
-"""How ``snapshot`` ends what it says of a checkpoint's page that is not there."""
+"""How ``snapshot`` ends its message about a checkpoint's missing page."""
 _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
@@ -37,11 +36,11 @@ T = TypeVar("T")
 
 
 class NoStream(Exception):
-    """No stream has that name, or several have; ``str()`` says which there are."""
+    """No stream has that name, or several have; ``str()`` lists the existing ones."""
 
 
 class ShardView(NamedTuple):
-    """snapshot: None where nothing could be read. whole: whether it is all of the log; else it ends before what
+    """snapshot: None if nothing could be read. whole: whether it covers the log; otherwise it ends before what
     ``problems`` names."""
 
     paths: ShardPaths
@@ -51,12 +50,12 @@ class ShardView(NamedTuple):
 
     @property
     def state(self) -> ShardState:
-        """The state; an empty one where nothing could be read."""
+        """The state; empty if nothing could be read."""
         return self.snapshot.state if self.snapshot is not None else ShardState()
 
 
 async def shards(source: Source) -> list[int]:
-    """The numbers of the shards in the store: they are dense from 0, and each has a claim that is never deleted."""
+    """The numbers of the store's shards: dense from 0, and each has a claim that is never deleted."""
     found: list[int] = []
     while True:
         numbers = range(len(found), len(found) + _PROBES)
@@ -68,9 +67,9 @@ async def shards(source: Source) -> list[int]:
 
 
 async def require_shard(source: Source, number: int) -> None:
-    """Refuse a shard of which nothing is there; one without claims but with a log is damaged, and looked at.
+    """Refuse a shard without any object; one with a log but no claims is damaged, and inspected.
 
-    Raises: CannotInspect, also where no store is; StoreError.
+    Raises: CannotInspect, also if there is no store; StoreError.
     """
     there = await shards(source)
     try:
@@ -83,7 +82,7 @@ async def require_shard(source: Source, number: int) -> None:
 
 
 async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
-    """Replay the shard, once more without its end for each place at which it cannot be read on. Raises: StoreError."""
+    """Replay the shard; where it cannot be read on, again up to the position before. Raises: StoreError."""
     problems: list[Problem] = []
     until: Position | None = None
     for _ in range(_DAMAGED_MAX):
@@ -102,7 +101,7 @@ async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
 
 
 async def drive(source: Source, steps: Steps[T], until: Position | None = None) -> T:
-    """Run ``steps`` on what lies in the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
+    """Run ``steps`` on the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
     return await snapshot.drive(steps, lambda request: _answer(source, request, until))
 
 
@@ -140,7 +139,7 @@ def _before(text: str) -> Position | None:
 
 
 def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
-    """What stopped a replay."""
+    """The problem that stopped a replay."""
     means = "the log cannot be read past this: a broker will not start on the store, and what follows is not shown here"
     if isinstance(error, CutOff):
         return Problem(_key_in(str(error), paths.prefix), str(error), means, RESTORE)
@@ -153,10 +152,10 @@ def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
 
 
 def _of_root(paths: ShardPaths, text: str) -> Problem:
-    """A checkpoint that could not be used; the one before, or the log alone, could."""
+    """The problem of an unusable checkpoint; an earlier one, or the log alone, was used."""
     key = _key_in(text, paths.checkpoints)
     if text.endswith(NAMED_AND_GONE):
-        return Problem(key, "it is not there, and a checkpoint names it", "a broker starts from an older checkpoint and "
+        return Problem(key, "it is missing, and a checkpoint names it", "a broker starts from an older checkpoint and "
                        "replays more", f"let a broker run until it has cut new ones; or {RESTORE}")
     return Problem(key, text.removeprefix(f"{key}: ").removeprefix(f"{key} "), "a broker starts from an older "
                    "checkpoint and replays more", f"let a broker run until it has cut new ones; or {RESTORE}")
@@ -168,7 +167,7 @@ def _key_in(text: str, otherwise: str) -> str:
 
 
 def key_of(paths: ShardPaths, stream: StreamState, ref: BlockRef) -> str:
-    """The key of the object that a block of ``stream`` lies in."""
+    """The key of the object that holds a block of ``stream``."""
     return block_key(paths, stream.account, stream.name, ref)
 
 

@@ -1,6 +1,6 @@
-"""The store as inspection reads it: gets and listings, tried again when they fail for a while, and no call that writes.
+"""Read-only access to a store: gets and listings, with transient failures retried.
 
-Bounded in memory: folders are listed page by page, large objects are read through a window, and of those above
+Bounded in memory: folders are listed page by page, large objects are read through a window, and objects above
 ``LARGE_BYTES`` one at a time.
 """
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class CannotInspect(Exception):
-    """There is nothing that could be inspected; ``str()`` says why, and the remedy."""
+    """Nothing can be inspected; ``str()`` gives the reason and the remedy."""
 
 
 class Source:
@@ -42,7 +42,7 @@ class Source:
     def __init__(self, store: ObjectStore, *, give_up_ns: int = _GIVE_UP_NS) -> None:
         self.url = store.url
         self.at_once = 32 if store.puts_cost else 4
-        """Calls that are worth having under way: round trips on S3, a few threads on a directory."""
+        """Useful number of concurrent calls: hides round trips on S3; a few threads on a directory."""
         self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=give_up_ns)
         self._large = asyncio.Semaphore(1)
 
@@ -51,7 +51,7 @@ class Source:
         return await self._store.get(key, start, end)
 
     async def find(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """As ``get``; None where there is no such object. Raises: StoreError."""
+        """As ``get``; None if there is no such object. Raises: StoreError."""
         try:
             return await self._store.get(key, start, end)
         except (NotFound, ValueError):  # ValueError: no object can have such a key
@@ -62,7 +62,7 @@ class Source:
         return await self._store.list(prefix, after, limit)
 
     async def folder(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """The objects of one folder without folders in it, in order, page by page. Raises: StoreError."""
+        """The objects of one folder without subfolders, in order, page by page. Raises: StoreError."""
         after = ""
         while True:
             page = await self._store.list(prefix, after, _LIST_PAGE)
@@ -74,7 +74,7 @@ class Source:
 
     @asynccontextmanager
     async def window(self, key: str, size: int) -> AsyncIterator[Window]:
-        """To read an object of ``size`` bytes from front to back; large ones wait for one another."""
+        """A window to read an object of ``size`` bytes from front to back; large ones are read one at a time."""
         if size > LARGE_BYTES:
             async with self._large:
                 yield Window(self, key)
@@ -82,12 +82,12 @@ class Source:
             yield Window(self, key)
 
     async def close(self) -> None:
-        """Release what the store holds."""
+        """Release the store's resources."""
         await self._store.close()
 
 
 class Window:
-    """Ranges of one object, asked for in rising order: each byte is read once, a few MiB at a time."""
+    """Ranges of one object, requested in ascending order: each byte is read once, a few MiB at a time."""
 
     def __init__(self, source: Source, key: str) -> None:
         self._source = source
@@ -96,7 +96,7 @@ class Window:
         self._start = 0
 
     async def read(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``, fewer where the object ends before. Raises: NotFound; StoreError."""
+        """Bytes ``start`` to ``end``, fewer if the object ends first. Raises: NotFound; StoreError."""
         if not (self._start <= start and end <= self._start + len(self._data)):
             self._data = await self._source.get(self._key, start, max(end, start + _WINDOW_BYTES))
             self._start = start
@@ -106,10 +106,10 @@ class Window:
 async def each(items: Iterable[T] | AsyncIterable[T], work: Callable[[T], Awaitable[R]], at_once: int, *,
                weight: Callable[[T], int] = lambda item: 0, weight_max: int = 1 << 62,
                gently: bool = False) -> AsyncGenerator[tuple[T, R], None]:
-    """``work`` on each of ``items``, up to ``at_once`` at a time, with the results in their order.
+    """``work`` on each of ``items``, up to ``at_once`` concurrently; results in order.
 
-    Args: weight and weight_max bound what is under way or waits to be taken; one item is always let through. gently
-        begins with one at a time and doubles: for who may stop early.
+    Args: weight and weight_max bound the items in progress or waiting to be taken; one item is always admitted. gently
+        begins with one at a time and doubles, for callers that may stop early.
     """
     width = 1 if gently else at_once
     running: deque[tuple[T, asyncio.Task[R], int]] = deque()
@@ -150,7 +150,7 @@ async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
 def open_source(url: str) -> Source:
     """The store behind ``url``, for reading. Raises: CannotInspect."""
     if url.startswith("memory:"):
-        raise CannotInspect("memory:// lives and ends with its broker: there is nothing to inspect from outside")
+        raise CannotInspect("memory:// exists only inside its broker: there is nothing to inspect from outside")
     try:
         return Source(open_store(url, read_only=True))
     except (ValueError, StoreError) as error:
@@ -158,19 +158,19 @@ def open_source(url: str) -> Source:
 
 
 async def read_format(source: Source) -> tuple[StoreFormat | None, list[Problem]]:
-    """Whether there is a store, and which.
+    """The store's format object.
 
-    Returns: its format object, None and a problem where that is damaged or gone and other objects are there.
+    Returns: None and a problem if it is damaged, or missing while other objects exist.
     Raises: CannotInspect when there is no store, or one of a newer format; StoreError.
     """
     means = "a broker will not start on this store"
     data = await source.find(FORMAT)
     if data is None:
         if not await source.list(f"{ROOT}shards/", limit=1):
-            raise CannotInspect(f"{source.url}: no jetblock store lies here: there is no object {FORMAT}; check the "
-                                f"path or prefix (a broker makes it at its first start)")
-        return None, [Problem(FORMAT, "it is not there", "a broker would take this for a new store and give it another "
-                              "id; its streams would be found all the same", RESTORE)]
+            raise CannotInspect(f"{source.url}: there is no jetblock store: no object {FORMAT}; check the path or "
+                                f"prefix (a broker creates it at its first start)")
+        return None, [Problem(FORMAT, "it is missing", "a broker would take this for a new store and give it another id; "
+                              "it would still find the streams", RESTORE)]
     try:
         return StoreFormat.decode(data), []
     except VersionUnknown as error:

@@ -1,8 +1,8 @@
-"""What lies in a store, from listings, small objects and the replayed state: no payload is read.
+"""The contents of a store, from listings, small objects and the replayed state; no payload is read.
 
-Order: listings first, then the state. What a listing has was there before the state was read, so an object that the
-state does not know is a orphan, not a newcomer; and what the state names and the listing lacks is asked for once more,
-and judged by a newer state, before it is called missing.
+Listings come first, then the state. A listed object existed before the state was read, so one that the state does not
+name is an orphan, not a new object. An object that the state names but no listing has is looked for once more, against a
+newer state, before it is reported missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEAD_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Extent:
-    """How many objects, and their bytes."""
+    """A number of objects and their bytes."""
 
     count: int = 0
     bytes: int = 0
@@ -52,7 +52,7 @@ class LogListing:
 
     def __init__(self) -> None:
         self.keys = array("Q")
-        """position_key of each, rising."""
+        """position_key of each, ascending."""
         self.sizes = array("Q")
 
     def __len__(self) -> int:
@@ -68,12 +68,12 @@ class LogListing:
             yield Position(key >> 48, key & NUMBER_MAX), size
 
     def add(self, position: Position, size: int) -> None:
-        """Entries come in order."""
+        """Add an entry, in order."""
         self.keys.append(position_key(position))
         self.sizes.append(size)
 
     def of_epoch(self, epoch: int) -> slice:
-        """Where its entries stand."""
+        """The slice of its entries."""
         return slice(bisect_left(self.keys, epoch << 48), bisect_left(self.keys, (epoch + 1) << 48))
 
     @property
@@ -83,8 +83,8 @@ class LogListing:
 
 @dataclass(slots=True)
 class Epoch:
-    """One epoch. begun: ``opened``; ``swept``: its first segments were let go of; ``sealed``: somebody else ended it
-    before it began; ``claimed``: not opened yet, or never will be. end: the first number that is not part of it."""
+    """One epoch. begun: ``opened``; ``swept``: its first segments were released; ``sealed``: another process ended it before
+    it began; ``claimed``: not opened, so far or ever. end: the first number past it."""
 
     number: int
     claim: Claim | None = None
@@ -99,8 +99,8 @@ class Epoch:
 
 @dataclass(slots=True)
 class ShardSurvey:
-    """One shard. live_bytes: of the log's blocks, their dead messages left aside, as they lie in the store. dead_bytes:
-    the rest of the log."""
+    """One shard. live_bytes: stored bytes of the log's blocks without their dead messages. dead_bytes: the rest of the
+    log."""
 
     paths: ShardPaths
     view: ShardView
@@ -125,7 +125,7 @@ class Survey:
     shards: list[ShardSurvey]
     stream_runs: Extent
     problems: list[Problem]
-    """Of all shards too."""
+    """Including those of all shards."""
 
     @property
     def streams(self) -> list[tuple[ShardSurvey, StreamState]]:
@@ -135,8 +135,8 @@ class Survey:
 
 
 class StreamRow(NamedTuple):
-    """What its block table says of a stream. stored_bytes: of its blocks, as they lie in the store, the dead included;
-    dead_stored_bytes: about how many of those are dead messages'."""
+    """Figures from a stream's block table. stored_bytes: of its blocks, dead messages included; dead_stored_bytes: the
+    approximate share of dead messages."""
 
     blocks: int
     stored_bytes: int
@@ -145,7 +145,7 @@ class StreamRow(NamedTuple):
 
 
 def stream_row(stream: StreamState, *, log_only: bool = False) -> StreamRow:
-    """Sums over a stream's blocks, all or those in the log alone."""
+    """Sums over a stream's blocks, or only those in the log."""
     blocks = stored = dead = dead_stored = 0
     for entry in stream.blocks:
         ref = entry.ref
@@ -162,7 +162,7 @@ def stream_row(stream: StreamState, *, log_only: bool = False) -> StreamRow:
 
 
 async def read_survey(source: Source, shard: int | None = None) -> Survey:
-    """Look at the whole store, or at one shard. Raises: CannotInspect; StoreError."""
+    """Survey the whole store, or one shard. Raises: CannotInspect; StoreError."""
     store_format, problems = await read_format(source)
     numbers = [shard] if shard is not None else await shards(source)
     surveys = [await read_shard_survey(source, ShardPaths(number)) for number in numbers]
@@ -175,7 +175,7 @@ async def read_survey(source: Source, shard: int | None = None) -> Survey:
 
 
 async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
-    """Look at one shard. Raises: StoreError."""
+    """Survey one shard. Raises: StoreError."""
     foreign: list[ObjectInfo] = []
 
     async def positions(prefix: str) -> list[tuple[Position, int]]:
@@ -217,9 +217,9 @@ async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
 
 
 async def missing(source: Source, view: ShardView, log: LogListing, roots: Collection[Position]) -> list[Problem]:
-    """Objects that the state names and that are not there. Raises: StoreError.
+    """Missing objects that the state names. Raises: StoreError.
 
-    None of a state that is not whole: what it names may have been let go of where it cannot be read.
+    Empty if the state is not whole: the unreadable part of the log may have released them.
     """
     if not view.whole:
         return []
@@ -227,24 +227,24 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
                                               source.at_once) if data is None}
     if not absent:
         return []
-    # They may have been let go of since the state was read: the newest one decides.
+    # They may have been released since the state was read: a newer state decides.
     again = await read_shard(source, view.paths)
     if not again.whole:
         return []
     absent.intersection_update(_unlisted(again, LogListing(), ()))
-    lost: dict[str, list[str]] = {key: [] for key in sorted(absent)}
+    affected: dict[str, list[str]] = {key: [] for key in sorted(absent)}
     for stream, entry in entries(again):
         key = key_of(view.paths, stream, entry.ref)
-        if key in lost:
-            lost[key].append(cannot_be_read(stream, max(entry.ref.first_seq, stream.first_seq), entry.ref.last_seq))
-    return [Problem(key, "it is not there, and live messages lie in it" if blocks else
-                    "it is not there, and nothing let go of it", "; ".join(blocks) or
+        if key in affected:
+            affected[key].append(cannot_be_read(stream, max(entry.ref.first_seq, stream.first_seq), entry.ref.last_seq))
+    return [Problem(key, "it is missing, and it holds live messages" if blocks else
+                    "it is missing, and was not released", "; ".join(blocks) or
                     "no live message is lost; a start from an older checkpoint may need it", RESTORE)
-            for key, blocks in lost.items()]
+            for key, blocks in affected.items()]
 
 
 def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> set[str]:
-    """Keys that the state names and the listings lack: blocks' objects, segments not let go of, checkpoints kept."""
+    """Keys that the state names and the listings lack: objects of blocks, unreleased segments, kept checkpoints."""
     paths = view.paths
     keys = {paths.log(position) for key in view.state.segments
             if (position := Position(key >> 48, key & NUMBER_MAX)) not in log}
@@ -259,21 +259,21 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
 
 
 def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
-    """Every block that is named, with its stream."""
+    """Every block of the state, with its stream."""
     for stream in view.state.streams.values():
         for entry in stream.blocks:
             yield stream, entry
 
 
 def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int) -> str:
-    """What it means that these messages are damaged or gone."""
+    """The consequence of these messages' being damaged or missing."""
     which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
     return f"{which} of stream {stream.account}/{stream.name} cannot be read"
 
 
 async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: LogListing, view: ShardView,
                   problems: list[Problem]) -> list[Epoch]:
-    """All epochs, from their claims, openings and seals; adds what is wrong with those."""
+    """All epochs, from their claims, openings and seals; adds the problems of those."""
     claimed = set(claims)
     epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> 48 for key in _firsts(log))})}
     for number, epoch in epochs.items():
@@ -289,15 +289,15 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
         if gap:
             others = f", nor are those up to {gap[-1]}" if len(gap) > 1 else ""
             problems.append(Problem(
-                paths.epoch(gap[0]), f"the claim is not there{others}", "claims are never deleted: who took this epoch "
-                "is not known, and nothing keeps another from taking it again", RESTORE))
+                paths.epoch(gap[0]), f"the claim is missing{others}", "claims are never deleted: the owner of this "
+                "epoch is unknown, and nothing keeps another broker from claiming it again", RESTORE))
     async for number, data in each(claims, lambda e: source.find(paths.epoch(e)), source.at_once):
         if data is not None:
             try:
                 epochs[number].claim = Claim.decode(data, number)
             except FormatError as error:
-                problems.append(of_error(paths.epoch(number), error, "who took this epoch, and when, is not known; "
-                                         "nothing else needs it", "none is needed: its key is what counts"))
+                problems.append(of_error(paths.epoch(number), error, "the owner of this epoch, and when it was "
+                                         "claimed, are unknown; nothing else needs it", "none is needed: its key is what counts"))
     async for number, data in each(epochs, lambda e: source.find(paths.log(Position(e, 0)), 0, HEAD_BYTES),
                                    source.at_once):
         await _begin(source, paths, epochs[number], data, view)
@@ -316,7 +316,7 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
 
 
 def _firsts(log: LogListing) -> Iterable[int]:
-    """A key of each epoch that has entries."""
+    """The first key of each epoch that has entries."""
     at = 0
     while at < len(log.keys):
         yield log.keys[at]
@@ -345,18 +345,18 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
                     if record.kind == RecordKind.OPENING:
                         epoch.opening = Opening.from_body(record.body, paths.log(position))
     except FormatError:
-        pass  # replay stops at it and says so where it matters; a check of all objects says it anyway
+        pass  # where it matters, replay stops there and reports it; --verify reports it in any case
 
 
 async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
-    """The seal of an epoch: where its end is known there; else the lowest among its last entries."""
+    """The seal of an epoch: at its known end, or else the lowest among its last entries."""
     if epoch.end is not None:
         position = Position(epoch.number, epoch.end)
         data = await source.find(paths.log(position))
         if data is None:
-            return Problem(paths.log(position), "the seal is not there", "seals are never deleted: a broker that was "
-                           "taken over from, and still runs, could acknowledge what nobody will read",
-                           "make sure that no older broker runs on this store; let the newest one go on")
+            return Problem(paths.log(position), "the seal is missing", "seals are never deleted: a former owner that still "
+                           "runs could acknowledge messages that no reader will see",
+                           "make sure that no older broker runs on this store; let the newest one continue")
         try:
             return Seal.decode(data, position)
         except FormatError as error:
@@ -378,21 +378,21 @@ async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing
 
 
 def _holes(paths: ShardPaths, log: LogListing, epochs: list[Epoch], view: ShardView, problems: list[Problem]) -> None:
-    """A number missing in the last epoch looks like the log's end; what lies beyond tells it from one."""
+    """A missing number in the last epoch looks like the log's end; entries beyond it show that it is a hole."""
     if not view.whole or view.snapshot is None:
         return
     end = view.state.position
     for epoch in epochs:
         if epoch.number > end.epoch and epoch.first:
-            problems.append(Problem(paths.log(Position(epoch.number, 0)), "it is not there, and later entries of its "
-                                    "epoch are", "without an epoch's opening nothing of it is seen: what was "
-                                    "acknowledged in it is not there", f"start no broker; {RESTORE}"))
+            problems.append(Problem(paths.log(Position(epoch.number, 0)), "it is missing, and later entries of its "
+                                    "epoch exist", "without its opening an epoch is not read: what was "
+                                    "acknowledged in it is not seen", f"start no broker; {RESTORE}"))
     epoch = next((epoch for epoch in epochs if epoch.number == end.epoch), Epoch(0))
     beyond = epoch.last is not None and epoch.last > end.number + 17
     sealed = epoch.end is not None and epoch.end > end.number + 1
     if (beyond or sealed) and Position(end.epoch, end.number + 1) not in log:
         key = paths.log(Position(end.epoch, end.number + 1))
-        problems.append(Problem(key, f"it is not there, and the log goes on up to {epoch.last:012x}",
+        problems.append(Problem(key, f"it is missing, and the log continues to {epoch.last:012x}",
                                 "a reader takes it for the log's end: what was acknowledged after it is not seen, and "
-                                "the next broker to start would give it up for good",
+                                "the next broker to start would discard it for good",
                                 f"start no broker; {RESTORE}"))

@@ -1,14 +1,14 @@
-"""Every byte of a store against its checksums, and what the objects say against each other.
+"""Checks every byte of a store against its checksums, and its objects against each other.
 
-    each object      header and key, sizes, all checksums, parts of one object against each other; one writer an epoch
-    state and data   what the block table says of a block is what lies there; counts, bytes and first sequence of each
-                     stream are those of its messages
-    checkpoint, log  the state replayed from each root that is kept, oldest first, and from the log's beginning while
-                     all of it is there, equals the one replayed from the newest
-    orphans           objects that nothing names: listed, and no fault, for a broker that dies leaves some, and a later
+    each object      header and key, sizes, all checksums, parts against each other; one writer for each epoch
+    state and data   the block table agrees with the blocks; count, bytes and first sequence of each stream are those of
+                     its messages
+    checkpoint, log  the state replayed from each kept root, oldest first, and from the log's beginning if all of it
+                     exists, equals the state replayed from the newest
+    orphans          objects that nothing names: listed, but no fault, since a broker that dies leaves some, and a later
                      one deletes them
 
-On a live store things move meanwhile: what was deleted since it was listed is no fault, unless a newer state wants it.
+On a live store, an object deleted since it was listed is no fault, unless a newer state names it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["Judge", "Orphan", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
 _CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
-_FOREIGN = "no key of ours: a broker neither reads nor deletes it"
+_FOREIGN = "not a jetblock key: a broker neither reads nor deletes it"
 
 
 class Orphan(NamedTuple):
-    """An object that nothing names. what: why it may be there."""
+    """An object that nothing names. what: why it may exist."""
 
     object: str
     bytes: int
@@ -49,7 +49,7 @@ class Orphan(NamedTuple):
 
 @dataclass(slots=True)
 class Verified:
-    """objects, bytes: read and checked. roots: compared with one another, by shard and position."""
+    """objects, bytes: read and checked. roots: compared with each other, by shard and position."""
 
     objects: int = 0
     bytes: int = 0
@@ -65,7 +65,7 @@ async def verify(source: Source, survey: Survey) -> Verified:
     for shard, tally in zip(survey.shards, tallies, strict=True):
         await _objects(source, _listed(source, shard), shard, tally, done)
         done.orphans += [Orphan(info.key, info.size, _FOREIGN) for info in shard.foreign]
-    # Runs of single streams belong to no shard by their keys.
+    # The keys of single streams' runs name no shard.
     await _objects(source, _below(source, STREAMS, done), survey.shards[0], tallies[0], done, tallies)
     await _objects(source, _one(source, FORMAT), survey.shards[0], tallies[0], done)
     for shard, tally in zip(survey.shards, tallies, strict=True):
@@ -143,7 +143,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
 
 
 class Judge:
-    """What a fault in an object of one shard means; and which of its objects nothing names."""
+    """Decides what a fault in an object of one shard means, and which of its objects are orphans."""
 
     def __init__(self, shard: ShardSurvey) -> None:
         self.paths: ShardPaths = shard.paths
@@ -153,9 +153,9 @@ class Judge:
         snapshot = shard.view.snapshot
         self.root = snapshot.root if snapshot is not None else None
         self.released = {position for released in self.state.released.values() for position in released.segments}
-        self.letgo_pages = {position for released in self.state.released.values() for position in released.pages}
+        self.released_pages = {position for released in self.state.released.values() for position in released.pages}
         self.pages: set[Position] = set()
-        """Objects with pages that some root needs."""
+        """Page objects that some root needs."""
         self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
@@ -163,7 +163,7 @@ class Judge:
             self.live.setdefault(key_of(self.paths, stream, entry.ref), []).append((stream, entry))
 
     def saw(self, checked: Checked) -> None:
-        """Learn what a root needs; roots come before the pages."""
+        """Note the pages that a root needs; roots are checked before pages."""
         if checked.key.kind != ObjectKind.ROOT:
             return
         if checked.root is None:
@@ -174,19 +174,19 @@ class Judge:
             self.pages.update(Position(*at) for at in objects)
 
     def problem(self, checked: Checked, fault: Fault) -> Problem:
-        """A fault with its consequences."""
+        """The problem for a fault, with its consequences."""
         kind, position, error = checked.key.kind, checked.key.position, fault.error
         key = checked.info.key
         if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
             return of_error(key, error, self._of_blocks(checked, fault),
                             NEWER if isinstance(error, VersionUnknown) else None)
         if kind == ObjectKind.CLAIM:
-            return of_error(key, error, "who took this epoch, and when, is not known; nothing else needs it",
+            return of_error(key, error, "the owner of this epoch, and when it was claimed, are unknown; nothing else needs it",
                             "none is needed: its key is what counts")
         if kind == ObjectKind.ROOT:
             others = [root for root in self.roots if root != position]
             means = ("a broker starts from another checkpoint" if others else
-                     "a broker must replay the log from its beginning, and cannot start where that is gone")
+                     "a broker must replay the log from its beginning, and cannot start if that is gone")
             return of_error(key, error, means, _CUT_NEW)
         if kind == ObjectKind.PAGES:
             if position not in self.pages and not self.unread_roots:
@@ -218,8 +218,8 @@ class Judge:
         if said:
             return "; ".join(said)
         if in_log and self.roots and position > self.roots[0]:
-            return "no live message lies in what is damaged; only a start from an older checkpoint would need it"
-        return "no live message lies in what is damaged, and nothing else needs it any more"
+            return "the damaged part holds no live message; only a start from an older checkpoint would need it"
+        return "the damaged part holds no live message, and nothing else needs it any more"
 
     def _name(self, stream_id: int) -> str:
         stream = self.state.streams.get(stream_id)
@@ -231,11 +231,11 @@ class Judge:
             return False
         epoch = self.epochs.get(position.epoch)
         if epoch is not None and epoch.end is not None and position.number >= epoch.end:
-            return position.number == epoch.end  # the seal: whoever takes over looks at it
+            return position.number == epoch.end  # the seal: a new owner reads it
         return not self.whole or position <= self.state.position
 
     def other_writer(self, checked: Checked) -> Problem | None:
-        """A problem where somebody else than who claimed the epoch wrote in it; seals are always somebody else's."""
+        """A problem if another process than the epoch's claimant wrote in it; seals always come from another."""
         header = checked.header
         if header is None or checked.key.position is None or header.kind not in (
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
@@ -244,22 +244,22 @@ class Judge:
         if epoch is None or epoch.claim is None or epoch.claim.run_id == header.nonce:
             return None
         return Problem(checked.info.key, f"process run {header.nonce.hex()} wrote it, and {epoch.claim.run_id.hex()} "
-                       f"claimed its epoch", "two brokers wrote under one epoch: what either acknowledged may be lost",
-                       "run no two brokers on copies of one store, nor on a store without put-if-absent", "header", 24)
+                       f"claimed its epoch", "two brokers wrote under one epoch: messages that either acknowledged may be lost",
+                       "never run two brokers on copies of one store, nor on a store without put-if-absent", "header", 24)
 
     def orphan(self, checked: Checked) -> str | None:
-        """Why an object that nothing names may be there; None for one that something does."""
+        """Why this object, which nothing names, may exist; None if something names it."""
         kind, position, state = checked.key.kind, checked.key.position, self.state
         if not self.whole:
-            return None  # of a state that ends too soon nobody knows what it would have named
+            return None  # a truncated state does not tell what is named
         if kind == ObjectKind.RUN:
             return None if checked.info.key in self.live else "a run that no stream has adopted"
         if kind == ObjectKind.PAGES and position is not None:
-            if position in self.pages or position in self.letgo_pages:
+            if position in self.pages or position in self.released_pages:
                 return None
             if self.unread_roots:
-                return "pages that no checkpoint names that can be read"
-            return "pages that no checkpoint names: of a round under way, or given up"
+                return "pages that no readable checkpoint names"
+            return "pages that no checkpoint names: from a checkpoint in progress or abandoned"
         if kind != ObjectKind.SEGMENT or position is None or checked.seal is not None:
             return None
         if checked.header is not None and checked.header.kind == ObjectKind.SEAL:
@@ -268,16 +268,16 @@ class Judge:
             return None
         epoch = self.epochs.get(position.epoch)
         if position > state.position:
-            return "beyond the log's end: on its way, or its writer died before the entries below it landed"
+            return "beyond the log's end: in flight, or its writer died before earlier entries landed"
         if epoch is not None and epoch.end is not None and position.number >= epoch.end:
             return "beyond the end of its epoch: never acknowledged"
-        return "let go of, and not deleted"
+        return "released, and not deleted"
 
 
-# What the state says, against what lies there.
+# The state against the stored blocks.
 
 class _Tally:
-    """Counts the messages that are live by the state in the blocks that are there."""
+    """Counts the messages in stored blocks that are live according to the state."""
 
     def __init__(self, shard: ShardSurvey) -> None:
         self._shard = shard
@@ -299,7 +299,7 @@ class _Tally:
         if entry.ref != ref:
             self._problems.append(Problem(
                 key_of(self._shard.paths, stream, ref), f"the block table of {stream.account}/{stream.name} has "
-                f"{entry.ref!r}, and here lies {ref!r}", "the checkpoint and the object do not agree", RESTORE,
+                f"{entry.ref!r}, and the object has {ref!r}", "checkpoint and object disagree", RESTORE,
                 "block core", ref.core_offset))
         msgs, size, first = _live(head, core, entry, stream.first_seq)
         found = self._found.setdefault(stream.stream_id, [0, 0, 0])
@@ -309,8 +309,8 @@ class _Tally:
             found[2] = first
 
     def differences(self) -> list[Problem]:
-        """Problems of streams whose numbers are not those of their messages. A stream with a damaged or missing block
-        is left aside: that block is a problem of its own."""
+        """Problems of streams whose figures differ from their messages. Streams with a damaged or missing block are
+        skipped: the block has a problem of its own."""
         problems = list(self._problems)
         for stream in self._shard.view.state.streams.values():
             if stream.offline is not None:
@@ -319,7 +319,7 @@ class _Tally:
                 continue
             for name, consumer in stream.consumers.items():
                 if consumer.floor_sseq > consumer.delivered_sseq or consumer.floor_cseq > consumer.delivered_cseq:
-                    problems.append(_wrong_state(stream, f"the ack floor of consumer {name} lies above what was "
+                    problems.append(_wrong_state(stream, f"the ack floor of consumer {name} is above what was "
                                                          f"delivered"))
             if self._left.get(stream.stream_id):
                 continue
@@ -334,8 +334,8 @@ class _Tally:
 
 
 def _wrong_state(stream: StreamState, what: str) -> Problem:
-    return Problem(f"stream {stream.account}/{stream.name}", what, "state and messages do not agree, though every "
-                   "checksum fits: a fault of the program", "keep a copy of the store and report it")
+    return Problem(f"stream {stream.account}/{stream.name}", what, "state and messages disagree, though every "
+                   "checksum is right: a bug in jetblock", "keep a copy of the store and report it")
 
 
 def _id(ref: BlockRef) -> tuple[int, Position, int, int]:
@@ -343,7 +343,7 @@ def _id(ref: BlockRef) -> tuple[int, Position, int, int]:
 
 
 def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tuple[int, int, int]:
-    """Messages of a block that live, their bytes, the first one's sequence."""
+    """A block's live messages, their bytes, and the first one's sequence."""
     if entry.dead is None and head.first_seq >= first_seq:
         return core.count, core.bytes, head.first_seq
     msgs = size = first = 0
@@ -369,7 +369,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
                                     if position != newest and position <= state.position]
     roots = roots[:_ROOTS_MAX - 1] + roots[_ROOTS_MAX - 1:][-1:]
     if newest is not None and position_key(Position(1, 0)) in state.segments:
-        roots.insert(0, None)  # never swept: all of the log is still there
+        roots.insert(0, None)  # never swept: the whole log exists
     kept = {newest}
     if view.snapshot.root is not None:
         done.roots.append((paths.shard, view.snapshot.root.position))
@@ -380,19 +380,19 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
             snapshot = await drive(source, replay_from(paths, root), state.position)
         except (FormatError, CutOff) as error:
             if root is None or await source.find(key, 0, 1) is None:
-                continue  # swept meanwhile; what is damaged in the log was found above
+                continue  # swept meanwhile; damage in the log was found above
             if root not in kept and newest is not None and root < newest:
-                # A put of it that was answered late may land once more after it was deleted.
-                done.orphans.append(Orphan(key, dict(shard.roots)[root], "a checkpoint that is no longer kept, and what "
-                                         "it needs is gone"))
+                # A delayed put may land again after the object was deleted.
+                done.orphans.append(Orphan(key, dict(shard.roots)[root], "a checkpoint no longer kept; what it needs "
+                                           "is gone"))
                 continue
             text = str(error)
             if any(problem.object.rpartition("/")[2] in text or problem.object == key
                    for problem in (*known, *done.problems)):
-                continue  # what is damaged or gone is listed, and what that means
+                continue  # the cause is listed already
             if text.endswith(NAMED_AND_GONE):
                 page = text.removesuffix(NAMED_AND_GONE).rpartition(" ")[2]
-                done.problems.append(Problem(page, "it is not there, and a checkpoint names it", f"a start from {key}, "
+                done.problems.append(Problem(page, "it is missing, and a checkpoint names it", f"a start from {key}, "
                                              "should newer ones be damaged, would fail", _CUT_NEW))
                 continue
             done.problems.append(Problem(key, f"the state cannot be replayed from it: {text}",
@@ -403,13 +403,13 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
             done.roots.append((paths.shard, root))
         for what in state_differences(snapshot.state, state)[:8]:
             done.problems.append(Problem(
-                key, f"replayed from here the state is another than from the newest checkpoint: {what}",
-                "checkpoint and log do not agree, though every checksum fits: a fault of the program",
+                key, f"replayed from here, the state differs from that of the newest checkpoint: {what}",
+                "checkpoint and log disagree, though every checksum is right: a bug in jetblock",
                 "keep a copy of the store and report it"))
 
 
 def state_differences(one: ShardState, other: ShardState) -> list[str]:
-    """Where two replayed states differ, in words; empty: nowhere. Estimates (bytes of dead messages) are left aside."""
+    """The differences of two replayed states, in words. Estimates (bytes of dead messages) are not compared."""
     found: list[str] = []
     if one.position != other.position:
         found.append(f"it ends at {one.position}, not at {other.position}")
@@ -417,7 +417,7 @@ def state_differences(one: ShardState, other: ShardState) -> list[str]:
         if getattr(one, name) != getattr(other, name):
             found.append(f"{name} differ")
     if {p: x.body() for p, x in one.released.items()} != {p: x.body() for p, x in other.released.items()}:
-        found.append("what is let go of differs")
+        found.append("released objects differ")
     for stream_id in sorted(one.streams.keys() | other.streams.keys()):
         a, b = one.streams.get(stream_id), other.streams.get(stream_id)
         if a is None or b is None:

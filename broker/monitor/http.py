@@ -1,7 +1,7 @@
 """The monitoring pages over HTTP/1.1: sockets around ``pages``, framed by h11.
 
-One request a connection, then it is closed, as nats-server does. Bounded on every side, since whoever reaches the port
-may ask: head of a request in bytes, time for a whole exchange, connections at once. A body is not read.
+One request per connection, then it is closed, as in nats-server. Everything is bounded, since any peer may connect:
+bytes of a request's head, duration of an exchange, concurrent connections. Request bodies are not read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HEAD_BYTES_MAX = 16 * 1024
 EXCHANGE_SECONDS_MAX = 10.0
 _BACKLOG = 100
 CONNECTIONS_MAX = 64
-"""More wait in the listen queue until one has its answer."""
+"""Further ones wait until one has its answer."""
 
 
 class MonitorServer:
-    """Has its port from ``bind`` on and listens from ``start`` to ``close``; ``port`` is the true one in between."""
+    """Owns its port from ``bind`` and listens from ``start`` to ``close``; ``port`` is the actual one in between."""
 
     def __init__(self, pages: Pages, clock: Clock, host: str, port: int, *,
                  exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
@@ -44,7 +44,7 @@ class MonitorServer:
         self._free = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def bind(self) -> None:
-        """Have the port, and refuse connections until ``start``. Raises: OSError when it cannot be had."""
+        """Reserve the port, refusing connections until ``start``. Raises: OSError if it is unavailable."""
         if self._bound is None:
             self._bound = await Bound.at(self.host, max(self.port, 0))
             self.port = self._bound.port
@@ -58,7 +58,7 @@ class MonitorServer:
                          for listening in bound.listen(_BACKLOG)]
 
     async def close(self) -> None:
-        """Stop listening and cut off whatever exchange is under way."""
+        """Stop listening and abort exchanges in progress."""
         if self._bound is not None:
             self._bound.close()
         for server in self._servers:
@@ -73,7 +73,7 @@ class MonitorServer:
         task.add_done_callback(self._exchanges.discard)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(high=0)  # so that drain() means: all of it has gone out
+        writer.transport.set_write_buffer_limits(high=0)  # so that drain() returns once everything is sent
         try:
             async with asyncio.timeout(self._seconds), self._free:
                 await self._serve(reader, writer)
@@ -82,7 +82,7 @@ class MonitorServer:
         except Exception:
             log.exception("a monitoring page failed")
         finally:
-            # No waiting for a peer that does not read: what it has not taken by now is lost to it.
+            # Do not wait for a peer that does not read; the unsent rest is dropped.
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             else:
@@ -97,7 +97,7 @@ class MonitorServer:
             page = Page(error.error_status_hint, str(error).encode(), "text/plain; charset=utf-8")
         else:
             if not isinstance(event, h11.Request):
-                return  # closed before it asked
+                return  # closed without a request
             if event.method in (b"GET", b"HEAD"):
                 page = self._pages.answer(event.target.decode("latin-1"))
             else:

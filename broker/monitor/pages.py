@@ -1,8 +1,7 @@
-"""The monitoring pages: a path and its query to a status and a body. No I/O; figures come through
-``Views``.
+"""The monitoring pages: from a path and its query to a status and a body. No I/O; figures come from ``Views``.
 
-Field names, parameters and error texts are nats-server's (server/monitor.go), so that dashboards, exporters and the
-clients' tests read both alike. Pages of things that do not exist here answer 404, as an unknown path does.
+Field names, parameters and error texts are nats-server's (server/monitor.go), so that dashboards, exporters and client
+tests work with both. Pages about features that jetblock lacks answer 404, as any unknown path.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ from broker.protocol.subject import is_literal, matches
 __all__ = ["BadQuery", "Page", "Pages"]
 
 LIMIT = 1024
-"""Rows of one page unless it asks for more or fewer, as in nats-server."""
+"""Default rows of one page, as in nats-server."""
 
 _CALLBACK = re.compile(r"[A-Za-z_$][\w$.]{0,127}")
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 _SORTS: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
-    # Option to key and whether the highest comes first. Ids are given in the order of start.
+    # Option: sort key, and whether the highest comes first. Connection ids are in the order of start.
     "cid": (lambda row: row["cid"], False), "start": (lambda row: row["cid"], False),
     "uptime": (lambda row: row["cid"], False),
     "subs": (lambda row: row["subscriptions"], True), "pending": (lambda row: row["pending_bytes"], True),
     "msgs_to": (lambda row: row["out_msgs"], True), "msgs_from": (lambda row: row["in_msgs"], True),
     "bytes_to": (lambda row: row["out_bytes"], True), "bytes_from": (lambda row: row["in_bytes"], True),
-    # Without the Z at their end, instants sort as text does.
+    # Without the trailing Z, timestamps sort as text.
     "last": (lambda row: row["last_activity"][:-1], True), "idle": (lambda row: row["last_activity"][:-1], False),
     "stop": (lambda row: row["stop"][:-1], True), "reason": (lambda row: row["reason"], False),
     "rtt": (lambda row: parse_duration(row.get("rtt", "0s")), True),
 }
 _HEALTH_FLAGS = ("js-enabled", "js-enabled-only", "js-server-only", "js-meta-only", "details", "live")
-"""Of /healthz: nats-server's, and ``live``."""
+"""Flags of /healthz: nats-server's, and ``live``."""
 
 _ENDED_SORTS = frozenset({"stop", "reason"})
 _STATES = frozenset({"open", "closed", "any", "all"})
 
 
 class BadQuery(Exception):
-    """A parameter that cannot be read: status 400 with this text."""
+    """A malformed parameter: status 400 with this text."""
 
 
 class Page:
@@ -100,7 +99,7 @@ class _Query:
 
 
 class Pages:
-    """All pages under one base path. ``answer`` may be called at any time, also while the broker is a standby."""
+    """All pages under one base path. ``answer`` may be called at any time, also on a standby."""
 
     def __init__(self, views: Views, clock: Clock, base_path: str = "/") -> None:
         self._views = views
@@ -114,7 +113,7 @@ class Pages:
         }
 
     def answer(self, target: str) -> Page:
-        """The reply to a request for ``target`` (path and query as they came)."""
+        """The reply to a request for ``target`` (path and query as received)."""
         try:
             path, _, parameters = target.partition("?")
             path = unquote(path)
@@ -152,9 +151,9 @@ class Pages:
         return Page(200, text.encode(), "text/html; charset=utf-8")
 
     def _healthz(self, query: _Query) -> Page:
-        """Whether clients are served; with ``live`` whether the process is alive, which a standby is, too.
+        """Whether clients are served; with ``live``, whether the process is alive, which includes a standby.
 
-        That this is answered at all is the proof of life: the page is made on the broker's own loop.
+        Any answer proves that it is alive: the page is made on the broker's own event loop.
         """
         asked = {name: query.flag(name) for name in _HEALTH_FLAGS}
         if asked["live"]:
@@ -170,7 +169,7 @@ class Pages:
         return Page(200, _compact({"status": "ok"}))
 
     def _missing(self, query: _Query) -> str:
-        """Why the stream or consumer that is asked for is not there; "" when it is, or none is asked for."""
+        """Why the requested stream or consumer is missing; "" if it exists or none was requested."""
         stream, consumer, account = query.text("stream"), query.text("consumer"), query.text("account") or "$G"
         if not stream:
             return ""
@@ -193,7 +192,7 @@ class Pages:
             if jetstream else {},
             "mem": _resident_bytes(), "cores": os.cpu_count() or 1, "gomaxprocs": 1, "cpu": self._cpu.percent(),
             "routes": 0, "remotes": 0, "leafnodes": 0,
-            # Whatever comes in or goes out does so by way of a client: there are no routes or leaf nodes.
+            # There are no routes or leaf nodes: all traffic is from and to clients.
             **{f"{way}_client_{what}": view[f"{way}_{what}"] for way in ("in", "out") for what in ("msgs", "bytes")},
             "http_req_stats": dict(sorted(self._asked.items())), "config_load_time": view["start"],
             "config_digest": "",
@@ -237,7 +236,7 @@ class Pages:
             raise BadQuery(f"invalid test subject, must be valid publish subject: {test}")
         page: dict[str, Any] = {"server_id": self._server_id(), "now": self._now(),
                                 "num_subscriptions": self._views.subscription_count(),
-                                # Routes are kept by receivers, not by subject: there is nothing to count as these do.
+                                # Routes are kept by receiver, not by subject, so these figures do not exist here.
                                 "num_cache": 0, "num_inserts": 0, "num_removes": 0, "num_matches": 0,
                                 "cache_hit_rate": 0, "max_fanout": 0, "avg_fanout": 0}
         if not query.flag("subs"):
@@ -269,7 +268,7 @@ class Pages:
 
 
 def _compact(body: dict[str, str]) -> bytes:
-    """As nats-server writes this one page: probes compare it as text."""
+    """Without spaces, as nats-server writes this page: probes compare it as text."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -278,7 +277,7 @@ def _plain(status: int, text: str) -> Page:
 
 
 def _with_callback(page: Page, query: _Query) -> Page:
-    """JSONP. A callback that is no dotted name is refused: it would let a link run any script."""
+    """JSONP. The callback must be a dotted name; anything else would let a link run any script."""
     callback = query.text("callback")
     if not callback or page.content_type != "application/json":
         return page
@@ -288,12 +287,12 @@ def _with_callback(page: Page, query: _Query) -> Page:
 
 
 def _connection(row: dict[str, Any], *, auth: bool, listed: bool, detail: bool) -> dict[str, Any]:
-    """The columns that were asked for."""
+    """A connection's requested columns."""
     hidden = {"subscriptions_list_detail"} | (set() if auth else {"authorized_user", "account"})
     page = {name: value for name, value in row.items() if name not in hidden}
     subs = row.get("subscriptions_list_detail", [])
     if detail:
-        # The account is the connection's: shown once, with `auth`.
+        # The account is the connection's, shown once with `auth`.
         page["subscriptions_list_detail"] = [{name: value for name, value in sub.items() if name != "account"}
                                              for sub in subs]
     elif listed:
@@ -313,7 +312,7 @@ def _stream(row: dict[str, Any], *, config: bool, consumers: bool) -> dict[str, 
 
 
 class _Cpu:
-    """The share of one core used since the last time it was asked, in percent."""
+    """The share of one core used since the last call, in percent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -337,6 +336,6 @@ def _resident_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):  # no /proc: its highest is all there is, in kilobytes (on macOS bytes)
+    except (OSError, ValueError, IndexError):  # no /proc: only the peak is known, in kilobytes (on macOS in bytes)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024

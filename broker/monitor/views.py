@@ -1,6 +1,6 @@
-"""What the monitoring pages are made from, as plain values; the pages look no further.
+"""The data behind the monitoring pages, as plain values; the pages use nothing else.
 
-Server and connections speak nats-server's field names already; the pages choose, sort, cut and join.
+Server and connections already use nats-server's field names; the pages select, sort, paginate and join.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Connections(Protocol):
     """Rows of /connz in the order of their cid."""
 
     def __call__(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
-        """Open connections, or those that ended; ``subs`` False leaves out ``subscriptions_list_detail``."""
+        """Open or closed connections; ``subs`` False leaves out ``subscriptions_list_detail``."""
 
 
 @dataclass(slots=True)
@@ -37,22 +37,22 @@ class JetStreamView:
     messages: int = 0
     bytes: int = 0
     list_streams: Callable[[], Iterable[dict[str, Any]]] = tuple
-    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``; asked only where they are shown."""
+    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``; called only if they are shown."""
 
 
 @dataclass(slots=True)
 class Health:
-    """``ok``, or another ``status`` (``standby``, ``unavailable``, ``error``) and why."""
+    """``ok``, or another ``status`` (``standby``, ``unavailable``, ``error``) with the reason."""
 
     status: str = "ok"
     error: str = ""
     serving: bool = True
-    """Whether clients can connect, however JetStream is."""
+    """Whether clients can connect, whatever the state of JetStream."""
 
 
 @dataclass(slots=True)
 class Views:
-    """Where the pages get each of these; called anew for every request, on the event loop."""
+    """Sources of the pages' data, called for every request on the event loop."""
 
     varz: Callable[[], dict[str, Any]]
     """The server's part of /varz: ``server_id``, ``server_name``, counts, ``start``, ``uptime``…"""

@@ -1,7 +1,7 @@
-"""``jetblock pipeline``: the file for Spark's workers, and what a query would read.
+"""``jetblock pipeline``: the zip for Spark's workers, and an estimate of what a query would read.
 
-Exit status: 0 it is done; 2 it could not be done (no store, no such stream, wrong credentials, wrong arguments), and why
-is said on standard error.
+Exit status: 0 success; 2 failure (no store, no such stream, wrong credentials, wrong arguments), with the reason on
+standard error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from broker.pipeline.errors import PipelineError
 __all__ = ["main", "parse_arguments"]
 
 _EPILOG = """\
-STORE_URL is what the broker's --store takes; for s3:// the AWS_* environment says the rest. STREAM is a name, several
-with commas, or a pattern with *.
+STORE_URL is the broker's --store; s3:// takes region and credentials from the AWS_* environment. STREAM is a name,
+several separated by commas, or a pattern with *.
 """
 _SELECTING = (
-    ("--account", "ACCOUNT", "of the stream; $G unless said"),
-    ("--subjects", "PATTERNS", "NATS subjects, with commas: orders.*.created,alarm.>"),
-    ("--startSeq", "SEQ", "from this sequence on"),
-    ("--endSeq", "SEQ", "up to this sequence, itself too"),
-    ("--startTime", "TIME", "from this time on: 2026-11-21T14:00:00Z, or Unix ns"),
-    ("--endTime", "TIME", "before this time"),
-    ("--asOf", "MOMENT", "as of EPOCH-NUMBER of the log, seq:N, or a time"),
-    ("--targetPartitionBytes", "SIZE", "of the store for each task: 64m"),
+    ("--account", "ACCOUNT", "account of the stream (default $G)"),
+    ("--subjects", "PATTERNS", "NATS subjects, separated by commas: orders.*.created,alarm.>"),
+    ("--startSeq", "SEQ", "first sequence"),
+    ("--endSeq", "SEQ", "last sequence, inclusive"),
+    ("--startTime", "TIME", "messages of this time and later: 2026-11-21T14:00:00Z, or Unix ns"),
+    ("--endTime", "TIME", "messages before this time"),
+    ("--asOf", "SNAPSHOT", "as of a log position EPOCH-NUMBER, seq:N, or a time"),
+    ("--targetPartitionBytes", "SIZE", "bytes that one task reads, about: 64m"),
 )
 
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     except PipelineError as error:
         return _cannot(str(error))
     except ModuleNotFoundError as error:
-        return _cannot(f"no module {error.name!r}, which jetblock's extra 'spark' brings; in a checkout: pip install '.[spark]'")
+        return _cannot(f"no module {error.name!r}, which jetblock's extra 'spark' installs; in a checkout: pip install '.[spark]'")
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -61,14 +61,14 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock pipeline", description="Streams for Spark.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     archive = commands.add_parser(
-        "zip", help="write the file for spark-submit --py-files",
+        "zip", help="write the zip for spark-submit --py-files",
         description="Write the modules that Spark's workers need to a zip file. They also need msgpack, zstandard, "
                     "numpy, pyarrow and obstore.")
     archive.add_argument("out", metavar="OUT.zip", type=Path)
     archive.set_defaults(run=_zip)
     plan = commands.add_parser(
-        "plan", help="say how many blocks and bytes a query will read", epilog=_EPILOG,
-        description="Say how many blocks and bytes a query will read. Nothing but the store's catalogue is read for it.")
+        "plan", help="estimate how many blocks and bytes a query will read", epilog=_EPILOG,
+        description="Estimate how many blocks and bytes a query will read. Only the store's catalogue is read.")
     plan.add_argument("store", metavar="STORE_URL")
     plan.add_argument("stream", metavar="STREAM")
     for flag, metavar, text in _SELECTING:
@@ -112,7 +112,7 @@ def _plan(options: argparse.Namespace) -> int:
         **_undecided(said["unsure_blocks"]),
         "messages": f"at most {count(said['messages'])}",
         "indexes": size(said["index_bytes"]),
-        "frames": f"{'at most ' if said['unsure_blocks'] else ''}{size(said['frames_bytes'])}, where headers or data are asked for",
+        "frames": f"{'at most ' if said['unsure_blocks'] else ''}{size(said['frames_bytes'])}, if headers or data are read",
         "partitions": count(said["partitions"]),
     }
     print("\n".join(outline(shown)))
@@ -120,7 +120,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _undecided(blocks: int) -> dict[str, str]:
-    """Without this line, a subject that no message has would look as if it had not been given."""
+    """Without this line, the estimate for a subject that no message has would look as if no subject had been given."""
     return {"undecided": f"{_blocks(blocks)}, of which only the index can tell what subjects they hold"} if blocks else {}
 
 

@@ -1,16 +1,16 @@
-"""What can go wrong with a query, sorted by what its author does next.
+"""The errors of a query, sorted by what its author does next.
 
     BadOption     an option is unknown, malformed, or contradicts another: correct the query
     NoStore       there is no store at this URL: correct it, or start a broker on it
-    NoStream      the store has no such stream: the text names those that are there
-    Unreachable   the store did not answer, or refuses us: network, endpoint, credentials
-    Damaged       bytes are not what was written: the text names object, section and offset; ``jetblock inspect`` says more
+    NoStream      the store has no such stream: the text lists the streams it has
+    Unreachable   the store did not answer, or denied access: check network, endpoint, credentials
+    Damaged       bytes differ from what was written: the text names object, section and offset; see ``jetblock inspect``
     Newer         a newer version wrote it: upgrade this reader
-    Gone          a message that ought to be there is in no object any more
-    DataLoss      a stream that a query follows has lost messages before they were read
+    Gone          an object with live messages is missing
+    DataLoss      a followed stream lost messages before the query read them
 
-Each text names the object or option and the remedy, and never a secret. All survive pickling, since Spark carries
-them from a task to the driver.
+Each text names the object or option and the remedy, never a secret. All can be pickled: Spark carries them from a task
+to the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PipelineError(Exception):
 
 
 class BadOption(PipelineError):
-    """An option of the source is unknown, has a wrong value, or contradicts another."""
+    """An option is unknown, has a wrong value, or contradicts another."""
 
 
 class NoStore(PipelineError):
@@ -38,7 +38,7 @@ class NoStream(PipelineError):
 
 
 class Unreachable(PipelineError):
-    """The store did not answer within its retries, or refuses to."""
+    """The store did not answer within its retries, or denied access."""
 
 
 class Damaged(PipelineError):
@@ -50,20 +50,20 @@ class Newer(PipelineError):
 
 
 class Gone(PipelineError):
-    """An object that the newest state names is not in the store."""
+    """An object that the newest state names is missing."""
 
 
 class DataLoss(PipelineError):
-    """Messages that a streaming query has not read yet are no more."""
+    """Messages were removed before a streaming query read them."""
 
 
 def of_format(error: FormatError, where: str, key: str | None = None) -> PipelineError:
-    """What damage or a newer version means to a query: the error to raise instead.
+    """The error to raise for damage or a newer version.
 
-    Args: where is the store, or the store and stream; key the object's, where ``error`` does not name it itself.
+    Args: where is the store, or the store and stream; key is the object's, where ``error`` does not name it.
     """
     what = f"{where}: {error}" if key is None or error.name == key else f"{where}: {key}: {error}"
     if isinstance(error, VersionUnknown):
         return Newer(f"{what}: a newer version of jetblock wrote it; upgrade jetblock on the driver and all executors")
-    return Damaged(f"{what}: no rows are given of what cannot be read; `jetblock inspect --verify` shows what else is "
-                   f"damaged; restore the object from a backup, or read around it by startSeq, endSeq")
+    return Damaged(f"{what}: no rows are returned for it; `jetblock inspect --verify` shows what else is damaged; restore the "
+                   f"object from a backup, or read around it with startSeq and endSeq")

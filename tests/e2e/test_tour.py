@@ -1,4 +1,4 @@
-"""The README's tour as its reader runs it: also twice, with days in between, and with what is not there."""
+"""The README's tour as a reader runs it: also twice, days apart, and with missing streams, subjects or brokers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 
 
 async def script(*words: str) -> tuple[int, str, str]:
-    """The script with these arguments, to its end: exit status, standard output, standard error."""
+    """Run the script with these arguments; exit status, standard output, standard error."""
     process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *words, stdout=asyncio.subprocess.PIPE,
                                                    stderr=asyncio.subprocess.PIPE)
     async with asyncio.timeout(60):
@@ -52,7 +52,7 @@ async def script(*words: str) -> tuple[int, str, str]:
 
 
 async def test_published_again_after_the_duplicate_window(broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
-    """A file is in the stream once, whether its id is remembered or not; `read` and Spark see each once."""
+    """The stream holds each file once, whether or not its id is remembered; `read` sees each once."""
     files, js = some_files(tmp_path / "library"), client.jetstream()
     # As earlier versions of the tour made it.
     await js.add_stream(StreamConfig(name=library.STREAM, subjects=["lib.>"], allow_direct=True))
@@ -75,7 +75,7 @@ async def test_published_again_after_the_duplicate_window(broker: BrokerProcess,
 
 
 async def test_reading_tells_damage_from_what_was_published_again(client: Client, tmp_path: Path) -> None:
-    """Only what differs from its own checksum is said to; a new sequence is no difference."""
+    """Only messages that differ from their checksum count as damaged; a new sequence does not."""
     files, js = some_files(tmp_path / "library"), client.jetstream()
     await library.make_stream(js)
     await library.publish(client, files)
@@ -87,7 +87,7 @@ async def test_reading_tells_damage_from_what_was_published_again(client: Client
 
 
 async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) -> None:
-    """As NATS has them; one that matches nothing says so, and one that the server refuses."""
+    """NATS filters work; one that matches nothing, and one that the server refuses, are reported."""
     await library.make_stream(client.jetstream())
     await library.publish(client, some_files(tmp_path / "library"))
     for filters, count in ((["lib.asyncio.*"], 2), (["lib.asyncio.>"], 3), (["lib.asyncio.*", "lib.a"], 3)):
@@ -103,7 +103,7 @@ async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) ->
 
 
 async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
-    """No stream, no subject, no JetStream, no broker: one line on standard error and status 1, and no waiting."""
+    """No stream, no subject, no broker: one line on standard error and status 1, without waiting."""
     for words in (["read"], ["show", "lib.a"]):
         status, said, err = await script(*words, "--url", broker.url)
         assert (status, said, err) == (1, "", f"the broker at {broker.url} has no stream LIBRARY: publish first "
@@ -121,7 +121,7 @@ async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
 
 
 def test_arguments() -> None:
-    """--url stands before the command or behind it, as its help has it."""
+    """--url may come before or after the command."""
     for words in (["--url", "nats://x", "publish"], ["publish", "--url", "nats://x"], ["show", "lib.a", "--url", "nats://x"]):
         assert library.parse(words).url == "nats://x"
     assert library.parse(["read"]).url == "nats://127.0.0.1:4222"

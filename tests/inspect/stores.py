@@ -1,4 +1,4 @@
-"""Stores with something in them, written by the real engine: ownership, log, checkpoints."""
+"""Stores with content, written by the real engine: ownership, log, checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = tuple[int, bytes, bytes, bytes, int]
 
 
 class Stream:
-    """A stream that remembers what it ought to hold."""
+    """A stream that remembers its expected content."""
 
     def __init__(self, owner: Owner, stream_id: int, name: str, account: str = "$G") -> None:
         self.owner = owner
@@ -104,7 +104,7 @@ class Owner:
         return self.shard.log
 
     async def start(self, name: str = "broker-a") -> None:
-        """Take the shard, by a new process run."""
+        """Claim the shard for a new process run."""
         if not await self.store.list(FORMAT):
             await self.store.put(FORMAT, [StoreFormat.make(STORE_ID, T0).encode()])
         self.me = Identity(name, self.rng.randbytes(16))
@@ -120,7 +120,7 @@ class Owner:
         return stream
 
     async def round(self) -> None:
-        """Cut a checkpoint and let go of what is not needed any more."""
+        """Cut a checkpoint and release what is no longer needed."""
         checkpointer = self.shard.checkpointer
         assert await checkpointer.cut()
         await self.shard.sweeper.after_round(checkpointer)
@@ -128,7 +128,7 @@ class Owner:
         await self.log.persisted()
 
     async def stop(self) -> None:
-        """The clean end."""
+        """Stop cleanly."""
         end = await self.shard.close()
         await seal_at(self.store, self.paths, end, self.epoch, self.me, self.clock, self.rng)
 

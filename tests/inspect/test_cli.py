@@ -121,17 +121,17 @@ def test_what_cannot_be_inspected(directory: Path, tmp_path: Path, capsys: pytes
     """Shows what is said where there is no store, no such thing in it, or no sense in the arguments; status 2."""
     assert "no storage directory" in cannot(capsys, f"file://{tmp_path}/nowhere")
     assert not (tmp_path / "nowhere").exists()
-    assert "no jetblock store lies here" in cannot(capsys, f"file://{tmp_path}")
+    assert "there is no jetblock store" in cannot(capsys, f"file://{tmp_path}")
     assert list(tmp_path.iterdir()) == []
     assert "is no URL of a store" in cannot(capsys, str(directory))
-    assert "ends with its broker" in cannot(capsys, "memory://")
+    assert "only inside its broker" in cannot(capsys, "memory://")
     url = f"file://{directory}"
     assert "there is: $G/ORDERS, $G/logs" in cannot(capsys, url, "messages", "nothing")
     assert "no object has the key" in cannot(capsys, url, "dump", "log/00000009-000000000000")
     assert "no object has the key" in cannot(capsys, url, "dump", "../etc/passwd")
     assert "takes a NAME" in cannot(capsys, url, "stream")
     assert "takes no name" in cannot(capsys, url, "streams", "x")
-    assert "nothing to show is called" in cannot(capsys, url, "stram")
+    assert "there is no view" in cannot(capsys, url, "stram")
     assert "--verify checks the whole store" in cannot(capsys, url, "streams", "--verify")
     assert "--from and --subject" in cannot(capsys, url, "--from", "3")
     assert "is no subject" in cannot(capsys, url, "messages", "logs", "--subject", "a..b")
@@ -193,7 +193,7 @@ def test_a_shard_that_is_not_there(directory: Path, view: list[str], capsys: pyt
 def test_a_shard_of_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """That there is no store at all is what is said."""
     assert main([f"file://{tmp_path}", "--shard", "3"]) == 2
-    assert "no jetblock store lies here" in capsys.readouterr().err
+    assert "there is no jetblock store" in capsys.readouterr().err
 
 
 async def test_a_shard_whose_claims_are_lost() -> None:

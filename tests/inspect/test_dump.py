@@ -60,7 +60,7 @@ def test_golden_objects(path: Path) -> None:
         assert found["wrong"] == []
     elif path.stem in ("unknown-record-that-must-be-understood", "record-of-a-newer-version"):
         assert not found["blocks"][0]["records"][-1]["understood"]
-    elif path.stem != "seal-instead-of-segment":  # which may lie at a log's key
+    elif path.stem != "seal-instead-of-segment":  # which may be at a log's key
         assert said["error"]["section"] in [row["section"] for row in found["wrong"]]
 
 

@@ -115,7 +115,7 @@ async def test_damage_hides_no_more_than_itself() -> None:
 
 
 async def test_blocks_that_are_swept_while_they_are_read() -> None:
-    """Shows that a reader who planned on an older state goes on with a newer one."""
+    """Shows that a reader that began with an older state continues with a newer one."""
     store = MemoryStore()
     owner = await filled(store)
     logs = owner.streams["logs"]

@@ -84,7 +84,7 @@ async def test_a_flip_or_cut_in_any_object_is_reported_by_its_key(objects: Objec
 
 
 async def test_every_byte_of_a_segment_counts(objects: Objects) -> None:
-    """Shows that a flip of any byte is found, wherever it lies in a segment with messages, records and removed ranges."""
+    """Shows that a flipped byte is found, wherever it is in a segment with messages, records and removed ranges."""
     for number in (1, 4, 7):
         key = PATHS.log(Position(1, number))
         parsed = parse(key)
@@ -108,7 +108,7 @@ async def test_an_object_that_is_gone_is_reported(objects: Objects) -> None:
 
 
 async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
-    """Shows that a missing segment is not taken for the log's end where a seal lies beyond it."""
+    """Shows that a missing segment is not taken for the log's end if there is a seal beyond it."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -126,7 +126,7 @@ async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
 
 
 async def test_damage_says_which_messages_are_lost(objects: Objects) -> None:
-    """Shows that a frame's damage costs its own messages, and that dead ones are nobody's loss."""
+    """Shows that a damaged frame costs only its own messages, and that dead ones do not count as lost."""
     fourth = PATHS.log(Position(1, 4))
     _, verified = await look(objects, {fourth: flipped(objects[fourth], len(objects[fourth]) - 1)})
     [problem] = verified.problems
@@ -168,7 +168,7 @@ async def test_two_writers_under_one_epoch_are_noticed(objects: Objects) -> None
     assert all("two brokers" in problem.means for problem in verified.problems)
 
 
-async def test_strays_are_listed_and_no_fault(objects: Objects) -> None:
+async def test_orphans_are_listed_and_no_fault(objects: Objects) -> None:
     """Shows the leftovers of a broker that died: entries beyond its end, pages without a root; and what is not ours."""
     note = "v1/shards/0/log/README"
     nonce = objects[PATHS.epoch(2)][24:40]

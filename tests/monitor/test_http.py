@@ -94,7 +94,7 @@ async def test_silent_and_slow_clients_are_cut_off(hasty: MonitorServer) -> None
 
 
 async def test_client_that_does_not_read_is_cut_off(hasty: MonitorServer) -> None:
-    """A reply that nobody takes is dropped when its time is over, and the server goes on."""
+    """A reply that the peer does not read is dropped after a timeout, and the server goes on."""
     reader, writer = await asyncio.open_connection(hasty.host, hasty.port, limit=1024)
     writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
     await asyncio.sleep(1.0)

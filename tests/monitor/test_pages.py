@@ -164,7 +164,7 @@ def test_healthz(server: Server) -> None:
 ], ids=["owner", "standby", "starting", "store away"])
 def test_healthz_asks_for_more_or_less(server: Server, health: Health, plain: int, server_only: int,
                                        enabled_only: int) -> None:
-    """``live`` is for whoever ends processes: all of these live. nats-server's own leave JetStream out, or its streams."""
+    """``live`` is for process supervisors: all of these are alive. nats-server's flags leave out JetStream or its streams."""
     server.health = health
     pages = server.pages()
     assert body(pages.answer("/healthz?live=1")) == body(pages.answer("/healthz?live=true")) == {"status": "ok"}

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_TEST_SECONDS = 300
-"""For a test with Spark: the first of them also waits for the session, beside whatever else runs."""
+"""Timeout of a test with Spark: the first one also waits for the session to start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the session, and hold it to the name by which one worker gets all of it."""
+    """Mark tests that use the session, and give them the group that sends them all to one worker."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             if not item.path.name.startswith("test_spark_"):
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark_environ() -> dict[str, str]:
-    """What a process needs in its environment to start Spark here: Java, the interpreter, where our modules are."""
+    """The environment that a process needs to start Spark: Java, the interpreter, the path of our modules."""
     try:
         java = parts.java()
     except parts.PartMissing as error:

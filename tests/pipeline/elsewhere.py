@@ -1,4 +1,4 @@
-"""Spark where jetblock is not installed: an interpreter that has its dependencies and not jetblock, in a process of its own."""
+"""Spark where jetblock is not installed: an interpreter with only its dependencies, in a separate process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def python_without_jetblock(folder: Path) -> Path:
 
 def run(python: Path, script: str, arguments: Mapping[str, Any], environ: Mapping[str, str], folder: Path,
         seconds: float = 300) -> Any:
-    """Run a script that reads its arguments from ``sys.argv[1]`` and prints what it found as JSON, last."""
+    """Run a script that takes its arguments from ``sys.argv[1]`` and prints its result as JSON on the last line."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME")}
     env |= environ
     env |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_WORKER_DIR": str(folder / "work")}

@@ -1,4 +1,4 @@
-"""The variables that Spark's planner and workers run with, for as long as a test needs others."""
+"""Temporarily sets the environment of Spark's planner and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["environment"]
 
 @contextlib.contextmanager
 def environment(spark: Any, environ: Mapping[str, str]) -> Iterator[None]:
-    """Planner and workers with these variables; the source takes those of the snapshot along."""
+    """Planner and workers with these variables: the source passes on the current environment."""
     kept = dict(spark.sparkContext.environment)
     spark.sparkContext.environment.update(environ)
     spark.dataSource.register(JetblockSource)

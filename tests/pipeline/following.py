@@ -2,7 +2,7 @@
 
     python -m tests.pipeline.following STORE STREAM FOLDER MESSAGES_PER_TRIGGER
 
-Prints the JVM's process id, then ``done`` once all that was there has been read. Rows lie in FOLDER/rows, the checkpoint
+Prints the JVM's process id, then ``done`` once everything has been read. Rows are in FOLDER/rows, the checkpoint
 in FOLDER/checkpoint.
 """
 

@@ -1,4 +1,4 @@
-"""A store whose checkpoint names very many blocks that are not there: for planning, which reads none of them."""
+"""A store whose checkpoint names very many nonexistent blocks: for planning, which reads none of them."""
 
 from __future__ import annotations
 

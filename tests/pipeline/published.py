@@ -1,4 +1,4 @@
-"""What a broker and a client put into a store, for reading it with Spark: on a directory or in a bucket."""
+"""Stores written by a broker and a client, to be read with Spark: in a directory or a bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = 600
 
 
 class Message(NamedTuple):
-    """A message as it was published. headers: the block as it goes over the wire; None: none."""
+    """A message as published. headers: the block as sent on the wire, or None."""
 
     seq: int
     subject: str
@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Published:
-    """A store, and what has to be read from it: by stream the live messages in order."""
+    """A store and its expected content: the live messages of each stream, in order."""
 
     url: str
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
     await varied(store, seed)        streams of all sorts by the storage engine: in seconds thousands of messages
     await of_a_broker(directory)     the same through the front door: a broker process and a NATS client
-    MemoryObjectClient(store)               a MemoryStore's objects for blocking readers, with a record of what was asked
+    MemoryObjectClient(store)        a MemoryStore's objects for blocking readers, with a record of what was asked
 
 An ``Owner`` is one process run after another on a store; its streams remember what ought to be read: ``stream.live``.
 """
@@ -30,7 +30,7 @@ HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 1\r\nX-Kind: a: b\r\nX-Kind:  twice\r\n\r\n
 
 
 class Stream(engine.Stream):
-    """A stream that remembers what it ought to hold: ``live``, by sequence."""
+    """A stream that remembers its expected content: ``live``, by sequence."""
 
     live: dict[int, Row]
     owner: Owner
@@ -99,7 +99,7 @@ class Owner(engine.Owner):
 
 
 class MemoryObjectClient:
-    """Blocking reads of the objects of a MemoryStore, as ``pipeline.objects`` has them for real stores.
+    """Blocking reads of the objects of a MemoryStore, as ``pipeline.store.objects`` does for real stores.
 
     ``asked`` lists every range that was read, ``bytes_read`` adds up what came. ``before``, called with each key before
     it is read, in whatever thread reads it, may change the store or raise.
@@ -141,8 +141,8 @@ async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: i
 
     Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``), ``mixed``
     of account ``ACME/é`` (invalid UTF-8 among its subjects, headers here and there, empty bodies, large ones), ``again``
-    (deleted and made anew) and ``empty``. Single messages and ranges are deleted, beginnings purged, epochs begin and
-    checkpoints are cut on the way, so that some of it lies in pages and some in the log's tail.
+    (deleted and recreated) and ``empty``. Single messages and ranges are deleted, beginnings purged, epochs begin and
+    checkpoints are cut on the way, so that some of it is in pages and some in the log's tail.
     Args: large: messages of more than 1 MB are among them. codec: of the frames; None: each run's own.
     Returns: the owner, whose last process run is still there: ``stop`` or ``kill`` it.
     """

@@ -36,7 +36,7 @@ def _named(owner: Owner, seen: Seen) -> Stream:
 @pytest.mark.parametrize("seed", range(4))
 async def test_batches_have_the_messages_that_the_limit_says(seed: int) -> None:
     """From any sequence to any other, in steps of a limit: each step has as many live messages as the limit, and the last
-    one the rest. Only dead messages of blocks with gaps, which nobody counts exactly, may count as if they lived."""
+    one the rest. Only dead messages of blocks with gaps, which are not counted exactly, may count as live."""
     owner, follower, found = await _seen(seed)
     rng = random.Random(seed)
     for seen in found.values():

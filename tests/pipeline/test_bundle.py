@@ -83,7 +83,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("pyspark", "pandas
 
 
 def test_what_every_spark_session_imports_is_light(archive: Path, tmp_path: Path) -> None:
-    """Spark imports pyspark_jetblock in each session, also for people who never read a stream."""
+    """Spark imports pyspark_jetblock in each session, even if it never reads a stream."""
     out = python("""
 import pyspark.sql.datasource
 before = set(sys.modules)

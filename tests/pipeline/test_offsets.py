@@ -39,7 +39,7 @@ def test_text_comes_back_as_it_was() -> None:
 
 
 def test_the_first_batch_begins_where_the_query_began() -> None:
-    """Asked anew after a restart, "latest" lies further on than where the batch on record began."""
+    """Asked anew after a restart, "latest" is beyond the beginning of the batch on record."""
     end = Offsets.of({"a/S": Place(1, 90)}, began={"a/S": Place(1, 50)})
     assert Offsets.of({"a/S": Place(1, 120)}, initial=True).start_of(end) == {"a/S": Place(1, 50)}
     assert Offsets.of({"a/S": Place(1, 90)}).start_of(Offsets.of({"a/S": Place(1, 99)})) == {"a/S": Place(1, 90)}

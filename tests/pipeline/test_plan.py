@@ -61,7 +61,7 @@ def wanted(selection: Selection, row: Row) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_wanted_message_is_in_one_task(seed: int) -> None:
-    """Random stores and selections: tasks rise, lie within their blocks and bounds, hold each live message that is wanted
+    """Random stores and selections: tasks rise, stay within their blocks and bounds, hold each live message that is wanted
     once and no more of them than they say; packed in any way they are the same tasks, or parts of them."""
     rng = random.Random(seed)
     store = MemoryStore()
@@ -130,7 +130,7 @@ def a_ref(n: int, *, subjects: SubjectSummary | None = None, frames_bytes: int =
                     T0 + n * 10**9 + 999_999_999, subjects)
 
 
-def a_moment(*refs: BlockRef) -> StreamSnapshot:
+def a_snapshot(*refs: BlockRef) -> StreamSnapshot:
     state = StreamState(0x77, "$G", "s", {}, T0)
     state.last_seq = refs[-1].last_seq
     return snapshot_of(state, 0, Position(1, 99), [BlockEntry(ref) for ref in refs])
@@ -147,7 +147,7 @@ def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
 def test_prunes_by_summaries() -> None:
     """Blocks whose summary has no wanted subject are not read; others from the first to the last such message; those
     without a summary as a whole."""
-    snapshot = a_moment(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")), a_ref(2),
+    snapshot = a_snapshot(a_ref(0, subjects=summary(0, b"a.x", b"a.y")), a_ref(1, subjects=summary(1, b"b.x")), a_ref(2),
                       a_ref(3, subjects=summary(3, b"b.x", b"b.y", b"c")))
     found = tasks(snapshot, Selection(subjects=(b"*.y",)))
     assert [(task.first_seq, task.last_seq, task.messages) for task in found] == [
@@ -162,15 +162,15 @@ def test_prunes_by_summaries() -> None:
 
 def test_names_objects_of_all_places() -> None:
     """Segments and runs of the shard, runs of the stream alone."""
-    snapshot = a_moment(a_ref(0), a_ref(1, place=BlockPlace.RUN), a_ref(2, place=BlockPlace.STREAM_RUN))
+    snapshot = a_snapshot(a_ref(0), a_ref(1, place=BlockPlace.RUN), a_ref(2, place=BlockPlace.STREAM_RUN))
     assert [task.key for task in tasks(snapshot, Selection())] == [
         "v1/shards/0/log/00000001-000000000001", "v1/shards/0/runs/00000001-000000000002-0000000000000005",
         StreamPaths("$G", "s", 0x77).run(Position(1, 3), 5)]
 
 
 def test_a_stream_off_line_gives_no_plan() -> None:
-    """Its blocks may say more than they ought to; but for who does not ask for it."""
-    snapshot = a_moment(a_ref(0))
+    """Its block table may be wrong, so neither a plan nor an estimate is made of it."""
+    snapshot = a_snapshot(a_ref(0))
     snapshot.offline = "record kind 200 is unknown"
     for call in (tasks, lambda snapshot, selection: estimate([snapshot], selection)):
         with pytest.raises(Damaged, match=r"stream \$G/s is off line, and no rows .* record kind 200"):
@@ -183,7 +183,7 @@ def sizes(packed: list[list[ScanTask]], *, payload: bool = True) -> list[int]:
 
 def test_packs_to_the_target() -> None:
     """200 blocks of 8 MB: eight to a partition of 64 MiB; of indexes alone, all in few tasks."""
-    found = tasks(a_moment(*[a_ref(n) for n in range(200)]), Selection())
+    found = tasks(a_snapshot(*[a_ref(n) for n in range(200)]), Selection())
     packed = pack(found, 64 * MIB)
     assert [len(part) for part in packed] == [8] * 25
     assert all(32 * MIB <= size <= 64 * MIB for size in sizes(packed))
@@ -193,7 +193,7 @@ def test_packs_to_the_target() -> None:
 
 
 def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
-    found = tasks(a_moment(*[a_ref(n, frames_bytes=800_000) for n in range(100)]), Selection())  # 81 MB
+    found = tasks(a_snapshot(*[a_ref(n, frames_bytes=800_000) for n in range(100)]), Selection())  # 81 MB
     assert len(pack(found, 64 * MIB)) == 2
     assert len(pack(found, 64 * MIB, min_partitions=4)) == 4
     assert len(pack(found, 64 * MIB, min_partitions=500)) == pytest.approx(81_000_000 / TASK_BYTES_MIN, abs=2)
@@ -203,27 +203,27 @@ def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
 
 def test_a_block_larger_than_a_partition_is_parted() -> None:
     """By its sequences, which it keeps all of, in order."""
-    [task] = tasks(a_moment(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
+    [task] = tasks(a_snapshot(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
     packed = pack([task], 64 * MIB)
     assert [len(part) for part in packed] == [1] * 5
     assert all(32 * MIB <= size <= 66 * MIB for size in sizes(packed))
     assert [part[0].first_seq for part in packed] == [1, *(part[0].last_seq + 1 for part in packed[:-1])]
     assert packed[-1][0].last_seq == 70_000
-    one, = tasks(a_moment(a_ref(0, frames_bytes=300 * MIB, count=1)), Selection())
+    one, = tasks(a_snapshot(a_ref(0, frames_bytes=300 * MIB, count=1)), Selection())
     assert pack([one], 64 * MIB) == [[one]]
 
 
 def test_weighs_what_will_be_read() -> None:
     """Few messages of a block cost few of its frames; a get costs something however small it is."""
-    whole, = tasks(a_moment(a_ref(0)), Selection())
+    whole, = tasks(a_snapshot(a_ref(0)), Selection())
     assert weight(whole) == 8_010_000
     assert weight(whole, payload=False) == SCAN_TASK_BYTES_MIN
-    few, = tasks(a_moment(a_ref(0, subjects=summary(0, b"a", b"b", b"c"))), Selection(subjects=(b"b", b"c")))
+    few, = tasks(a_snapshot(a_ref(0, subjects=summary(0, b"a", b"b", b"c"))), Selection(subjects=(b"b", b"c")))
     assert few.messages == 2
     assert 200_000 < weight(few) < 400_000
-    some, = tasks(a_moment(a_ref(0)), Selection(first_seq=101, last_seq=200))
+    some, = tasks(a_snapshot(a_ref(0)), Selection(first_seq=101, last_seq=200))
     assert 800_000 < weight(some) < 1_200_000
-    tiny, = tasks(a_moment(a_ref(0, frames_bytes=10, index_bytes=90)), Selection())
+    tiny, = tasks(a_snapshot(a_ref(0, frames_bytes=10, index_bytes=90)), Selection())
     assert weight(tiny) == SCAN_TASK_BYTES_MIN
 
 
@@ -238,6 +238,6 @@ async def test_pickled_scan_tasks_are_small_and_equal() -> None:
         assert [task.dead and list(task.dead.seqs()) for task in again] == [
             task.dead and list(task.dead.seqs()) for task in found]
         assert type(again[0].ref) is BlockRef if again else True
-    found = tasks(a_moment(*[a_ref(n, subjects=summary(n, b"a", b"b")) for n in range(100)]), Selection())
+    found = tasks(a_snapshot(*[a_ref(n, subjects=summary(n, b"a", b"b")) for n in range(100)]), Selection())
     assert len(pickle.dumps(found)) / 100 < 200
     await owner.kill()

@@ -77,7 +77,7 @@ async def test_all_of_blocks_without_summaries(plain: str) -> None:
 
 
 async def test_all_of_blocks_with_summaries(summed_up: str) -> None:
-    """Summaries that nobody asks for cost little."""
+    """Unused summaries cost little."""
     assert planned(summed_up)["tasks"] == BLOCKS
 
 

@@ -250,8 +250,8 @@ async def test_what_is_fetched() -> None:
 
 
 async def test_small_blocks_share_their_turns() -> None:
-    """Shows that many small blocks become few batches, of which the first comes at once, and that who stops early has had
-    few of them fetched."""
+    """Shows that many small blocks become few batches, the first of which comes at once, and that a caller that stops
+    early has had few of them fetched."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(300):
@@ -287,7 +287,7 @@ def run_of(name_seqs: list[tuple[int, int]], number: int = 9) -> tuple[str, byte
 
 
 async def test_blocks_of_one_object_share_gets() -> None:
-    """Shows that neighbouring blocks of an object are fetched together: their indexes and frames lie side by side."""
+    """Shows that neighbouring blocks of an object are fetched together: their indexes and frames are contiguous."""
     store = MemoryStore()
     key, data, refs = run_of([(1, 100), (101, 150), (200, 400)])
     await store.put(key, [data])
@@ -528,7 +528,7 @@ async def test_an_object_that_is_lost() -> None:
 
 @pytest.mark.parametrize("when", [1, 2, 3])
 async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that messages are read from where they lie now, exactly once each, when their object goes before the index is
+    """Shows that messages are read from their present objects, exactly once each, when their object goes before the index is
     read, before the frames are, and between two groups of frames; and that a second move is followed, too."""
     store = MemoryStore()
     objects = MemoryObjectClient(store)

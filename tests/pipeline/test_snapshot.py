@@ -1,4 +1,4 @@
-"""The store's streams at one snapshot: which, as of when, with how little read, and while a broker goes on."""
+"""The store's streams in one snapshot: which streams, as of when, with few reads, and while a broker keeps writing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_reads_the_pages_of_what_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("paged")
 async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
-    """Made, deleted, and made anew under the same name in the log's tail: wanted ones and others."""
+    """Created, deleted, and recreated under the same name in the log's tail: wanted ones and others."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -224,7 +224,7 @@ def test_as_of_that_is_none(text: str) -> None:
 
 
 async def test_as_of_a_position_before_blocks_were_rewritten() -> None:
-    """Where a run's messages lay before is not kept: said, and never guessed."""
+    """The earlier positions of a run's messages are not kept: this is reported, never guessed."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -294,7 +294,7 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
 
 
 async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -> None:
-    """Moments read in a thread all the while: each is of one position, at which two streams that are always written
+    """Snapshots read in a thread all the while: each is of one position, at which two streams that are always written
     together agree, and the next one is not before it."""
     store = FileStore(tmp_path / "store")
     owner = Owner(store, seed=3)
@@ -410,7 +410,7 @@ async def test_damage_names_its_object() -> None:
 
 
 async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
-    """The block core of one stream in the log's tail: who asks for another stream does not look at it."""
+    """The block core of one stream in the log's tail: a query for another stream does not read it."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()

@@ -229,7 +229,7 @@ def test_sql_with_a_view_and_the_functions(spark: Any, store: Published) -> None
     assert [(row.region, row.n, row.h) for row in rows] == [(name, *pair) for name, pair in sorted(expected.items())]
 
 
-async def test_one_moment_while_a_broker_goes_on(spark: Any, tmp_path: Path) -> None:
+async def test_one_snapshot_while_a_broker_goes_on(spark: Any, tmp_path: Path) -> None:
     """``session.read`` stays where it was while a broker publishes and purges, however often it is derived from; what is
     loaded and planned afterwards has all of it."""
     url = f"file://{tmp_path}/growing"

@@ -89,7 +89,7 @@ def test_streams_by_wildcard_and_starts(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_loss_ends_a_query_unless_it_is_told_not_to(spark: Any, tmp_path: Path) -> None:
-    """By a limit, while nobody read: the error names stream and sequences."""
+    """Removed by a limit before they were read: the error names stream and sequences."""
     url = f"file://{tmp_path}/store"
 
     async def fill(count: int) -> None:

@@ -299,7 +299,7 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
         Query(objects, startingOffsets="seq:12").begin()
     with pytest.raises(BadOption, match=r"names the stream \$G/X, which is not there"):
         Query(objects, startingOffsets='{"v": 1, "streams": {"$G/X": {"id": "00000000000000aa", "next": 1}}}').begin()
-    with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and made anew"):
+    with pytest.raises(BadOption, match=r"not 00000000000000aa: it was deleted and recreated"):
         Query(objects, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
     with pytest.raises(BadOption, match="option startingOffsets='soon'"):
         Query(objects, startingOffsets="soon")
@@ -343,7 +343,7 @@ LOSSES = {
     "purge": (r"stream \$G/S lost messages before they were read: expected sequence 11, found that it begins at 16",
               [("S", n) for n in range(16, 21)]),
     "deleted": (r"stream \$G/S of incarnation [0-9a-f]{16} was deleted; expected its sequence 11", []),
-    "anew": (r"stream \$G/S was deleted and made anew; expected sequence 11 of incarnation [0-9a-f]{16}, found "
+    "anew": (r"stream \$G/S was deleted and recreated; expected sequence 11 of incarnation [0-9a-f]{16}, found "
              r"incarnation [0-9a-f]{16}", [("S", n) for n in range(1, 5)]),
 }
 
@@ -444,7 +444,7 @@ async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: Mem
 
 
 async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObjectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much lies there: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
+    """However large the store: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
     s = await owner.make("S")
     for _ in range(60):
         await add(s, 3)
@@ -521,7 +521,7 @@ def _all(follower: Follower) -> dict[str, Any]:
 
 
 async def test_what_was_swept_while_nobody_looked_is_read_anew(owner: Owner, objects: MemoryObjectClient) -> None:
-    """The next number is gone and a checkpoint lies beyond: the log did not end there."""
+    """The next number is gone and there is a checkpoint beyond it: the log did not end there."""
     s = await owner.make("S")
     await add(s, 10)
     query = Query(objects)

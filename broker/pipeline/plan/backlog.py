@@ -1,11 +1,10 @@
-"""What of one stream a streaming query has not read yet, taken task by task: how far so many messages or bytes reach.
+"""The part of one stream that a streaming query has not read yet, and how far a limit of messages or bytes reaches.
 
-Works on the blocks' references alone, so a limit costs no read. Messages that are dead, and blocks whose subject
-summary says that nothing in them is wanted, cost nothing. Only where a limit ends inside a block whose sequences have
-gaps does its index have to say which sequences there are.
+Uses block references alone, so applying a limit reads nothing. Dead messages cost nothing, nor do blocks whose subject
+summary rules them out. An index is read only where a limit ends inside a block whose sequences have gaps.
 
-Messages are counted exactly, or as too many: never more than the limit are read. Bytes are the stream's own (``bytes``
-of its state); within a block each message counts as the mean.
+The count is exact or too high, so a batch never exceeds its limit. Bytes are those of the stream's state; within a
+block each message counts as the mean.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ __all__ = ["StreamBacklog"]
 
 
 class StreamBacklog:
-    """The messages from ``next_seq`` up to, and without, ``end_seq``.
+    """The messages from ``next_seq`` up to but not including ``end_seq``.
 
-    Args: entries are the stream's blocks from ``next_seq`` on, in order; seqs reads which sequences a block has.
+    Args: entries are the stream's blocks from ``next_seq`` on, in order; seqs reads the sequences of a block.
     """
 
     def __init__(self, entries: Iterator[BlockEntry], next_seq: int, end_seq: int, selection: Selection,
@@ -39,7 +38,7 @@ class StreamBacklog:
         return self.next_seq >= self.end_seq
 
     def take(self, rows: int, size: int) -> tuple[int, int]:
-        """Move ``next_seq`` on past as many messages as cost at most ``rows`` and ``size`` bytes; returns what they cost."""
+        """Advance ``next_seq`` past as many messages as fit into ``rows`` and ``size`` bytes; returns their cost."""
         used_rows = used_size = 0
         while not self.done:
             entry = self._entry
@@ -64,7 +63,7 @@ class StreamBacklog:
         return used_rows, used_size
 
     def _count(self, entry: BlockEntry, first: int, last: int) -> tuple[int, int]:
-        """How many messages live in ``first`` to ``last`` of a block, and how many of them may be wanted."""
+        """The live messages of a block from ``first`` to ``last``, and how many of them may be wanted."""
         ref = entry.ref
         whole = first == ref.first_seq and last == ref.last_seq
         if whole:
@@ -78,7 +77,7 @@ class StreamBacklog:
         return live, min(live, sum(n for _, n, a, b in self._selection.rows_of(summary) if b >= first and a <= last))
 
     def _after(self, entry: BlockEntry, first: int, count: int) -> int:
-        """The sequence after the first ``count`` live messages from ``first`` on."""
+        """The sequence that follows ``count`` live messages, counted from ``first``."""
         if not entry.ref.gapless:
             for seq in self._live(entry, first, entry.ref.last_seq):
                 count -= 1

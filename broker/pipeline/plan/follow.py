@@ -1,8 +1,8 @@
-"""The streams of a store, kept up with while a broker writes: what a streaming query looks at before each batch.
+"""The state of a store's streams, followed while a broker writes: refreshed before each batch of a streaming query.
 
-The first look replays each shard's log from its newest checkpoint; every later one goes on from there, which costs two
-listings and a few gets where little is new, however large the store. Where what follows has been swept meanwhile, it
-begins anew. The end of a log is believed only as ``storage.snapshot`` believes it.
+The first look replays each shard's log from its newest checkpoint. A later one resumes there: two listings and a few
+gets if little is new, however large the store. If the next segments have been swept, it replays from a checkpoint
+again. ``storage.read.snapshot`` decides where a log ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
-    """A stream as a look found it. The next look changes ``state``."""
+    """A stream as of the last look; the next look changes ``state``."""
 
     shard: int
     position: Position
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
         return f"{self.state.account}/{self.state.name}"
 
     def snapshot(self, first_seq: int = 1, end_seq: int | None = None) -> StreamSnapshot:
-        """The stream, with no more of its blocks than those that hold ``first_seq`` up to, and without, ``end_seq``."""
+        """The stream with only the blocks that hold ``first_seq`` up to but not including ``end_seq``."""
         blocks: list[BlockEntry] = []
         for entry in self.entries(first_seq):
             if end_seq is not None and entry.ref.first_seq >= end_seq:
@@ -50,12 +50,12 @@ class Seen(NamedTuple):
         return snapshot_of(self.state, self.shard, self.position, blocks)
 
     def entries(self, first_seq: int) -> Iterator[BlockEntry]:
-        """Its blocks from the one that holds ``first_seq`` on."""
+        """Its blocks, beginning with the one that holds ``first_seq``."""
         return self.state.blocks.since(first_seq)
 
 
 class Follower:
-    """Keeps the state of those streams of a store that the options ``account`` and ``stream`` name."""
+    """Keeps the state of the streams that the options ``account`` and ``stream`` name."""
 
     def __init__(self, objects: ObjectClient, account: str, stream: str) -> None:
         self._objects = objects
@@ -65,7 +65,7 @@ class Follower:
     def look(self) -> dict[str, Seen]:
         """The streams as they are now, by ACCOUNT/NAME, in order of the names.
 
-        Raises: NoStore; Damaged, also for a stream that is off line; Newer; Unreachable. The next look begins anew then.
+        Raises: NoStore; Damaged, also for an offline stream; Newer; Unreachable. The next look then starts over.
         """
         if not self._states:
             check_store(self._objects)
@@ -73,31 +73,31 @@ class Follower:
         for shard in self._shards():
             state = self._states[shard] = self._replayed(shard, self._states.pop(shard, None))
             for stream in state.streams.values():
-                # One whose create record is damaged has no name; it is no reason not to read others.
+                # A damaged create record leaves a stream without a name; the others are still read.
                 if self._wanted(stream.account, stream.name):
                     seen = Seen(shard, state.position, stream)
                     found[seen.name] = seen
                     if stream.offline is not None:
                         self._states.clear()
                         raise Damaged(f"{self._objects.url}: stream {seen.name} is off line: {stream.offline}; "
-                                      f"`jetblock inspect --verify` says more")
+                                      f"see `jetblock inspect --verify`")
         return dict(sorted(found.items()))
 
     def seqs(self, seen: Seen, entry: BlockEntry) -> Sequence[int]:
-        """The sequences of a block's messages, rising, live or dead: reads its index. Raises: Damaged; Newer; Gone;
+        """The sequences of a block's messages, live and dead, ascending; reads its index. Raises: Damaged; Newer; Gone;
         Unreachable."""
         ref = entry.ref
         key = key_of(seen.shard, seen.state.account, seen.state.name, ref)
         try:
             head = decode_index(self._objects.get(key, ref.index_offset, ref.index_offset + ref.index_bytes), ref, key)
         except NotFound:
-            raise Gone(f"{self._objects.url}: {key} is not there, and stream {seen.name} has messages in it") from None
+            raise Gone(f"{self._objects.url}: {key} is missing, and stream {seen.name} has messages in it") from None
         except FormatError as error:
             raise of_format(error, f"{self._objects.url}: stream {seen.name}", key) from None
         return head.seqs if head.seqs is not None else range(ref.first_seq, ref.last_seq + 1)
 
     def _shards(self) -> list[int]:
-        """They are dense from 0; those that are known need no asking again."""
+        """Numbers are dense from 0, so only those beyond the known ones are looked for."""
         known = len(self._states)
         while self._objects.list(ShardPaths(known).epochs):
             known += 1
@@ -109,5 +109,5 @@ class Follower:
                 stepped(self._objects, shard, catch_up(ShardPaths(shard), state))
                 return state
             except CutOff as gone:
-                _log.info("%s: shard %d is read anew: %s", self._objects.url, shard, gone)
+                _log.info("%s: replaying shard %d from its checkpoint: %s", self._objects.url, shard, gone)
         return replayed(self._objects, shard, self._wanted).state

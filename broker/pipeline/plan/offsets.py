@@ -1,16 +1,16 @@
-"""How far a streaming query has read, as the JSON that Spark keeps in its checkpoint; where it starts; how a batch's
-limit is spread over several streams.
+"""A streaming query's offsets, as the JSON that Spark keeps in its checkpoint; where a query starts; how a batch's limit
+is shared among streams.
 
     {"v": 1, "streams": {"ACCOUNT/NAME": {"id": "<incarnation, 16 hex digits>", "next": <first sequence not read>}}}
 
-A query's first two offsets carry more. Spark asks for the initial offset anew when it restarts before the first batch
-was committed, and replays that batch up to the end it has on record; "latest" is somewhere else by then. So an initial
-offset says that it is one, and the end of the first batch says where the query really began:
+The first two offsets carry more. If Spark restarts before the first batch was committed, it asks for the initial offset
+again and replays that batch up to the recorded end; "latest" has moved by then. So an initial offset is marked as such,
+and the end of the first batch records where the query really began:
 
     initial   {"v": 1, "initial": true, "streams": …}
     first end {"v": 1, "began": {as streams}, "streams": …}
 
-Spark compares offsets as text, so equal offsets must be equal text: streams are in order of their names.
+Spark compares offsets as text, so equal offsets must have equal text: streams are sorted by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEQ = re.compile(r"[0-9]{1,20}")
 
 
 class Place(NamedTuple):
-    """A place in one stream: its incarnation, and the first sequence that was not read."""
+    """A place in one stream: its incarnation and the first unread sequence."""
 
     stream_id: int
     next_seq: int
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Offsets:
-    """Places by "ACCOUNT/NAME", in order of the names. ``began``: where the query began, at the end of its first batch."""
+    """Places by "ACCOUNT/NAME", sorted. ``began``, set at the end of the first batch: where the query began."""
 
     streams: Mapping[str, Place]
     initial: bool = False
@@ -53,7 +53,7 @@ class Offsets:
 
     @classmethod
     def parse(cls, value: object) -> Offsets:
-        """Take back what ``to_json`` gave. Raises: Newer; PipelineError naming what is wrong where."""
+        """The inverse of ``to_json``. Raises: Newer; PipelineError naming the wrong part."""
         if not isinstance(value, dict):
             raise PipelineError(f"not an offset of jetblock: {_short(value)}; does the checkpoint belong to another source?")
         version = value.get("v")
@@ -71,7 +71,7 @@ class Offsets:
         return cls.of(_places(value.get("streams"), "streams"), initial=value.get("initial", False), began=began)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dict of what JSON has; equal offsets give dicts of the same order."""
+        """As JSON values; equal offsets give dicts in the same order."""
         value: dict[str, Any] = {"v": VERSION}
         if self.initial:
             value["initial"] = True
@@ -81,7 +81,7 @@ class Offsets:
         return value
 
     def start_of(self, end: Offsets) -> Mapping[str, Place]:
-        """Where the batch that begins here and ends at ``end`` really begins."""
+        """Where the batch from this offset to ``end`` really begins."""
         return end.began if self.initial and end.began is not None else self.streams
 
 
@@ -115,7 +115,7 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a new query starts, as the option ``startingOffsets`` has it. At most one of the last three is set."""
+    """Where a new query starts, from the option ``startingOffsets``. At most one of the last three is set."""
 
     earliest: bool = False
     seq: int | None = None
@@ -152,27 +152,27 @@ class Start:
 
 def _seq(text: str) -> int:
     if not _SEQ.fullmatch(text) or not 0 < int(text) <= SEQ_MAX:
-        raise ValueError(f"{text!r} is no sequence: they are whole numbers from 1 on")
+        raise ValueError(f"{text!r} is no sequence: sequences are whole numbers from 1")
     return int(text)
 
 
 class Backlog(Protocol):
-    """What of one stream waits to be read."""
+    """The unread part of one stream."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing waits any more."""
+        """Whether everything has been taken."""
 
     def take(self, rows: int, size: int) -> tuple[int, int]:
-        """Move on past as many messages as cost at most ``rows`` and ``size`` bytes; returns what they cost."""
+        """Advance past as many messages as fit into ``rows`` and ``size`` bytes; returns their cost."""
 
 
 def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
-    """Move ``backlogs`` on so that all of them together cost at most ``rows`` messages and ``size`` bytes.
+    """Advance ``backlogs`` by at most ``rows`` messages and ``size`` bytes in all.
 
-    Each gets an equal part; what one leaves, the others share: a quiet stream is read up to its end however much waits
-    in a busy one. What cannot be divided goes to the one whose ``turn`` it is (any number that rises from batch to
-    batch) and those after it. A message that alone is more than ``size`` is read all the same, by itself.
+    Each gets an equal part, and the others share what one leaves: a quiet stream is read to its end however much a busy
+    one has. An indivisible remainder goes to the backlog whose ``turn`` it is (a number that rises from batch to batch)
+    and those after it. A message larger than ``size`` is read on its own.
     """
     order = list(backlogs[turn % len(backlogs):]) + list(backlogs[:turn % len(backlogs)]) if backlogs else []
     waiting = [backlog for backlog in order if not backlog.done]
@@ -190,7 +190,7 @@ def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
         waiting = [backlog for backlog in waiting if not backlog.done]
         if not moved:
             break
-    for backlog in waiting:  # a part was less than one message: one after the other
+    for backlog in waiting:  # a part was less than one message: go one by one
         used_rows, used_size = backlog.take(rows, size)
         rows, size = rows - used_rows, size - used_size
         anything = anything or used_rows > 0

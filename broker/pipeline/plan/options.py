@@ -1,10 +1,10 @@
-"""The options of the source, parsed and checked: on the driver, before anything is read.
+"""The options of the source, parsed and checked on the driver before anything is read.
 
-    OPTIONS     each option's name, what it is for, and how its value is read
+    OPTIONS     each option's name, purpose and parser
     Options     the values
 
-Spark hands names over in lower case, and values as text. What is wrong is told all at once where it can be: every unknown
-option with the nearest valid one; else the value and what is allowed.
+Spark passes names in lower case and values as text. Errors are reported together where possible: unknown options with
+the nearest valid name, wrong values with the allowed ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADERS: Final = ("raw", "parsed")
 
 @dataclass(frozen=True)
 class Options:
-    """Each field is an option in lower case; where none was given it has its default here."""
+    """Each field is an option in lower case, with its default."""
 
     store: str
     """A URL that means the same in every process."""
@@ -49,19 +49,19 @@ class Options:
     targetpartitionbytes: int = 64 << 20
     prefetch: int = 3
     pushdown: bool = False
-    """``batch`` says why it is off unless asked for."""
+    """Off by default; ``spark.batch`` says why."""
     startingoffsets: str = "earliest"
-    """As given: ``offsets.Start`` reads it."""
+    """As given; ``offsets.Start`` parses it."""
     maxmessagespertrigger: int | None = None
     maxbytespertrigger: int | None = None
     failondataloss: bool = True
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Options:
-        """What ``given`` says, for a batch query or a streaming one.
+        """Parse ``given`` for a batch or a streaming query.
 
-        Raises: BadOption, naming every unknown option with the nearest valid one; or an option that has no meaning for
-            the view or for this kind of query, a value and what is allowed, or two options that contradict each other.
+        Raises: BadOption, naming every unknown option with the nearest valid one; or options that have no meaning for
+            the view or kind of query, wrong values with the allowed ones, and contradictions.
         """
         low = _spelled(given)
         values: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class Options:
             wrong += _out_of_place(low, view, streaming)
             if view not in ("streams", "consumers"):
                 if "stream" not in low:
-                    wrong.append("option stream is needed: a stream's name, several with commas between, * as a wildcard")
+                    wrong.append("option stream is needed: a stream's name, several separated by commas, * as a wildcard")
             else:
                 values.setdefault("stream", "*")
         wrong += _contradictions(values)
@@ -87,7 +87,7 @@ class Options:
         return cls(**values)
 
     def selection(self) -> Selection:
-        """What subjects, sequences and times ask for."""
+        """The messages that subjects, sequences and times select."""
         return Selection(
             subjects=tuple(subject.encode() for subject in self.subjects) or None, first_seq=self.startseq or 1,
             last_seq=self.endseq, first_ns=self.starttime, last_ns=None if self.endtime is None else self.endtime - 1,
@@ -110,16 +110,16 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown(name: str) -> str:
     near = get_close_matches(name.lower(), OPTIONS, 1, 0.5)
-    # What is one of ours with a word around it is far off by letters alone.
+    # An option with a word added scores low by letters alone.
     near = near or [one for one in OPTIONS if one in name.lower() or (len(name) > 3 and name.lower() in one)][:1]
     return f"no option {_short(name)}" + (f": did you mean {OPTIONS[near[0]].name}?" if near else "")
 
 
 def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[str]:
-    """What has no meaning here; it would be ignored, and somebody rely on it."""
+    """Options without meaning here are errors: ignored silently, a user would rely on them."""
     wrong = []
     if streaming and view != "messages":
-        wrong.append(f"option view={view}: a streaming query reads messages; read this view by spark.read")
+        wrong.append(f"option view={view}: a streaming query reads messages; read this view with spark.read")
     for name in low:
         option = OPTIONS[name]
         if view not in option.views:
@@ -150,14 +150,14 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """A value as errors repeat it: not all of a long one, and of a URL nothing of what stands before an ``@``."""
+    """A value as shown in errors: shortened, and without the credentials before an ``@`` in a URL."""
     scheme, colon, rest = text.partition("://")
     if colon and "@" in rest:
         text = f"{scheme}://…@{rest.rpartition('@')[2]}"
     return repr(text) if len(text) <= 80 else repr(text[:77] + "…")
 
 
-# ---- values: each reads a text, or raises ValueError saying what is allowed
+# ---- values: each parses a text, or raises ValueError naming what is allowed
 
 def _store(text: str) -> str:
     word = text.strip()
@@ -184,9 +184,9 @@ def _filled(what: str) -> Callable[[str], str]:
 
 def _stream(text: str) -> str:
     if not names(text):
-        raise ValueError("write a stream's name, several with commas between, * as a wildcard")
+        raise ValueError("write a stream's name, several separated by commas, * as a wildcard")
     if ">" in text:
-        raise ValueError("names of streams have no > in them: * stands for any characters")
+        raise ValueError("stream names contain no >: * stands for any characters")
     return text.strip()
 
 
@@ -203,10 +203,10 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 def _subjects(text: str) -> tuple[str, ...]:
     patterns = tuple(names(text))
     if not patterns:
-        raise ValueError("write NATS subjects with commas between, as orders.*.created,alarm.>")
+        raise ValueError("write NATS subjects separated by commas, as orders.*.created,alarm.>")
     for pattern in patterns:
         if not is_valid(pattern.encode()):
-            raise ValueError(f"{pattern!r} is no NATS subject: tokens with dots between, none of them empty, no white space, "
+            raise ValueError(f"{pattern!r} is no NATS subject: tokens separated by dots, none of them empty, no white space, "
                              f"> only at the end")
     return patterns
 
@@ -248,8 +248,8 @@ def _as_of(text: str) -> str:
 
 
 class Option(NamedTuple):
-    """name: as documented; Spark does not mind its case. kind: ``batch`` or ``stream`` where only such a query has it;
-    instead: what the other kind has."""
+    """name: as documented; Spark ignores its case. kind: ``batch`` or ``stream`` where only such queries take it;
+    instead: what the other kind uses."""
 
     name: str
     about: str
@@ -261,15 +261,15 @@ class Option(NamedTuple):
 
 _READ: Final = ("messages", "subjects")
 _BLOCKS: Final = ("messages", "subjects", "blocks")
-_STARTS: Final = "a streaming query begins at startingOffsets and goes on for ever"
+_STARTS: Final = "a streaming query begins at startingOffsets and has no end"
 _ONLY_STREAMS: Final = "leave it out, or use spark.readStream"
 
 OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option in (
     Option("store", "URL of the store: file:///DIR or s3://BUCKET/PREFIX; load(URL) sets it too", _store),
     Option("account", "account whose streams are read; * as a wildcard", _filled("an account's name, or * for all")),
-    Option("stream", "stream to read; several with commas between, * as a wildcard", _stream),
+    Option("stream", "stream to read; several separated by commas, * as a wildcard", _stream),
     Option("view", f"what the rows are: {', '.join(VIEWS)}", _one_of(*VIEWS)),
-    Option("subjects", "NATS subjects with commas between, * and > as wildcards; of which one must match", _subjects, _READ),
+    Option("subjects", "NATS subjects separated by commas, * and > as wildcards; one must match", _subjects, _READ),
     Option("startSeq", "first sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("endSeq", "last sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
@@ -278,8 +278,8 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
-    Option("prefetch", "how many reads a task has under way", _number(1, 64, "a number of reads"), _BLOCKS),
-    Option("pushdown", "whether Spark's filters decide what is read (true, false); only where each load is for one scan",
+    Option("prefetch", "concurrent reads of a task", _number(1, 64, "a number of reads"), _BLOCKS),
+    Option("pushdown", "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan",
            _flag),
     Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
            _filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",

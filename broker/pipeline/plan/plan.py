@@ -1,15 +1,15 @@
-"""From a snapshot and a selection to the parts of blocks that tasks read, packed into partitions; and what it will cost.
+"""A snapshot and a selection become scan tasks, packed into partitions; and an estimate of their cost.
 
-A block is pruned by its sequences and times, and by its subject summary where it has one; of a block without, which has
-more subjects than fit, the index decides in the task. Nothing of a block is read here.
+Blocks are pruned by sequence, time and subject summary. A block with more subjects than its summary can hold has none;
+there the index decides, when the task runs. Nothing of a block is read here.
 
-What a task weighs is about what its task will fetch:
+A scan task's weight is about the number of bytes it will fetch:
 
-    index + the frames that hold a wanted message        where payload is asked for
-    index                                                 else
-    and not less than ``SCAN_TASK_BYTES_MIN``                 a get takes its time, however little it brings
+    index + the frames that hold a wanted message    if the payload is read
+    index                                            otherwise
+    and at least ``SCAN_TASK_BYTES_MIN``             since a get takes its time, however small
 
-Frames are some 128 KiB, so few messages of a block cost few of them at most, and many spread over it cost all.
+Frames have some 128 KiB: a few messages of a block cost a few frames at most, and many spread over it cost all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Estimate", "ScanTask", "estimate", "pack", "tasks", "weight"]
 
 SCAN_TASK_BYTES_MIN: Final = 64 << 10
 TASK_BYTES_MIN: Final = 8 << 20
-"""Below this a task of Spark's costs more than its reading."""
+"""Below this size, a Spark task costs more to start than to read."""
 _FRAME_BYTES: Final = 128 << 10
 _FRAME_MESSAGES: Final = 4096
 
@@ -42,24 +42,24 @@ class ScanTask(NamedTuple):
     stream_id: int
     shard: int
     key: str
-    """Of the object."""
+    """The object's."""
     ref: BlockRef
-    """Without its subjects, unless they were asked for."""
+    """Without its subjects, unless ``summaries`` asked for them."""
     first_seq: int
     last_seq: int
     """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""
     dead: DeadSet | None
     messages: int = 0
-    """At most so many are wanted; 0: not known."""
+    """Upper bound of the wanted messages; 0: unknown."""
 
 
 class Estimate(NamedTuple):
-    """How much a query will read of a store.
+    """How much a query will read.
 
-    blocks of blocks_of (before pruning) blocks, and messages: at most. index_bytes are read for whatever is asked, but
-    where the blocks' own numbers suffice. frames_bytes, stored, for payload alone: about, where a part of a block's
-    frames is enough. unsure: blocks that say nothing of their subjects while subjects are asked for, so that they count
-    as a whole.
+    blocks and messages are upper bounds; blocks_of counts the blocks before pruning. index_bytes are read for any
+    column that a block's reference cannot answer. frames_bytes (as stored) are read for the payload alone; approximate
+    where part of a block's frames is enough. unsure counts blocks without a subject summary while subjects are selected;
+    they are counted in full.
     """
 
     blocks: int
@@ -71,27 +71,27 @@ class Estimate(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Indexes and frames."""
         return self.index_bytes + self.frames_bytes
 
 
 def tasks(snapshot: StreamSnapshot, selection: Selection, *, summaries: bool = False) -> list[ScanTask]:
-    """The blocks that may hold what is wanted, in order of sequence.
+    """Scan tasks for the blocks that may hold wanted messages, in order of sequence.
 
-    Args: summaries: each task's ``ref`` keeps its subjects, for who may do with them instead of the index.
-    Raises: Damaged for a stream that is off line, whose blocks nobody can tell.
+    Args: summaries: each task's ``ref`` keeps its subjects, so that a reader may use them instead of the index.
+    Raises: Damaged for an offline stream, whose blocks are unknown.
     """
     with uncollected():
         return [task for task, _ in _tasks(snapshot, selection, summaries)]
 
 
 def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = False) -> Iterator[tuple[ScanTask, bool]]:
-    """Each with whether its subjects are known, or not asked for."""
+    """Each task, and whether its subjects are known or irrelevant."""
     if selection.nothing or not selection.matches_stream(snapshot.account, snapshot.name):
         return
     if snapshot.offline is not None:
-        raise Damaged(f"stream {snapshot.full_name} is off line, and no rows are given of it: {snapshot.offline}; `jetblock "
-                      f"inspect --verify` says more; a newer broker's record needs a newer jetblock here, too")
+        raise Damaged(f"stream {snapshot.full_name} is off line, and no rows are returned: {snapshot.offline}; see `jetblock "
+                      f"inspect --verify`; a newer broker's record needs a newer jetblock here, too")
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
     shard = ShardPaths(snapshot.shard)
@@ -135,30 +135,30 @@ def _with_subjects(ref: BlockRef, summary: SubjectSummary | None) -> BlockRef:
 
 
 def weight(task: ScanTask, *, payload: bool = True) -> int:
-    """About how many bytes a task fetches for it."""
+    """About how many bytes the task will fetch."""
     return max(SCAN_TASK_BYTES_MIN, task.ref.index_bytes + (_frames_bytes(task) if payload else 0))
 
 
 def _frames_bytes(task: ScanTask) -> int:
-    """Stored bytes of the frames that hold what is wanted, were all frames of a block alike."""
+    """Stored bytes of the frames with wanted messages, assuming that a block's frames are alike."""
     ref = task.ref
     total = ref.frames_bytes
     frames = max(1, ref.bytes // _FRAME_BYTES, ref.count // _FRAME_MESSAGES)
-    # So much of the block lies between its first and its last sequence; the frames at both ends count whole.
+    # The share of the block between the first and last wanted sequence; the frames at both ends count in full.
     between = -(-frames * (task.last_seq - task.first_seq + 1) // (ref.last_seq - ref.first_seq + 1)) + 1
     return total * min(frames, between, task.messages or frames) // frames
 
 
 def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, min_partitions: int = 1
          ) -> list[list[ScanTask]]:
-    """Pieces, in their order, as partitions that read about ``target_bytes`` each.
+    """Pack scan tasks, in order, into partitions that read about ``target_bytes`` each.
 
-    Args: payload: whether frames will be read, or indexes alone. min_partitions: where there is enough for as many
-        tasks, there are as many. A block larger than a partition is parted by its sequences.
+    Args: payload: whether frames will be read, or indexes alone. min_partitions: the number to reach if there is enough
+        to read. A block larger than a partition is split by sequence.
     """
     weighed = [(task, weight(task, payload=payload)) for task in found]
     total = sum(size for _, size in weighed)
-    # Never so small that starting the task is most of its work, save where that was asked for.
+    # Never so small that starting Spark's task dominates, unless target_bytes asks for it.
     target = max(SCAN_TASK_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
     packed: list[list[ScanTask]] = []
     room = 0
@@ -173,7 +173,7 @@ def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, 
 
 
 def _parted(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, int]]:
-    """A task as itself, or as some that are about as large as a partition."""
+    """The task itself, or its split into tasks about as large as a partition."""
     span = task.last_seq - task.first_seq + 1
     count = min(-(-size // target), span)
     if count < 2:
@@ -185,7 +185,7 @@ def _parted(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, 
 
 
 def estimate(snapshots: Sequence[StreamSnapshot], selection: Selection) -> Estimate:
-    """How much a query will read, without reading it. Raises: Damaged for a stream that is off line."""
+    """How much a query will read. Raises: Damaged for an offline stream."""
     blocks = messages = index_bytes = frames_bytes = unsure = 0
     for snapshot in snapshots:
         for task, sure in _tasks(snapshot, selection):

@@ -1,16 +1,16 @@
-"""What a streaming query does between Spark and the store, without Spark: where it starts, how far the next batch goes,
-which blocks a batch is made of, and when messages were lost before it read them.
+"""A streaming query without Spark: where it starts, how far the next batch reaches, which blocks the batch reads, and
+whether messages were lost before it read them.
 
     initial ── latest ── tasks ── latest ── tasks ── …        one ``look`` at the store for each ``latest``
 
-A batch is all that lives from one offset to another, so a batch that Spark plans again after a restart has the same
-rows, but for what was removed meanwhile.
+A batch is all live messages between two offsets, so a batch that Spark plans again after a restart has the same rows,
+except for messages removed in between.
 
-Lost is what was removed before it was read, as far as the store can tell: a stream that was deleted, or deleted and
-made anew; a stream that went back (a store restored from a backup); and sequences below the stream's first one, whatever
-removed them: a limit, its age, a purge, a single delete. Sequences missing further on are no loss, and none is it in
-streams whose rules remove messages one by one: max_msgs_per_subject (so all buckets of keys and values), the retentions
-``workqueue`` and ``interest``. ``failOnDataLoss`` says whether a loss ends the query or goes to the log.
+Data loss is what the store shows to have been removed before it was read: a stream that was deleted, or deleted and
+recreated; a stream that went back (a store restored from a backup); and sequences below the stream's first one, however
+they were removed: by a limit, age, purge or delete. Sequences missing further on are no loss. Nor are any in streams
+whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions ``workqueue``
+and ``interest``. ``failOnDataLoss`` decides whether a loss ends the query or is logged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Progress:
         self._follower = Follower(objects, options.account, options.stream)
         self._seen: dict[str, Seen] | None = None
         self._target: dict[str, Place] | None = None
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def initial(self) -> Offsets:
         """Where a new query starts.
@@ -60,7 +60,7 @@ class Progress:
             if "*" not in pattern and not any(matcher(pattern)(one.state.name) for one in seen.values()):
                 there = ", ".join(seen) or "none that the options name"
                 raise NoStream(f"{self._objects.url}: no stream {pattern!r} in account {self._options.account!r}; "
-                               f"there is: {there}; streams that come later need a name with *")
+                               f"there is: {there}; to follow streams created later, use a name with *")
         given = self._start.offsets.streams if self._start.offsets is not None else {}
         for name in given:
             if name not in seen:
@@ -69,13 +69,13 @@ class Progress:
         return Offsets.of({name: self._begin(one, given.get(name)) for name, one in seen.items()}, initial=True)
 
     def aim(self) -> None:
-        """Take what is there now as all that there will be (``Trigger.AvailableNow``)."""
+        """End at what the streams hold now (``Trigger.AvailableNow``)."""
         self._target = {name: _end(one) for name, one in self._look().items()}
 
     def latest(self, start: Offsets, rows: int | None = None, size: int | None = None) -> Offsets:
-        """How far a batch from ``start`` reaches, at most ``rows`` messages and ``size`` bytes further; None: no limit.
+        """The end of a batch from ``start``, at most ``rows`` messages and ``size`` bytes on; None: no limit.
 
-        Returns: ``start`` itself where nothing is new. Raises: DataLoss; else as ``Follower.look``.
+        Returns: ``start`` itself if nothing is new. Raises: DataLoss; else as ``Follower.look``.
         """
         seen = self._look()
         places = self._resumed(start, seen)
@@ -88,7 +88,7 @@ class Progress:
                 if target is None or target.stream_id != place.stream_id:
                     if name in start.streams:
                         ends[name] = place
-                    continue  # it came later
+                    continue  # created later
                 end = min(end, target)
             ends[name] = max(place, end)
             if (rows is not None or size is not None) and end > place:
@@ -105,11 +105,11 @@ class Progress:
         return start if ends == start.streams else Offsets.of(ends)
 
     def newest(self) -> Offsets | None:
-        """The end of all streams at the last look, without another one; None before the first."""
+        """The end of all streams as of the last look, without a new one; None before the first."""
         return None if self._seen is None else Offsets.of({name: _end(one) for name, one in self._seen.items()})
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ScanTask]:
-        """The parts of blocks that a batch reads, by stream and sequence. Raises: DataLoss; else as ``Follower.look``."""
+        """The scan tasks of a batch, by stream and sequence. Raises: DataLoss; else as ``Follower.look``."""
         seen = self._look() if self._seen is None else self._seen
         begun = start.start_of(end)
         found: list[ScanTask] = []
@@ -144,7 +144,7 @@ class Progress:
             return Place(state.stream_id, max(1, seq_at_time(self._objects, one.snapshot(), start.time_ns)))
         if given is not None and given.stream_id != state.stream_id:
             raise BadOption(f"option startingOffsets: stream {one.name} is now of incarnation {state.stream_id:016x}, not "
-                            f"{given.stream_id:016x}: it was deleted and made anew")
+                            f"{given.stream_id:016x}: it was deleted and recreated")
         seq = given.next_seq if given is not None else start.seq
         if seq is None:
             return Place(state.stream_id, max(1, state.first_seq))
@@ -153,14 +153,14 @@ class Progress:
         return Place(state.stream_id, seq)
 
     def _resumed(self, start: Offsets, seen: Mapping[str, Seen]) -> dict[str, Place]:
-        """Where to go on in each stream that is there."""
+        """Where to resume in each existing stream."""
         for name, place in start.streams.items():
             one = seen.get(name)
             if one is None:
                 self._report_loss(f"stream {name} of incarnation {place.stream_id:016x} was deleted; expected its sequence "
                            f"{place.next_seq}, found no stream of that name")
             elif one.state.stream_id != place.stream_id:
-                self._report_loss(f"stream {name} was deleted and made anew; expected sequence {place.next_seq} of incarnation "
+                self._report_loss(f"stream {name} was deleted and recreated; expected sequence {place.next_seq} of incarnation "
                            f"{place.stream_id:016x}, found incarnation {one.state.stream_id:016x}")
         places = {}
         for name, one in seen.items():
@@ -176,7 +176,7 @@ class Progress:
         return places
 
     def _check(self, one: Seen, next_seq: int) -> None:
-        """Say a loss where the stream begins after ``next_seq``."""
+        """Report data loss if the stream begins after ``next_seq``."""
         state = one.state
         if state.first_seq > next_seq and not _removes_singly(state.config):
             self._report_loss(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
@@ -184,9 +184,9 @@ class Progress:
 
     def _report_loss(self, what: str) -> None:
         if self._options.failondataloss:
-            raise DataLoss(f"{self._objects.url}: {what}; to go on from what is there, set failOnDataLoss=false")
-        if what not in self._said:
-            self._said.add(what)
+            raise DataLoss(f"{self._objects.url}: {what}; to continue with what remains, set failOnDataLoss=false")
+        if what not in self._reported:
+            self._reported.add(what)
             _log.warning("%s: %s", self._objects.url, what)
 
 
@@ -196,7 +196,7 @@ def _end(one: Seen) -> Place:
 
 
 def _first(one: Seen) -> int:
-    """The sequence of the first message that a stream ever had, or will have."""
+    """The lowest sequence that a stream can ever have."""
     return max(1, int(one.state.config.get("first_seq") or 1))
 
 

@@ -1,12 +1,12 @@
-"""The views and their columns: Arrow types, Spark's DDL, and which of them a query asks for.
+"""The views and their columns: Arrow types, Spark's DDL, and the columns that a query requests.
 
-    messages    seq subject ts headers data        and on request: ts_ns stream account block pos, headers parsed,
+    messages    seq subject ts headers data        on request: ts_ns stream account block pos, headers parsed,
                                                    subject as raw bytes
     subjects    one row for each block and subject, from the indexes: live messages only
     blocks      one row for each block            streams, consumers    one row for each
 
-Spark takes a batch as it is when its Arrow schema is exactly the one it expects, and fails obscurely when it is not: all
-columns may be null, times are in microseconds of UTC, text and bytes are plain ``string`` and ``binary``.
+Spark takes a batch unchanged if its Arrow schema is exactly the expected one, and fails obscurely otherwise: all columns
+are nullable, times are UTC microseconds, text and bytes are plain ``string`` and ``binary``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def _array_of(*fields: tuple[str, pa.DataType]) -> pa.DataType:
 
 
 PAIRS: Final = _array_of(("name", STRING), ("value", STRING))
-"""Parsed headers, in their order; names repeat, so they are no map."""
+"""Parsed headers, in order; not a map, since names may repeat."""
 
 SUMMARY: Final = _array_of(("subject", STRING), ("count", LONG), ("first_seq", LONG), ("last_seq", LONG))
 
 
 class Column(NamedTuple):
-    """A column of a view; other: a second type it can be asked for in. optional: given only when it is asked for."""
+    """A column of a view. other: a second type that a query may request. optional: returned only on request."""
 
     name: str
     type: pa.DataType
@@ -83,7 +83,7 @@ _SPARK: Final[dict[pa.DataType, str]] = {LONG: "bigint", INT: "int", STRING: "st
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """Spark's name of a column's type, as ``DataType.simpleString`` writes it."""
+    """Spark's name for a type, as ``DataType.simpleString`` writes it."""
     if pa.types.is_list(kind):
         return f"array<{spark_type(kind.value_type)}>"
     if pa.types.is_struct(kind):
@@ -92,21 +92,21 @@ def spark_type(kind: pa.DataType) -> str:
 
 
 def arrow_schema(view: str, *, headers: str = "raw") -> pa.Schema:
-    """The columns of a view that come unless others are asked for. headers: ``raw`` or ``parsed``."""
+    """The default columns of a view. headers: ``raw`` or ``parsed``."""
     return pa.schema([(column.name, _type(column, headers)) for column in VIEWS[view] if not column.optional])
 
 
 def ddl(view: str, *, headers: str = "raw") -> str:
-    """The same for Spark: ``seq bigint, subject string, …``."""
+    """The same as Spark's DDL: ``seq bigint, subject string, …``."""
     return ", ".join(f"{field.name} {spark_type(field.type)}" for field in arrow_schema(view, headers=headers))
 
 
 def requested(view: str, wanted: Any) -> pa.Schema:
-    """The Arrow schema of the columns that a query names, in its order and its spelling.
+    """The Arrow schema of the columns that a query names, in its order and spelling.
 
-    Args: wanted is a pyspark StructType, or pairs of a name and what ``simpleString`` says of its type. Names are
-        compared without regard to case, as Spark does.
-    Raises: BadOption for a column that the view does not have, that comes twice, or is of another type.
+    Args: wanted is a pyspark StructType, or pairs of a name and its type's ``simpleString``. As in Spark, names are
+        compared without regard to case.
+    Raises: BadOption for a column that the view lacks, that is repeated, or has another type.
     """
     pairs: Iterable[tuple[str, str]] = (
         [(field.name, field.dataType.simpleString()) for field in wanted.fields] if hasattr(wanted, "fields") else wanted)

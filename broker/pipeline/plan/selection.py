@@ -1,16 +1,15 @@
-"""Which messages a query wants: by subject, sequence and time; as its options say, and as Spark's filters narrow it.
+"""The messages that a query wants, by subject, sequence and time: from its options, narrowed by Spark's filters.
 
-A selection is a conjunction: each bound and each test must hold. It is made on the driver, prunes blocks there, and goes
-with each task, which applies it exactly. A filter of Spark's is *handled* when the selection keeps just those messages
-that Spark would; then Spark does not look at it again. Where that is not certain the selection takes from it what is,
-keeps too much, and says so.
+A selection is a conjunction: every bound and every test must hold. The driver makes it and prunes blocks with it; each
+task then applies it exactly. A Spark filter is *handled* when the selection keeps exactly the messages that Spark would,
+so Spark need not apply it again. Otherwise the selection takes over what is certain, keeps too much, and says so.
 
-    seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled where they are an interval
+    seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled if they are one interval
     ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T + 1) * 1000``
     subject, stream, account     =  <=>  IN, LIKE 'a%' '%a' '%a%', and their negations
-    IS NULL, IS NOT NULL         of columns that are never NULL
+    IS NULL, IS NOT NULL         for columns that are never NULL
 
-A subject that is no UTF-8 reads as text with U+FFFD in it, so of values that have that character nothing is concluded.
+A subject that is not UTF-8 reads as text containing U+FFFD, so nothing is concluded from values with that character.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _T = TypeVar("_T", bound="TextTests")
 
 @dataclass(frozen=True)
 class TextTests:
-    """Tests of one text, as bytes of UTF-8, that must all hold."""
+    """Tests of one text, as UTF-8 bytes; all must hold."""
 
     equal: frozenset[bytes] | None = None
     """One of these; None: any."""
@@ -54,14 +53,14 @@ class TextTests:
 
     @property
     def always(self) -> bool:
-        """Whether there is no test at all."""
+        """Whether there are no tests."""
         return (self.equal is None and not self.prefixes and not self.suffixes and not self.contains
                 and not self.excluded)
 
 
 @dataclass(frozen=True)
 class Selection(TextTests):
-    """The tests inherited are the subject's. All bounds are inclusive; None is no bound. Times are Unix UTC in ns."""
+    """The inherited tests are for the subject. All bounds are inclusive, None is unbounded; times are Unix UTC in ns."""
 
     subjects: tuple[bytes, ...] | None = None
     """NATS patterns, of which one must match; None: any subject."""
@@ -72,14 +71,14 @@ class Selection(TextTests):
     stream: TextTests = field(default_factory=TextTests)
     account: TextTests = field(default_factory=TextTests)
     view: str = "messages"
-    """Whose columns filters speak of."""
+    """The view whose columns the filters name."""
 
     def matches_subject(self, subject: bytes) -> bool:
         """Whether a message on ``subject`` may be wanted."""
         return self.allows(subject) and (self.subjects is None or _compiled(self.subjects)(subject) is not None)
 
     def subject_test(self) -> Callable[[bytes], object]:
-        """``matches_subject`` for very many subjects: what it gives is true or false."""
+        """``matches_subject`` for many subjects; the result is only to be tested for truth."""
         if self.subjects is None:
             return self.allows
         matches_one = _compiled(self.subjects)
@@ -95,7 +94,7 @@ class Selection(TextTests):
 
     @property
     def nothing(self) -> bool:
-        """Whether it is plain that nothing can match."""
+        """Whether it is certain that nothing can match."""
         return ((self.last_seq is not None and self.last_seq < self.first_seq)
                 or (self.first_ns is not None and self.last_ns is not None and self.last_ns < self.first_ns)
                 or (self.equal is not None and not self.equal) or self.subjects == ())
@@ -111,16 +110,16 @@ class Selection(TextTests):
                 and (self.last_ns is None or first_ns <= self.last_ns))
 
     def rows_of(self, summary: SubjectSummary) -> SubjectSummary:
-        """The rows of a block's subject summary whose messages may be wanted: of other subjects none is in the block,
-        so with no row left nothing in it is wanted."""
+        """The rows of a block's subject summary that may be wanted; with none, the whole block is not, since a summary
+        names every subject of its block."""
         test = self.subject_test()
         return tuple([row for row in summary if test(row[0])])
 
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
         """This selection and one filter that Spark pushes down (pyspark.sql.datasource, known by its class's name).
 
-        Returns: a selection that keeps all messages that this one and the filter keep; and whether it keeps no others,
-            so that Spark need not apply the filter again. Of views other than ``messages`` it is never so.
+        Returns: a selection that keeps every message that both this one and the filter keep; and whether it keeps no
+            others, so that Spark need not apply the filter again. Always False for views other than ``messages``.
         """
         found = self._narrowed(filter)
         if found is None:
@@ -189,7 +188,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _micros(value: object) -> int | None:
-    """A time that Spark compares with, in its microseconds. One without a zone means nothing for certain."""
+    """A time from a Spark filter in microseconds. Without a zone its meaning is uncertain: None."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // timedelta(microseconds=1)
@@ -197,7 +196,7 @@ def _micros(value: object) -> int | None:
 
 def _interval(name: str, value: object, negated: bool, number: Callable[[object], int | None]
               ) -> tuple[int | None, int | None, bool] | None:
-    """low, high (None: no bound) of the numbers for which a comparison holds, and whether it holds for all between."""
+    """low, high (None: unbounded) of the numbers for which a comparison holds, and whether it holds for all between."""
     if name == "In":
         numbers = _members(value, number)
         if numbers is None or negated:
@@ -229,7 +228,7 @@ _NEGATED: Final = {"GreaterThan": "LessThanOrEqual", "GreaterThanOrEqual": "Less
 
 
 def _members(value: object, convert: Callable[[object], Any]) -> set[Any] | None:
-    """The members of an IN list but for NULL, which equals nothing; None when one of them cannot be told."""
+    """The members of an IN list, without NULL, which equals nothing; None if one cannot be converted."""
     if not isinstance(value, tuple | list | set | frozenset):
         return None
     members = {convert(one) for one in value if one is not None}
@@ -237,7 +236,7 @@ def _members(value: object, convert: Callable[[object], Any]) -> set[Any] | None
 
 
 def _tested(tests: _T, name: str, value: object, negated: bool) -> tuple[_T, bool] | None:
-    """``tests`` with one more."""
+    """``tests`` with one added."""
     more: TextTests | None = None
     if name == "In":
         members = _members(value, _text)
@@ -277,8 +276,8 @@ def _text(value: object) -> bytes | None:
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[bytes, ...]) -> Callable[[bytes], object]:
-    """Whether one of the patterns matches a literal subject, as ``protocol.subject.matches`` has it, by one expression
-    for all: in a fifth of the time."""
+    """Whether any pattern matches a literal subject, as ``protocol.subject.matches`` decides; a single regular expression
+    takes a fifth of the time."""
     return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL).fullmatch
 
 
@@ -290,7 +289,7 @@ def _expression(pattern: bytes) -> bytes:
     if tokens[-1] == b">":
         parts[-1] = _TOKEN + rb"(?:\." + _TOKEN + rb")*"
     elif tokens[-1] == b"*":
-        parts[-1] = rb"(?!>\Z)" + _TOKEN  # nats-server takes a subject's own last > for more than one token
+        parts[-1] = rb"(?!>\Z)" + _TOKEN  # nats-server treats a last > in the subject as more than one token
     return rb"\.".join(parts)
 
 
@@ -301,9 +300,9 @@ _TIME: Final = re.compile(
 
 
 def time_ns(text: str) -> int:
-    """A time as ISO 8601 (UTC where it names no zone; up to nine decimals) or as a whole number of nanoseconds, in ns.
+    """Parse a time: ISO 8601 (UTC without a zone; up to nine decimals), or a whole number of nanoseconds.
 
-    Raises: ValueError, saying what it is not.
+    Raises: ValueError with the reason.
     """
     word = text.strip()
     if word.isascii() and word.isdigit():

@@ -1,16 +1,16 @@
-"""The store's streams at one snapshot: what a query reads, whatever a broker does meanwhile.
+"""Snapshots of the store's streams: what a query reads, unaffected by what a broker does meanwhile.
 
-All streams of a shard are as of one position of its log: the newest checkpoint and the log after it are replayed here,
-on the driver (``storage.snapshot``), and of checkpoints only the pages of the streams that are asked for are read.
-Brokers may publish, checkpoint and sweep all the while.
+All streams of a shard are as of one position in its log. The newest checkpoint and the log after it are replayed on the
+driver (``storage.read.snapshot``); of a checkpoint only the pages of the requested streams are read. Brokers may publish,
+checkpoint and sweep at the same time.
 
-``asOf`` bounds what is let in, by sequence. Each form comes down to a last sequence of each stream:
+``asOf`` bounds the snapshot by sequence. Each form is resolved to a last sequence for each stream:
 
-    00000003-00000000002a   a position of the log, as ``jetblock inspect`` prints it: what was persisted up to there
+    00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: everything persisted up to there
     seq:N                   messages up to N
-    a time                  messages of that time and before it (ISO 8601, or ns)
+    a time                  messages up to and at that time (ISO 8601, or ns)
 
-What has been removed by the time of planning stays removed: deletes are final.
+Messages removed before planning stay removed: deletes are final.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """What a query's ``asOf`` says; one of the three is set."""
+    """A query's ``asOf``; exactly one field is set."""
 
     position: Position | None = None
     seq: int | None = None
@@ -98,7 +98,7 @@ class Blocks(Protocol):
 
 @dataclass(slots=True)
 class StreamSnapshot:
-    """One stream as the store has it; what is counted is as of ``position``, whatever ``end_seq`` is."""
+    """One stream as the store has it; counts are as of ``position``, whatever ``end_seq`` is."""
 
     account: str
     name: str
@@ -115,13 +115,13 @@ class StreamSnapshot:
     position: Position
     """Of the shard's log."""
     end_seq: int
-    """The last sequence that asOf lets in; last_seq where it bounds nothing."""
+    """The last sequence that asOf admits; ``last_seq`` without asOf."""
     blocks: Blocks
-    """The live blocks, rising; also those beyond ``end_seq``. Of a large stream each unpacks its ref's ``subjects`` every
-    time they are asked for."""
+    """The live blocks in order, including those beyond ``end_seq``. In a large stream, each access to a ref's
+    ``subjects`` unpacks them again."""
     consumers: dict[str, ConsumerState]
     offline: str | None = None
-    """Why the stream cannot be read; None: it can."""
+    """Why the stream cannot be read, if it cannot."""
 
     @property
     def full_name(self) -> str:
@@ -130,7 +130,7 @@ class StreamSnapshot:
 
 
 def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Blocks | None = None) -> StreamSnapshot:
-    """A stream as of ``position`` of its shard's log, with all of its blocks, or these. Shares them with ``state``."""
+    """A stream as of ``position`` of its shard's log, with all its blocks or the given ones; shares them with ``state``."""
     return StreamSnapshot(
         state.account, state.name, state.stream_id, shard, state.config, state.created_ns, state.first_seq,
         state.last_seq, state.msgs, state.bytes, state.first_time_ns, state.last_time_ns, position, state.last_seq,
@@ -139,12 +139,12 @@ def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Bloc
 
 def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
                none_ok: bool = False) -> list[StreamSnapshot]:
-    """The streams of ``account`` (``*`` in it as a wildcard) that ``stream`` names, in order of account and name.
+    """The streams of ``account`` (``*`` is a wildcard) that ``stream`` names, sorted by account and name.
 
-    Args: stream is a name, or several with commas between (``\\,`` for one within a name), ``*`` in them as a wildcard.
-        none_ok: a name that no stream has is left out.
-    Raises: NoStore; NoStream, naming those that are there; Damaged; Newer; Unreachable; BadOption for an ``as_of`` that
-        is none, or that cannot be told any more.
+    Args: stream is a name, or several separated by commas (``\\,`` for a comma in a name), with ``*`` as a wildcard.
+        none_ok: ignore names that no stream has.
+    Raises: NoStore; NoStream, listing the existing ones; Damaged; Newer; Unreachable; BadOption for an ``as_of`` that
+        is malformed or can no longer be resolved.
     """
     bound = None if as_of is None else AsOf.parse(as_of)
     check_store(objects)
@@ -156,7 +156,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
         state = replayed(objects, shard, wanted).state
         others += state.unwanted.values()
         for one in state.streams.values():
-            # A stream whose create record cannot be read has no name; it is no reason not to read others.
+            # A damaged create record leaves a stream without a name; the others are still read.
             if wanted(one.account, one.name):
                 found.append(snapshot_of(one, shard, state.position))
     found.sort(key=lambda snapshot: (snapshot.account, snapshot.name))
@@ -171,7 +171,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
 
 
 def shards_of(objects: ObjectClient) -> list[int]:
-    """The numbers of the store's shards: they are dense from 0, and each has a claim that is never deleted."""
+    """The numbers of the store's shards: dense from 0, and each has a claim that is never deleted."""
     found = 0
     while objects.list(ShardPaths(found).epochs):
         found += 1
@@ -179,9 +179,9 @@ def shards_of(objects: ObjectClient) -> list[int]:
 
 
 def replayed(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool]) -> Snapshot:
-    """Replay a shard's log, for the streams that are wanted(account, name).
+    """Replay a shard's log for the streams for which wanted(account, name) is true.
 
-    Raises: Damaged; Newer; Unreachable, also when the log moved on faster than it could be read.
+    Raises: Damaged; Newer; Unreachable, also when the log was swept faster than it could be read.
     """
     for _ in range(_TRIES):
         try:
@@ -189,13 +189,13 @@ def replayed(objects: ObjectClient, shard: int, wanted: Callable[[str, str], boo
                 return stepped(objects, shard, replay(ShardPaths(shard), wanted))
         except CutOff as error:
             reason = str(error)
-    raise Unreachable(f"{objects.url}: {reason}; run it again, nearer to the store")
+    raise Unreachable(f"{objects.url}: {reason}; run the query again, closer to the store")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would go again and again through hundreds of thousands of objects that all
-    stay: a third of the time of planning 100 000 blocks."""
+    """Pause the garbage collector, which would repeatedly traverse hundreds of thousands of objects that all stay alive:
+    a third of the time of planning 100 000 blocks."""
     if not gc.isenabled():
         yield
         return
@@ -207,7 +207,7 @@ def uncollected() -> Iterator[None]:
 
 
 def stepped(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
-    """Run steps of ``storage.snapshot`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
+    """Run steps of ``storage.read.snapshot`` on the store. Raises: CutOff; Damaged; Newer; Unreachable."""
     try:
         return run_answering(steps, objects.get_many, objects.list)
     except FormatError as error:
@@ -215,13 +215,13 @@ def stepped(objects: ObjectClient, shard: int, steps: Steps[T]) -> T:
 
 
 def names(stream: str) -> list[str]:
-    """The patterns of a ``stream`` option, cut at its commas."""
+    """The patterns of a ``stream`` option, which commas separate."""
     parts = [part.replace("\\,", ",").strip() for part in re.split(r"(?<!\\),", stream)]
     return [part for part in parts if part]
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a name is the pattern's, in which ``*`` stands for any characters."""
+    """A test whether a name matches the pattern, in which ``*`` stands for any characters."""
     if "*" not in pattern:
         return pattern.__eq__
     expression = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
@@ -229,7 +229,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
-    """wanted(account, name), as the options ``account`` and ``stream`` say."""
+    """The function wanted(account, name) for the options ``account`` and ``stream``."""
     of_account, tests = matcher(account), list(map(matcher, names(stream)))
     return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
 
@@ -244,14 +244,14 @@ def _no_stream(objects: ObjectClient, account: str, pattern: str, there: list[tu
 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
-    """The key of the object that a block of this stream lies in."""
+    """The key of the object that holds a block of this stream."""
     return block_key(ShardPaths(shard), account, name, ref)
 
 
 def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> int:
-    """The first sequence whose message is of ``at_ns`` or later (it may be dead), ``last_seq + 1`` where there is none.
+    """The first sequence whose message, live or dead, is of ``at_ns`` or later; ``last_seq + 1`` if there is none.
 
-    Reads one index at most. Raises: NoStream when the stream is deleted meanwhile; Damaged; Newer; Gone; Unreachable.
+    Reads at most one index. Raises: NoStream when the stream was deleted meanwhile; Damaged; Newer; Gone; Unreachable.
     """
     for _ in range(_TRIES):
         blocks: list[BlockEntry] = list(snapshot.blocks)
@@ -275,19 +275,19 @@ def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> 
         except FormatError as error:
             raise of_format(error, f"{objects.url}: stream {snapshot.full_name}", key) from None
         return max(head.seq_of(head.ordinal_at(at_ns)), snapshot.first_seq)
-    raise Gone(f"{objects.url}: {key} is not there, and the newest state of stream {snapshot.full_name} names it: restore it "
+    raise Gone(f"{objects.url}: {key} is missing, and the newest state of stream {snapshot.full_name} names it: restore it "
                f"from a backup; `jetblock inspect --verify` shows what else is missing")
 
 
 def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id: int) -> StreamSnapshot | None:
-    """That stream, by name and incarnation, as it is now; None: it was deleted. Raises: as ``replayed``."""
+    """The current state of a stream, by name and incarnation; None if it was deleted. Raises: as ``replayed``."""
     state = replayed(objects, shard, lambda of, one: (of, one) == (account, name)).state
     stream = state.streams.get(stream_id)
     return None if stream is None else snapshot_of(stream, shard, state.position)
 
 
 def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:
-    """The last sequence of the stream that ``bound`` lets in. Raises: BadOption where that is not known any more; as
+    """The last sequence of the stream that ``bound`` admits. Raises: BadOption if it is no longer known; as
     ``seq_at_time``."""
     if bound.seq is not None:
         return min(bound.seq, snapshot.last_seq)
@@ -301,7 +301,7 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
         ref = entry.ref
         if ref.position > bound.position:
             if ref.place is not BlockPlace.LOG and ref.first_seq > end:
-                # Where a message lay before blocks were rewritten is not kept.
+                # The position of a message before its block was rewritten is not kept.
                 raise BadOption(f"option asOf={bound.position}: blocks of stream {snapshot.full_name} were rewritten at "
                                 f"{ref.position}, which is later; give a sequence (seq:N) or a time")
             break

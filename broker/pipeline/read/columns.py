@@ -1,7 +1,7 @@
-"""Columns of an index as numpy arrays: what the format's decoder makes of them for readers of whole columns.
+"""Columns of an index as numpy arrays, for readers of whole columns.
 
-Mostly views of the index's own bytes; the names of subjects are one Arrow array. The checks are the decoder's
-(``storage.format.index``), the same for everybody.
+Mostly views of the index's own bytes; subject names are one Arrow array. The checks are those of the shared decoder
+(``storage.format.index``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Numpy:
     def times(self, values: Numbers) -> Numbers:
         return values.view(np.int64) if values.itemsize == 8 else values.astype(np.int64)
 
-    # Most blocks of a stream with few messages have few themselves; numpy's calls cost more than such a column then.
+    # Blocks of a slow stream have few messages each; for such short columns a numpy call costs more than a Python loop.
 
     def highest(self, values: Numbers) -> int:
         return int(values.max()) if len(values) > _FEW else max(values.tolist())

@@ -4,9 +4,8 @@
                                      │                                          │  joined, or as they were fetched
                                      └──> Block.seq, ts, subject, …             └──> Bodies: headers, data
 
-The bytes and their checks are the format's own (``storage.format.index``); what is here is how its columns become
-Arrow's with few copies. Payloads of a block without headers are not copied at all where they are not compressed: their
-column is the buffer that was fetched.
+``storage.format.index`` decodes and checks the bytes; this module turns its columns into Arrow's with few copies.
+Uncompressed payloads of a block without headers are not copied at all: the fetched buffer is their column.
 """
 
 from __future__ import annotations
@@ -39,12 +38,14 @@ from broker.storage.state.dead import DeadSet
 __all__ = ["Block", "Bodies", "Rows", "parse_headers", "readable"]
 
 Rows = range | Numbers
-"""Ordinals of a block, rising."""
+"""Ordinals of a block, ascending."""
 
 
 class Block:
-    """One block's columns. ``head`` None: not read, which does where nothing but the sequences of a block without
-    gaps is asked for. Args: name is the object's key, for errors."""
+    """One block's columns. ``head`` may be None where only the sequences of a block without gaps are needed.
+
+    Args: name is the object's key, for errors.
+    """
 
     __slots__ = ("_strings", "count", "head", "name", "ref")
 
@@ -57,14 +58,14 @@ class Block:
 
     @classmethod
     def decode(cls, index: bytes, ref: BlockRef, name: str) -> Block:
-        """From the bytes of the index. Raises: Corrupt; VersionUnknown."""
+        """Decode the bytes of the index. Raises: Corrupt; VersionUnknown."""
         return cls(ref, decode_index(index, ref, name, NUMPY), name)
 
     # ---- which rows
 
     def rows(self, first_seq: int, last_seq: int, dead: DeadSet | None, selection: Selection,
              subjects: SubjectTest | None) -> Rows:
-        """The live messages from ``first_seq`` to ``last_seq`` that the selection's times and ``subjects`` let in."""
+        """The live messages from ``first_seq`` to ``last_seq`` that the selection's times and ``subjects`` admit."""
         start, stop = self._extent(first_seq, last_seq)
         if start >= stop:
             return range(0)
@@ -75,7 +76,7 @@ class Block:
         if selection.needs_time():
             assert head is not None
             low, high = selection.first_ns, selection.last_ns
-            # Compared one by one: nothing in the format says that they are in order.
+            # Compared one by one: the format does not promise that times are in order.
             times: Numbers = (np.asarray([head.time_ns]) if head.times is None
                               else _taken(head.times, range(start, stop)))
             if low is not None:
@@ -91,7 +92,7 @@ class Block:
                 masks.append(wanted[head.subject_ids[start:stop]])
         mask: npt.NDArray[np.bool_] | None = None
         for one in masks:
-            if len(one) == 1:  # of a column whose values are all one
+            if len(one) == 1:  # a column with a single value
                 if not one[0]:
                     return range(0)
             else:
@@ -107,7 +108,7 @@ class Block:
         return picked + start
 
     def _extent(self, first_seq: int, last_seq: int) -> tuple[int, int]:
-        """The ordinals that the sequences from ``first_seq`` to ``last_seq`` are between."""
+        """The range of ordinals for the sequences from ``first_seq`` to ``last_seq``."""
         seqs = None if self.head is None else self.head.seqs
         if seqs is None:
             assert self.ref.last_seq - self.ref.first_seq + 1 == self.count, "sequences with gaps need the index"
@@ -172,14 +173,14 @@ class Block:
         return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(rows), [None, pa.py_buffer(times)])
 
     def subject(self, rows: Rows, kind: pa.DataType) -> pa.Array:
-        """Subjects as ``kind``: string (bytes that are no UTF-8 become U+FFFD) or binary."""
+        """Subjects as ``kind``: string (bytes that are not UTF-8 become U+FFFD) or binary."""
         names = self.names(kind)
         if self._index.subject_ids is None:
             return pa.repeat(names[0], len(rows))
         return names.take(pa.array(_taken(self._index.subject_ids, rows)))
 
     def names(self, kind: pa.DataType) -> pa.Array:
-        """The block's subjects, in order of their bytes, as ``kind``."""
+        """The block's subjects, sorted by bytes, as ``kind``."""
         if kind == pa.binary():
             return self._index.subjects
         if self._strings is None:
@@ -187,7 +188,7 @@ class Block:
         return self._strings
 
     def occurrences(self, rows: Rows) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """The subjects of ``rows``: ids, rising, how many rows each has, and the first and the last ordinal of them."""
+        """The subjects of ``rows``: ascending ids, and for each the number of rows, first and last ordinal."""
         ordinals = _listed(rows)
         if self._index.subject_ids is None:
             ids = np.zeros(len(ordinals), np.int64)
@@ -196,7 +197,7 @@ class Block:
         count = len(self._index.subjects)
         counts = np.bincount(ids, minlength=count)
         firsts, lasts = np.zeros((2, count), np.int64)
-        firsts[ids[::-1]] = ordinals[::-1]  # of several values for one place the last one stays
+        firsts[ids[::-1]] = ordinals[::-1]  # with several values for one place, the last one wins
         lasts[ids] = ordinals
         there = np.flatnonzero(counts)
         return there, counts[there], firsts[there], lasts[there]
@@ -215,7 +216,7 @@ class Block:
     # ---- frames
 
     def frames_of(self, rows: Rows) -> list[int]:
-        """The numbers of the frames that hold ``rows``, rising."""
+        """The numbers of the frames that hold ``rows``, ascending."""
         starts = np.asarray(self._index.starts)
         if isinstance(rows, range):
             if not rows:
@@ -225,7 +226,7 @@ class Block:
         return np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()  # type: ignore[no-any-return]
 
     def bodies(self, frames: Sequence[int], stored: Sequence[memoryview]) -> Bodies:
-        """Decode some frames, rising; ``stored`` are their bytes as they lie in the object.
+        """Decode some frames, in ascending order; ``stored`` are their bytes as stored in the object.
 
         Raises: Corrupt.
         """
@@ -233,9 +234,9 @@ class Block:
 
 
 class Bodies:
-    """The bodies (headers + payload) of the messages of some frames of a block: one buffer, and where each one lies.
+    """The bodies (headers + payload) of the messages in some frames of a block: one buffer with offsets.
 
-    Fewer than 2 GiB altogether: offsets are Arrow's, of 32 bits.
+    At most 2 GiB in all, as Arrow's offsets have 32 bits.
     """
 
     __slots__ = ("_buffer", "_hlens", "_members", "_offsets")
@@ -250,7 +251,7 @@ class Bodies:
         if head.body_lens is None:
             lens = np.full(count, min(head.body_len, SECTION_BYTES_MAX + 1), np.uint64)
         else:
-            # A frame is no longer than the bound, so a longer length is wrong in any frame; cut to it, sums cannot wrap.
+            # No frame exceeds the bound, so a longer length is wrong in any frame; clipping keeps the sums from wrapping.
             lens = np.minimum(_taken(head.body_lens, self._members).astype(np.uint64), SECTION_BYTES_MAX + 1)
         ends = np.cumsum(lens, dtype=np.int64)
         at = total = 0
@@ -265,7 +266,7 @@ class Bodies:
         self._buffer = _joined(bodies, stored, raw)
 
     def _headers(self, head: Head, name: str, frames: Sequence[int], lens: Numbers) -> Numbers | None:
-        """Header bytes of each message; None where none has any. Raises: Corrupt."""
+        """Header bytes of each message; None if no message has headers. Raises: Corrupt."""
         if head.hlens is None and not head.hlen:
             return None
         hlens = (np.full(len(lens), head.hlen, np.uint64) if head.hlens is None
@@ -280,7 +281,7 @@ class Bodies:
         return hlens.astype(np.int32)
 
     def _places(self, rows: Rows) -> Rows:
-        """Where among the decoded messages ``rows`` are, which are all among them."""
+        """The places of ``rows`` among the decoded messages, which include all of them."""
         members = self._members
         if isinstance(members, range):
             if isinstance(rows, range):
@@ -289,7 +290,7 @@ class Bodies:
         return np.searchsorted(members, _listed(rows))
 
     def headers(self, rows: Rows) -> pa.BinaryArray:
-        """Header blocks of ``rows``, null where there is none."""
+        """Header blocks of ``rows``, null for messages without one."""
         if self._hlens is None:
             return pa.nulls(len(rows), pa.binary())
         places = self._places(rows)
@@ -308,7 +309,7 @@ class Bodies:
 
     @property
     def _halves(self) -> pa.BinaryArray:
-        """Each body as two neighbours, headers and payload, so that either column is cut out by ordinals."""
+        """Each body as two adjacent values, headers and payload, so that ordinals pick out either column."""
         offsets, count = self._offsets, len(self._offsets) - 1
         halves = np.empty(2 * count + 1, np.int32)
         halves[0::2] = offsets
@@ -326,14 +327,14 @@ def _members(head: Head, frames: Sequence[int]) -> Rows:
 
 
 def _joined(bodies: Sequence[bytes | memoryview], stored: Sequence[memoryview], size: int) -> pa.Buffer:
-    """One buffer of ``bodies``; their own memory where they lie side by side already."""
+    """One buffer of ``bodies``; their own memory if that is contiguous already."""
     if len(bodies) == 1:
         return pa.py_buffer(bodies[0])
     if all(body is one for body, one in zip(bodies, stored, strict=True)):
         parts = [pa.py_buffer(body) for body in bodies]
         if all(one.address + one.size == after.address for one, after in pairwise(parts)):
             return pa.foreign_buffer(parts[0].address, size, base=parts)
-    # Arrow's pool hands out memory that was in use before; new memory would cost as much as the copy, in page faults.
+    # Arrow's pool reuses memory; page faults on fresh memory would cost as much as the copy.
     joined = pa.allocate_buffer(size)
     view = memoryview(joined).cast("B")
     at = 0
@@ -352,7 +353,7 @@ def _listed(rows: Rows) -> Numbers:
 
 
 def readable(names: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as text; what is no UTF-8 becomes U+FFFD."""
+    """Bytes as text; what is not UTF-8 becomes U+FFFD."""
     if len(names) == 1 and names[0].is_valid:
         return pa.array([names[0].as_py().decode("utf-8", "replace")], pa.string())
     try:
@@ -363,7 +364,7 @@ def readable(names: pa.BinaryArray) -> pa.StringArray:
 
 
 def parse_headers(blocks: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
-    """Header blocks as lists of (name, value), null where there is none; bytes that are no UTF-8 become U+FFFD."""
+    """Header blocks as lists of (name, value), null where there is none; bytes that are not UTF-8 become U+FFFD."""
     there = blocks.is_valid()
     items = [protocol_headers.items(block) for block in blocks.filter(there).to_pylist()]
     offsets = np.zeros(len(blocks) + 1, np.int32)

@@ -1,7 +1,7 @@
-"""A batch query without Spark: its options become partitions, partitions become rows, and a forecast says how much.
+"""A batch query without Spark: options become partitions, partitions become rows, and a forecast estimates the cost.
 
-What is planned is of one snapshot. Tasks get all they need with their partition and look at no newer state, save for
-objects that have gone away since.
+A plan is made from one snapshot. Each partition carries all that its task needs; tasks consult a newer state only for
+objects that are gone by then.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ROW_READERS: Final = {"messages": read_tasks, "subjects": read_subjects}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reads, or what it hands on: of the store's catalogue the driver has made rows already."""
+    """What one task reads; or, for catalogue views, rows that the driver has made already."""
 
     tasks: tuple[ScanTask, ...] = ()
     rows: pa.RecordBatch | None = None
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query, in order of stream and sequence; none where nothing can match.
+    """The parts of a query, in order of stream and sequence; none if nothing can match.
 
     Raises: PipelineError.
     """
@@ -52,7 +52,7 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
 
 
 def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEntry]:
-    """The blocks that may hold a message that options choose; subjects are none of them."""
+    """The blocks that may hold a message selected by sequence and time; subjects do not narrow this view."""
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
     for entry in snapshot.blocks:
@@ -63,12 +63,12 @@ def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEnt
 
 
 def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> list[Part]:
-    """Pieces as the parts that tasks read."""
+    """Scan tasks, packed into parts."""
     return _packed(found, options, _payload(schema))
 
 
 def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
-    # A plan is made on the driver, which has the cores of a session on one machine, and fewer than a cluster.
+    # The driver plans: its cores are those of a session on one machine, and fewer than a cluster's.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
 
@@ -82,11 +82,11 @@ def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) 
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
-    """What a query with these options will read, as values that JSON has; sizes in bytes.
+    """What a query with these options will read, as JSON values; sizes in bytes.
 
-    ``index_bytes`` are read for any column; ``frames_bytes`` for ``headers`` and ``data`` alone, and at most so many:
-    where subjects or times are chosen, frames without a message that is wanted are left out. ``messages`` is a bound, too.
-    ``unsure_blocks`` are counted whole, having too many subjects for their catalogue to say which.
+    ``index_bytes`` are read for any column; ``frames_bytes`` only for ``headers`` and ``data``, and as an upper bound:
+    with subjects or times selected, frames without a wanted message are skipped. ``messages`` is an upper bound, too.
+    ``unsure_blocks`` have too many subjects for the catalogue to list, and are counted in full.
     Raises: PipelineError.
     """
     options = Options.parse(given)
@@ -104,12 +104,12 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def position(given: Mapping[str, str]) -> str:
-    """The position of the log now, as ``asOf`` takes it. Raises: PipelineError."""
+    """The current log position, as ``asOf`` takes it. Raises: PipelineError."""
     snapshots = _snapshots(Options.parse(given))
     found = {(snapshot.shard, str(snapshot.position)) for snapshot in snapshots}
     if len(found) > 1:
-        raise BadOption("stream: the streams are of several shards, whose logs have positions of their own: read them one "
-                        "by one, or set asOf to a time")
+        raise BadOption("stream: the streams are in several shards, whose logs have separate positions: read them one by "
+                        "one, or set asOf to a time")
     return found.pop()[1]
 
 

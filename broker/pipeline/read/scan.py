@@ -1,19 +1,19 @@
-"""Pieces of blocks to rows: fetched ahead in threads, handed on in order.
+"""Scan tasks to rows: fetched ahead in threads, returned in order.
 
     tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
-                 │  1  indexes; with them the frames, where all are wanted
-                 │  2  the frames that hold a wanted row, neighbours by one get
-                 └─ 3  of a large block one group of frames after another
+                 │  1  indexes, together with the frames if all are wanted
+                 │  2  the frames that hold a wanted row, adjacent ones in one get
+                 └─ 3  for a large block, one group of frames after another
 
-Frames are decoded by whoever takes the batches, one batch at a time: in threads that took half as much CPU time again,
-since memory that one thread frees for another is not used again soon, and a Spark task has one core anyway.
+The consumer of the batches decodes the frames, one batch at a time. Decoding in threads took 50 % more CPU time, since
+memory freed by another thread is not reused soon, and a Spark task has one core anyway.
 
-Memory is bounded: loads under way or waiting cost at most ``_AHEAD_BYTES`` (one load is always let through), a load at
-most two groups of ``_GROUP_BYTES``, or one message that is larger. Whoever stops early closes the generator; no thread is
-left then.
+Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (one load is always admitted), and a load at
+most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which leaves no
+thread behind.
 
-Bytes are checked by the format's decoder, so rows are right or there is an error. An object that is not there was let
-go of since the query was planned: what still lives of its messages is looked for in the newest state.
+The format's decoder checks the bytes, so there are correct rows or an error. A missing object was released after the query
+was planned; the newest state says where its live messages are now.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ __all__ = ["Maker", "read_blocks", "read_tasks"]
 
 _AHEAD_BYTES: Final = 64 << 20
 _GROUP_BYTES: Final = 32 << 20
-"""Bodies that are decoded together, and so the size of a batch."""
+"""Bodies decoded together, hence the maximum size of a batch."""
 _GROUP_ROWS: Final = 64 << 10
 _GET_BYTES_MAX: Final = 16 << 20
 _GAP_BYTES: Final = 64 << 10
-"""What lies between two ranges is read with them where it is less: on S3 a request costs as much as 1 MB, in money and
-time, and a range that is read and not needed costs memory."""
+"""Ranges with a smaller gap are read together: on S3 a request costs as much as 1 MB, in money and time; bytes read in
+vain cost memory."""
 _TOGETHER_BYTES: Final = 256 << 10
-"""Index and frames that are no more are fetched together, whichever frames will be wanted."""
+"""Index and frames up to this size are fetched together, whichever frames will be wanted."""
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
-"""Small blocks are loaded so many at once: each get waits for the store once."""
+"""Small blocks loaded together, to share a round trip to the store."""
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
-"""Smaller batches are joined: to Spark each costs as much as some thousand rows."""
+"""Smaller batches are joined: each costs Spark as much as some thousand rows."""
 _ROW_BYTES: Final = 64
-"""What a row takes in columns of fixed width, offsets and a subject, about."""
+"""The approximate size of a row's fixed-width columns, offsets and subject."""
 _MOVES_MAX: Final = 16
 _SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Maker(Protocol):
-    """What is made of a task. bodies: whether it needs the messages' bodies. by_row: whether each message makes a row, so
+    """Makes rows from scan tasks. bodies: whether it needs message bodies. by_row: whether each message makes a row, so
     that a block's rows can be made in parts."""
 
     bodies: bool
     by_row: bool
 
     def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        """What makes the rows of ``task``, where its reference says it all; None: the block must be read."""
+        """Functions that make the rows of ``task`` from its reference alone; None: the block must be read."""
 
     def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
-        """Rows from ``rows`` of ``block``, at least one; ``bodies`` has theirs, where they are needed."""
+        """The rows for ``rows`` of ``block``, at least one; ``bodies`` holds theirs if needed."""
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """The messages of ``tasks`` that are wanted, in their order, as the columns of ``schema``.
+    """The wanted messages of ``tasks``, in order, as the columns of ``schema``.
 
-    Args: schema is what ``schema.requested`` gave for the view messages, any of its columns in any order. prefetch: how
-        many loads are under way beside the one that is handed on; 0: none, and no thread.
+    Args: schema is from ``schema.requested`` for the view messages, with any columns in any order. prefetch: loads in
+        progress beside the current one; 0: none, and no thread.
     Raises: Damaged; Newer; Gone; Unreachable.
     """
     return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch)
@@ -90,7 +90,7 @@ def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Sele
 
 def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
                 prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """As ``read_tasks``, with rows as ``maker`` makes them."""
+    """As ``read_tasks``, with rows made by ``maker``."""
     return _joined(_Reading(objects, selection, maker).read(tasks, prefetch))
 
 
@@ -147,17 +147,17 @@ class _Messages:
 
 
 class _Made(NamedTuple):
-    """What makes a batch, and about how many bytes it will have: asking each batch would cost as much as a small block
-    takes altogether."""
+    """A function that makes a batch, and its approximate size in bytes: to measure a batch would cost as much as to read a
+    small block."""
 
     batch: Callable[[], pa.RecordBatch]
     size: int
 
 
 _Part = _Made | ScanTask
-"""A task: its object was not there."""
+"""A scan task: its object was missing."""
 _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
-"""Parts in order; and what loads the rest, where there is some."""
+"""Parts in order, and a function that loads the rest, if any."""
 
 
 class _Reading:
@@ -171,7 +171,7 @@ class _Reading:
         self._newer: dict[int, StreamSnapshot | None] = {}
 
     def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Batches, and about how many bytes each has."""
+        """Batches with their approximate sizes in bytes."""
         loads = self._loads(tasks)
         if prefetch <= 0:
             for some, _ in loads:
@@ -180,7 +180,7 @@ class _Reading:
         running: deque[tuple[Future[_Loaded], int]] = deque()
         pool = ThreadPoolExecutor(prefetch, thread_name_prefix="jetblock-read")
         held = 0
-        width = 1  # more only when more is wanted: LIMIT takes a few rows
+        width = 1  # grows with demand: LIMIT takes a few rows
         waiting = next(loads, None)
         try:
             while running or waiting is not None:
@@ -206,7 +206,7 @@ class _Reading:
             pool.shutdown(cancel_futures=True)
 
     def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Load here and now."""
+        """Load in this thread."""
         rest: Callable[[], _Loaded] | None = load
         while rest is not None:
             found, rest = rest()
@@ -217,7 +217,7 @@ class _Reading:
                     yield one.batch(), one.size
 
     def _loads(self, tasks: Iterable[ScanTask]) -> Iterator[tuple[list[ScanTask], int]]:
-        """Pieces that are loaded together, and what that costs in memory."""
+        """Scan tasks to load together, and the memory that takes."""
         some: list[ScanTask] = []
         cost = count = 0
         tasks_max = 1  # as above
@@ -243,7 +243,7 @@ class _Reading:
     # ---- in a thread
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
-        """The rows of some tasks; of a single large one the first of them. Raises: PipelineError."""
+        """The rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
         made: list[list[_Part]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
@@ -291,7 +291,7 @@ class _Reading:
         return [one for of_task in made for one in of_task], None
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
-        """One group of a large block's frames, and what loads the next."""
+        """One group of a large block's frames, and a function that loads the next."""
         numbers, rows = groups[at]
         part = self._of_frames(task, block, rows, numbers, _fetch(self._objects, _ranges(task.key, block, numbers)))
         if isinstance(part, ScanTask) or at + 1 == len(groups):
@@ -300,21 +300,21 @@ class _Reading:
 
     def _of_frames(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                    stored: Sequence[memoryview | None]) -> _Part:
-        """What makes the batch of some frames; the rest of the task, where its object was not there."""
+        """A function that makes the batch of some frames; or the rest of the task, if its object is missing."""
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
             return task._replace(first_seq=block.seq_of(int(rows[0])))
         return self._made(task, block, rows, numbers, there)
 
     def _made(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
-        """What makes a batch of some frames' bytes."""
+        """A function that makes a batch of some frames' bytes."""
         assert block.head is not None
         table = block.head.frames
         messages = raw = 0
         for number in numbers:
             messages += table[number].messages
             raw += table[number].raw_bytes
-        # Of frames in which few rows are wanted the batch has as small a part, about.
+        # The batch has about the share of the frames' bytes that its rows have of their messages.
         return _Made(partial(self._batch, task, block, rows, numbers, stored),
                      _ROW_BYTES * len(rows) + raw * len(rows) // messages)
 
@@ -333,7 +333,7 @@ class _Reading:
         return block, block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
 
     def _whole(self, task: ScanTask) -> bool:
-        """Whether the frames are fetched with the index, before it is known which are needed."""
+        """Whether to fetch the frames with the index, before the needed ones are known."""
         ref = task.ref
         if not self._maker.bodies or not ref.frames_bytes:
             return False
@@ -346,10 +346,10 @@ class _Reading:
     def _where(self, task: ScanTask) -> str:
         return f"{self._objects.url}: stream {task.account}/{task.stream}"
 
-    # ---- what went away
+    # ---- missing objects
 
     def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows of a task whose object was not there, from where they lie now. Raises: Gone; as ``read_tasks``."""
+        """The rows of a task whose object is missing, read from their present objects. Raises: Gone; as ``read_tasks``."""
         for task in self._moved(missing):
             if task.key == missing.key or moves >= _MOVES_MAX:
                 raise Gone(f"{self._where(missing)}: {missing.key} is missing, and it holds live messages, {task.first_seq} to "
@@ -358,7 +358,7 @@ class _Reading:
             yield from self._run(partial(self._load, [task]), moves + 1)
 
     def _moved(self, missing: ScanTask) -> list[ScanTask]:
-        """Where the messages of ``missing`` lie now; those that were removed since lie nowhere."""
+        """Scan tasks for what is left of the messages of ``missing``, in their present objects."""
         selection = replace(self._selection, first_seq=missing.first_seq, last_seq=missing.last_seq)
         known = missing.stream_id in self._newer
         while True:
@@ -367,14 +367,14 @@ class _Reading:
                                                         missing.stream_id)
             snapshot = self._newer[missing.stream_id]
             found = list(tasks_of(snapshot, selection)) if snapshot is not None else []
-            # What was seen before the object went may name it; what is read after that may not.
+            # A snapshot from before the object was deleted may still name it; a later one must not.
             if not known or all(task.key != missing.key for task in found):
                 return found
             known = False
 
 
 def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:
-    """The bytes of each range, fewer where the object ends before; None where there is none. Neighbours share a get."""
+    """The bytes of each range, fewer if the object ends first; None if it is missing. Close ranges share a get."""
     if not ranges:
         return []
     gets: list[tuple[str, int, int]] = []
@@ -397,12 +397,12 @@ def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | 
 
 
 def _parts(rows: Rows) -> list[Rows]:
-    """``rows`` as batches have them at most."""
+    """``rows`` split to the maximum size of a batch."""
     return [rows[at:at + _GROUP_ROWS] for at in range(0, len(rows), _GROUP_ROWS)]
 
 
 def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
-    """``rows``, at least one, by the frames that are decoded together: numbers of frames, and which rows are theirs."""
+    """``rows``, at least one, by frames decoded together: the frames' numbers, and their rows."""
     assert block.head is not None
     table = block.head.frames
     groups: list[list[int]] = []
@@ -430,7 +430,7 @@ def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
 
 
 def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
-    """Where in the object some frames lie."""
+    """The ranges of some frames in the object."""
     assert block.head is not None
     base = block.ref.frames_offset
     return [(key, base + frame.offset, base + frame.offset + frame.stored_bytes)
@@ -438,14 +438,14 @@ def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
 
 
 def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memoryview]:
-    """Some frames out of the bytes of all of them."""
+    """Some frames, cut from the bytes of all."""
     assert block.head is not None
     return [frames[frame.offset:frame.offset + frame.stored_bytes]
             for frame in (block.head.frames[number] for number in numbers)]
 
 
 def _joined(batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
-    """``batches``, small neighbours joined and large ones cut; the first ones come as soon as they are there."""
+    """``batches``, adjacent small ones joined and large ones split; the first ones are passed on at once."""
     small: list[pa.RecordBatch] = []
     rows = size = 0
     rows_min = 1
@@ -454,7 +454,7 @@ def _joined(batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[pa.Record
             if not batch.num_rows:
                 continue
             if batch.num_rows >= _BATCH_ROWS or own >= _BATCH_BYTES:
-                yield from _as_batches(small)  # copying the large one too would be dear
+                yield from _as_batches(small)  # copying the large one too would be expensive
                 yield from _as_batches([batch])
                 small, rows, size = [], 0, 0
                 continue

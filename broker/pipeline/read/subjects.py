@@ -1,4 +1,4 @@
-"""Which of a block's subjects a selection wants: found by name, not by row."""
+"""Tests which of a block's subjects a selection wants: once for each name, not for each row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["SubjectTest"]
 
 _KNOWN_SUBJECTS_MAX: Final = 200_000
 _FEW: Final = 64
-"""So many names are tested sooner than their place is searched for."""
+"""For so few names, testing all is faster than a binary search."""
 
 
 class SubjectTest:
-    """The tests of a selection on subjects, each subject tested once however many blocks have it."""
+    """A selection's subject tests; each subject is tested once, however many blocks have it."""
 
     def __init__(self, selection: Selection) -> None:
         self._matches = selection.matches_subject
@@ -27,7 +27,7 @@ class SubjectTest:
         self._heads = _heads(selection)
 
     def ids(self, names: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """For each of ``names``, in order of their bytes, whether it is wanted."""
+        """Whether each of ``names``, sorted by bytes, is wanted."""
         wanted = np.zeros(len(names), np.bool_)
         for first, last in self._candidates(names):
             wanted[first:last] = [self(name) for name in names[first:last].to_pylist()]
@@ -42,14 +42,14 @@ class SubjectTest:
         return known
 
     def _candidates(self, names: pa.BinaryArray) -> list[tuple[int, int]]:
-        """Where names lie that begin as a wanted one must: a block may have as many names as messages."""
+        """The ranges of names with a prefix of some wanted one; a block may have as many names as messages."""
         if len(names) <= _FEW or len(self._heads) > len(names) // _FEW or b"" in self._heads:
             return [(0, len(names))]
         places = range(len(names))
         found = []
         for head in self._heads:
             first = bisect_left(places, head, key=lambda i: names[i].as_py())
-            # No subject is longer than a name may be, so this comes after all that begin with ``head``.
+            # Sorts after nearly all names that begin with ``head``; the loop takes the rest.
             last = bisect_left(places, head + b"\xff" * 8, first, key=lambda i: names[i].as_py())
             while last < len(names) and names[last].as_py().startswith(head):
                 last += 1
@@ -58,7 +58,7 @@ class SubjectTest:
 
 
 def _heads(selection: Selection) -> list[bytes]:
-    """Beginnings of which each wanted subject has one; b"" among them: it may be any."""
+    """Prefixes, of which every wanted subject has one; b"" admits any."""
     if selection.equal is not None:
         return sorted(selection.equal)
     if selection.prefixes:

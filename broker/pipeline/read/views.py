@@ -1,7 +1,7 @@
-"""The views beside the messages: subjects by block, blocks, streams, consumers.
+"""The views other than messages: subjects by block, blocks, streams, consumers.
 
-``subjects`` is read in tasks, like messages but from indexes alone; where a block's summary is at hand and nothing of the
-block is left out, from nothing at all. The others are the catalogue itself, which the driver has.
+``subjects`` is read in tasks like messages, but from indexes alone; where a block's summary is at hand and the whole block
+is wanted, nothing is read. The other views are the catalogue itself, which the driver has.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CHUNK_ROWS: Final = 10_000
 
 def read_subjects(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
                   prefetch: int = 3) -> Iterator[pa.RecordBatch]:
-    """The subjects of ``tasks``, each block's in order of their bytes: how many live messages that the selection lets in
-    each has, and the sequences of the first and the last of them.
+    """The subjects of ``tasks``, sorted by bytes within each block: the number of live, selected messages of each, and
+    the sequences of the first and last.
 
-    Args: as of ``read_tasks``; a task whose ``ref`` has its subjects may spare a get. Raises: as ``read_tasks``.
+    Args: as for ``read_tasks``; a task whose ``ref`` has its subjects may save a get. Raises: as ``read_tasks``.
     """
     return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch)
 
@@ -83,7 +83,7 @@ class _Subjects:
 
 
 def catalogue_rows(view: str, snapshots: Iterable[StreamSnapshot], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of the views ``blocks``, ``streams`` and ``consumers``, as the columns of ``schema``; nothing is read.
+    """The rows of the views ``blocks``, ``streams`` and ``consumers``, with the columns of ``schema``; reads nothing.
 
     In order of ``snapshots``; a stream's blocks in order of sequence, its consumers by name.
     """
@@ -107,8 +107,7 @@ def _batch_of(rows: list[dict[str, Any]], names: list[str], schema: pa.Schema) -
 
 
 def live_messages(entry: BlockEntry, first_seq: int) -> int:
-    """How many messages of a block live, ``first_seq`` being the stream's; of a block whose sequences have gaps at most so
-    many."""
+    """The number of live messages in a block, ``first_seq`` being the stream's; an upper bound for blocks with gaps."""
     ref = entry.ref
     first = max(first_seq, ref.first_seq)
     if first == ref.first_seq and not ref.gapless:
@@ -125,7 +124,7 @@ def _blocks(snapshots: Iterable[StreamSnapshot], *, summaries: bool) -> Iterator
         for entry in snapshot.blocks:
             ref = entry.ref
             live = live_messages(entry, snapshot.first_seq)
-            summary = ref.subjects if summaries else None  # unpacked at each look
+            summary = ref.subjects if summaries else None  # unpacked at each access
             subjects = None if summary is None else [
                 {"subject": subject.decode("utf-8", "replace"), "count": count, "first_seq": first, "last_seq": last}
                 for subject, count, first, last in summary]
@@ -170,10 +169,10 @@ def _consumers(snapshots: Iterable[StreamSnapshot]) -> Iterator[dict[str, Any]]:
 
 
 def _time(ns: int) -> int | None:
-    """In µs, as Spark has it; None where there is none."""
+    """In µs, as Spark's timestamps; None for none."""
     return ns // 1000 if ns else None
 
 
 def _text(text: str) -> str:
-    """Without lone surrogates, which API JSON may hold and UTF-8 may not."""
+    """Without lone surrogates, which JSON allows and UTF-8 does not."""
     return text.encode("utf-8", "replace").decode()

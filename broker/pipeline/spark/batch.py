@@ -1,15 +1,15 @@
 """The batch readers: planned once, in Spark's planner, then read by tasks.
 
-There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is off, as
-it is unless somebody turns it on. The one that takes filters is used where ``pushdown=true`` asks for it, and not wherever
-the setting is on: Spark up to 4.3 keeps what was planned under filters with the *relation*, not with the scan. Every other
-scan of that DataFrame or view, in the same query or a later one, is then given the rows of those filters:
+There are two, since Spark refuses a reader with ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is off,
+its default. The reader that takes filters is used only if ``pushdown=true`` asks for it, not whenever the setting is on:
+Spark up to 4.3 caches the plan made under filters with the *relation*, not with the scan. Every other scan of that
+DataFrame or view, in the same query or a later one, then gets the rows of those filters:
 
     orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
     orders.where("seq = 4").collect(); orders.count()           1
 
-No reader can tell. So filters are safe to push where a DataFrame is loaded for one scan alone; what options say belongs to
-the relation, and holds for all scans of it.
+A reader cannot detect this. Pushing filters is safe only for a DataFrame loaded for a single scan; options belong to the
+relation and hold for all its scans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reader(options: Options, schema: StructType) -> DataSourceReader:
 
 
 class _Part(InputPartition):
-    """Picklable, and small: tasks are sent their part of the plan."""
+    """Small and picklable: it is sent to the task."""
 
     def __init__(self, part: query.Part) -> None:
         super().__init__(None)
@@ -56,7 +56,7 @@ class BatchReader(DataSourceReader):
 
     @plainly
     def partitions(self) -> list[InputPartition]:
-        """Reads the store's catalogue once: all partitions are of one snapshot."""
+        """Reads the store's catalogue once: all partitions are from one snapshot."""
         return [_Part(part) for part in query.partitions(self._options, self._selection, self._schema)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -71,7 +71,7 @@ class PushdownReader(BatchReader):
 
     @plainly
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow what is read by filters that must all hold; returns those that Spark has to apply itself."""
+        """Narrow the selection by filters, all of which must hold; returns those that Spark must apply itself."""
         left = []
         for one in filters:
             self._selection, whole = self._selection.narrowed(one)

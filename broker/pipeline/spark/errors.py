@@ -1,4 +1,4 @@
-"""Where Spark calls in: what goes wrong is said plainly, and the Python worker is made ready for many tasks."""
+"""Calls from Spark: errors reach the user as one plain line, and a Python worker is prepared for many tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _settled = False
 
 
 class MissingModule(PipelineError):
-    """A Python module that reading needs is not there, on the driver or on an executor."""
+    """A Python module needed for reading is missing, on the driver or on an executor."""
 
 
 def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function``, whose PipelineErrors come without the frames and causes that Spark would print above them."""
+    """``function``, with its PipelineErrors stripped of the frames and causes that Spark would print above them."""
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
@@ -40,7 +40,7 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def plainly_each(rows: Iterator[_R]) -> Iterator[_R]:
-    """``rows``, with errors as ``plainly`` has them. Closing it closes ``rows``."""
+    """``rows``, with errors treated as by ``plainly``. Closing it closes ``rows``."""
     try:
         yield from rows
         return
@@ -52,10 +52,10 @@ def plainly_each(rows: Iterator[_R]) -> Iterator[_R]:
 
 
 def settle() -> None:
-    """Take what has been imported out of the garbage collector's sight, once in each worker.
+    """Hide imported modules from the garbage collector, once in each worker.
 
-    Spark's worker collects after every task, which over the objects of numpy and pyarrow takes longer than a small task
-    does: 42 against 15 ms of CPU time were measured.
+    Spark's worker collects after every task. Over the objects of numpy and pyarrow that takes longer than a small task:
+    42 against 15 ms of CPU time, measured.
     """
     global _settled
     if not _settled:
@@ -69,4 +69,4 @@ def _missing(error: ModuleNotFoundError) -> PipelineError:
         raise error
     return MissingModule(f"{platform.node()}: {sys.executable} has no module {error.name!r}, which reading jetblock's "
                          f"streams needs: install jetblock with its extra [spark] for the Python of the driver and "
-                         f"of all executors, or name another by PYSPARK_PYTHON")
+                         f"of all executors, or name another with PYSPARK_PYTHON")

@@ -1,19 +1,19 @@
 """Functions on subjects and header blocks, for SQL and for the DataFrame API.
 
     subject_matches(subject, pattern)    whether a NATS pattern ("orders.*.created", "alarm.>") matches
-    subject_token(subject, n)            the n-th token, the first is 1, the last -1; NULL where there are fewer
-    header(headers, name)                the first value of a header, by its exact name; NULL where there is none
-    headers_list(headers)                all of them, in order: ARRAY<STRUCT<name: STRING, value: STRING>>
-    headers_map(headers)                 all of them by name: MAP<STRING, ARRAY<STRING>>
+    subject_token(subject, n)            the n-th token, 1 is the first, -1 the last; NULL if there are fewer
+    header(headers, name)                the first value of a header, by its exact name; NULL if there is none
+    headers_list(headers)                all headers, in order: ARRAY<STRUCT<name: STRING, value: STRING>>
+    headers_map(headers)                 all headers by name: MAP<STRING, ARRAY<STRING>>
 
-``headers`` is the column ``headers`` as the source gives it by default: the block as it was published.
+``headers`` is the source's default column ``headers``: the header block as published.
 
-They are SQL functions of the session (``CREATE TEMPORARY FUNCTION``): Spark puts their bodies into the plan, so that
-nothing runs in Python, whatever the arguments are. The functions below make columns of them, and register them with
-the active session by themselves; for SQL call ``register_functions`` first.
+These are SQL functions of the session (``CREATE TEMPORARY FUNCTION``): Spark inlines their bodies into the plan, so
+nothing runs in Python, whatever the arguments. The Python functions below return columns and register the SQL functions
+with the active session; before using them in SQL, call ``register_functions``.
 
-They decide as ``protocol.subject.matches`` and ``protocol.headers`` do, which is as nats-server does. Text that is not
-UTF-8 is compared and given back with U+FFFD for what is none.
+They decide as ``protocol.subject.matches`` and ``protocol.headers`` do, hence as nats-server does. Bytes that are not
+UTF-8 are compared and returned as U+FFFD.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["header", "headers_list", "headers_map", "register_functions", "subject_matches", "subject_token"]
 
-# Regular expressions are made of patterns by replacements alone: Spark works them out once where the pattern is a literal
-# (it never does so with lambdas). In this order: what is special is quoted, so that each dot has a backslash before it;
-# then the last token, > or *; then each * before. By an odd rule of nats-server's a last * does not match a last ">". A
-# pattern with an empty token matches nothing but itself.
+# Patterns become regular expressions by replacements alone: Spark folds those if the pattern is a literal, which it never
+# does with lambdas. In order: special characters are quoted, so each dot has a backslash; then the last token, > or *; then
+# every other *. As in nats-server, a last * does not match a last ">". A pattern with an empty token matches only itself.
 _QUOTED = r"regexp_replace(pattern, r'([\\^$|?+()\[\]{}*.])', r'\\$1')"
 _LAST_REST = rf"regexp_replace({_QUOTED}, r'(\A|[.])>\z', r'$1[^.]+(?:[.][^.]+)*')"
 _LAST_STAR = rf"regexp_replace({_LAST_REST}, r'(\A|[.])\\\*\z', r'$1(?!>\\z)[^.]+')"
 _REGEX = rf"r'\A' || regexp_replace({_LAST_STAR}, r'(?<=\A|[.])\\\*(?=\\[.])', '[^.]+') || r'\z'"
 _EMPTY_TOKEN = r"pattern RLIKE r'\A\z|\A[.]|[.]\z|[.][.]'"
 
-# Where a header begins is found in bytes: text that is not UTF-8 has no certain number of characters.
+# A header is located in bytes: the number of characters of text that is not UTF-8 is undefined.
 _TEXT = "CAST(headers AS STRING)"
 _LINE = "chr(13) || chr(10)"
 _MARK = f"{_LINE} || name || ':'"
@@ -52,7 +51,7 @@ _FUNCTIONS = (
      f"CASE WHEN {_BEFORE} < octet_length(headers) THEN ltrim(substring_index(CAST(substring(headers, "
      f"{_BEFORE} + octet_length({_MARK}) + 1) AS STRING), {_LINE}, 1)) END"),
     ("headers_list(headers BINARY)", "ARRAY<STRUCT<name: STRING, value: STRING>>", _LIST),
-    # Spark allows no SQL function inside a lambda, so the list's text stands here again.
+    # Spark allows no SQL function inside a lambda, so the body of headers_list is repeated.
     ("headers_map(headers BINARY)", "MAP<STRING, ARRAY<STRING>>",
      f"aggregate({_LIST}, CAST(map() AS MAP<STRING, ARRAY<STRING>>), (found, one) -> map_concat("
      f"map_filter(found, (name, _) -> name != one.name), map(one.name, "
@@ -61,11 +60,11 @@ _FUNCTIONS = (
 """Signature, type, body."""
 
 _DONE = "jetblock.functions"
-"""Set in a session that has them: Python makes a new object of the active session each time."""
+"""Marks a session that has them; a session's Python object cannot, as each access makes a new one."""
 
 
 def register_functions(spark: SparkSession) -> None:
-    """Make the functions known to this session's SQL. Others of the same names are replaced."""
+    """Register the functions for this session's SQL, replacing others of the same names."""
     for signature, returns, body in _FUNCTIONS:
         spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {signature} RETURNS {returns} RETURN {body}")
     spark.conf.set(_DONE, "true")
@@ -77,27 +76,27 @@ def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
 
 
 def subject_token(subject: Column | str, n: Column | int) -> Column:
-    """The n-th token of a column's subjects, from 1 on, or from -1 on backwards; NULL where there are fewer.
+    """The n-th token of a column's subjects, counted from 1, or backwards from -1; NULL if there are fewer.
 
     Raises: ValueError for 0.
     """
     if isinstance(n, int) and n == 0:
-        raise ValueError("tokens are counted from 1, from the end backwards from -1")
+        raise ValueError("tokens are counted from 1, or backwards from -1")
     return _call("subject_token", _column(subject), _literal(n))
 
 
 def header(headers: Column | str, name: Column | str) -> Column:
-    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL: none."""
+    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL if there is none."""
     return _call("header", _column(headers), _literal(name))
 
 
 def headers_list(headers: Column | str) -> Column:
-    """All headers of a column of header blocks, in order, as structs of name and value; NULL where there is no block."""
+    """All headers of a column of header blocks, in order, as structs of name and value; NULL without a block."""
     return _call("headers_list", _column(headers))
 
 
 def headers_map(headers: Column | str) -> Column:
-    """All headers of a column of header blocks: the values by name; NULL where there is no block."""
+    """All headers of a column of header blocks: values by name; NULL without a block."""
     return _call("headers_map", _column(headers))
 
 

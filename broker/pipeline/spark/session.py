@@ -1,6 +1,6 @@
-"""A Spark session with streams in it: reads that stay at one snapshot, and what a read will cost.
+"""Helpers for a Spark session: reads pinned to one snapshot, and the cost of a read.
 
-All of it works with Spark Connect, too: the store is looked into where Spark runs, not where the client does.
+All work with Spark Connect, too: the store is accessed where Spark runs, not from the client.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
 
 
 def builder_conf() -> dict[str, str]:
-    """What lets ``pushdown=true`` be asked for: ``SparkSession.builder.config(map=builder_conf())``.
+    """The setting that ``pushdown=true`` requires: ``SparkSession.builder.config(map=builder_conf())``.
 
-    The option alone decides; ``broker.pipeline.spark.batch`` says why. What no setting can say: the environment variable
-    PYSPARK_PYTHON names the interpreter of planner and workers, ``python3`` where it is not set.
+    Only the option turns pushdown on; ``broker.pipeline.spark.batch`` says why. No setting names the interpreter of planner
+    and workers: that is the environment variable PYSPARK_PYTHON, by default ``python3``.
     """
     return {"spark.sql.python.filterPushdown.enabled": "true"}
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source ``jetblock`` and the SQL functions known to this session.
+    """Register the source ``jetblock`` and the SQL functions with this session.
 
-    The source needs it where jetblock is not installed and a zip brings it (``spark-submit --py-files``,
-    ``sc.addPyFile``, ``spark.addArtifacts(zip, pyfile=True)``): Spark looks for sources among what is installed. With Spark
-    Connect, following a stream needs more: jetblock, or the zip, on the server's PYTHONPATH.
+    The source needs it if jetblock comes in a zip (``spark-submit --py-files``, ``sc.addPyFile``,
+    ``spark.addArtifacts(zip, pyfile=True)``), since Spark discovers only installed sources. With Spark Connect, streaming
+    also needs jetblock, or the zip, on the server's PYTHONPATH.
     """
     from broker.pipeline.spark.functions import register_functions
     from broker.pipeline.spark.source import JetblockSource
@@ -46,9 +46,9 @@ def register(spark: SparkSession) -> None:
 
 
 def _lay_out_for_streams() -> None:
-    """Put the zip that this module comes from, if it is one of Spark's, where Spark's planner for streams looks for it.
+    """If Spark brought this module in a zip, link the zip where Spark's streaming planner looks for it.
 
-    That is a subdirectory of the driver's files in which Spark 4.3 puts nothing, and a streaming query would end with
+    That is a subdirectory of the driver's files which Spark 4.3 leaves empty, so that a streaming query would end with
     "No module named 'broker'".
     """
     from pyspark import SparkFiles
@@ -63,10 +63,10 @@ def _lay_out_for_streams() -> None:
 
 
 def read(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
-    """``spark.read.format("jetblock")`` with these options, at the snapshot of this call.
+    """``spark.read.format("jetblock")`` with these options, pinned to the time of this call.
 
-    Spark plans a DataFrame anew for each that is derived from it, so that two counts may differ while a broker runs;
-    here ``asOf`` is set to the log's position now, unless it is given. What is deleted later goes missing all the same.
+    Spark plans a DataFrame again for each one derived from it, so two counts may differ while a broker runs. Unless
+    given, ``asOf`` is therefore set to the current log position. Messages deleted later still disappear.
     Args: options by their names (``store=…, stream=…, subjects=[…], startTime=datetime(…)``); schema names columns.
     """
     given = _texts(options)
@@ -79,7 +79,7 @@ def read(spark: SparkSession, *, schema: StructType | str | None = None, **optio
 def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
     """``spark.readStream.format("jetblock")`` with these options.
 
-    ``startingOffsets="latest"`` begins after what is there at this call, and not when the query comes to start.
+    ``startingOffsets="latest"`` means the end of the streams at this call, not when the query starts.
     """
     given = _texts(options)
     if given.get("startingoffsets", "").strip().lower() == "latest":
@@ -89,12 +89,12 @@ def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, 
 
 
 def explain_read(spark: SparkSession, **options: Any) -> dict[str, Any]:
-    """How many blocks, messages and bytes a query with these options will read, as ``query.forecast`` says it."""
+    """The blocks, messages and bytes that a query with these options will read; see ``query.forecast``."""
     return dict(json.loads(_ask(spark, "forecast", _texts(options))))
 
 
 def _texts(options: dict[str, Any]) -> dict[str, str]:
-    """Options as Spark has them: lower case, text."""
+    """Options as Spark passes them: names in lower case, values as text."""
     return {name.lower(): _text(value) for name, value in options.items() if value is not None}
 
 
@@ -107,17 +107,17 @@ def _text(value: Any) -> str:
 
 
 def _ask(spark: SparkSession, what: str, given: dict[str, str]) -> str:
-    """Put a question about the store to one task."""
+    """Ask a question about the store, in one task."""
     from pyspark.sql.functions import lit, udf
 
-    # Without Arrow, which would want pandas.
+    # Without Arrow, which would require pandas.
     answer = udf(_ANSWERS[what], "string", useArrow=False)
     row = spark.range(1).select(answer(lit(json.dumps(given)))).head()
     assert row is not None
     return str(row[0])
 
 
-# What follows runs in a task.
+# The functions below run in a task.
 
 
 @plainly

@@ -1,6 +1,6 @@
-"""The data source ``jetblock`` as Spark knows it. Spark makes it in the planner, a process of its own beside the driver.
+"""The data source ``jetblock``. Spark creates it in the planner, a separate process beside the driver.
 
-This module is imported in every Spark session where jetblock is installed, so all else is imported when it is used.
+Every Spark session imports this module where jetblock is installed, so it imports everything else lazily.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JetblockSource(DataSource):
         from broker.pipeline.plan.options import OPTIONS, Options
         from broker.pipeline.plan.schema import ddl
 
-        # Spark does not say what kind of query it is for; an option of the other kind is found when the reader is made.
+        # Spark does not tell the kind of query; options of the wrong kind are refused when the reader is made.
         known = (OPTIONS.get(name.lower()) for name in self.options)
         options = Options.parse(self.options, streaming=any(one and one.kind == "stream" for one in known))
         return ddl(options.view, headers=options.headers)

@@ -1,8 +1,8 @@
-"""The streaming reader, as Spark knows it: one object in Spark's planner for a query's life, and one in each task.
+"""The streaming reader: one object in Spark's planner for the life of a query, and one in each task.
 
-Spark calls, for each batch, ``latestOffset`` (which looks at the store), then ``partitions``; after a restart
-``initialOffset`` where no batch was committed yet, and ``partitions`` alone for the batch that it has on record. It
-guarantees neither ``commit`` nor ``stop``, so nothing depends on them.
+For each batch Spark calls ``latestOffset``, which looks at the store, then ``partitions``. After a restart it calls
+``initialOffset`` if no batch was committed, and only ``partitions`` for the batch on record. It guarantees neither
+``commit`` nor ``stop``, so nothing depends on them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["StreamReader"]
 
 
 class _Part(InputPartition):
-    """Picklable, and small: tasks are sent their part of the batch."""
+    """Small and picklable: it is sent to the task."""
 
     def __init__(self, part: query.Part) -> None:
         super().__init__(None)
@@ -44,9 +44,9 @@ class _Part(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows streams. Made for each query twice: to be pickled for tasks, and to plan; so it begins without I/O.
+    """Follows streams. Spark creates it twice for each query, to pickle for tasks and to plan; so creating it does no I/O.
 
-    Raises: BadOption for columns that there are not, or ``startingOffsets`` that say nothing.
+    Raises: BadOption for unknown columns or malformed ``startingOffsets``.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -58,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
-        # Asked for twice when a query starts, and the streams grow meanwhile.
+        # Spark asks twice when a query starts, and the streams may grow in between.
         if self._initial is None:
             self._initial = self._progress.initial().to_json()
         return self._initial
@@ -68,7 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = Offsets.parse(start)
         rows = size = None
         if isinstance(limit, ReadMaxRows | ReadMaxBytes):
-            # Spark hands back the one limit that ``getDefaultReadLimit`` named; both options hold.
+            # Spark returns the one limit that ``getDefaultReadLimit`` named, but both options apply.
             rows, size = self._options.maxmessagespertrigger, self._options.maxbytespertrigger
             if isinstance(limit, ReadMaxRows):
                 rows = limit.max_rows

@@ -1,16 +1,16 @@
-"""What the environment says of S3: endpoint, region, credentials, as the AWS tools read them.
+"""S3's endpoint, region and credentials from the environment, as the AWS tools read them.
 
-    credentials, the first that is there
+    credentials, in order of precedence
         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
         AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN           (a Kubernetes service account)
         the profile (AWS_PROFILE, else default) of the shared files: keys, or ``credential_process``
         the container's (ECS, EKS pod identity), then the instance's role
 
-obstore knows all of them but the shared files, which are read here: anew every quarter of an hour, since tools that fetch
-short-lived keys leave them there. A profile that assumes a role or signs in by SSO is refused, with the
-``credential_process`` line that makes one of it.
+obstore handles all but the shared files. They are read here, every quarter of an hour, since tools that fetch short-lived
+keys store them there. A profile that assumes a role or signs in by SSO is refused; the error gives the
+``credential_process`` line to use instead.
 
-Executors look for themselves: what only the driver's environment has is not passed on.
+Executors read their own environment: settings that only the driver has are not passed on.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or
 _READ_AGAIN = timedelta(minutes=15)
 _PROCESS_TIMEOUT_S = 60
 _ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_file", "login_session")
-"""What a profile without keys may have instead."""
+"""Settings of profiles without keys, none of them followed here."""
 
 
 class S3Environment(NamedTuple):
-    """endpoint: "" for AWS itself. shown: the endpoint without secrets, for errors. credentials: None where obstore
-    finds them by itself. ca: PEM certificates, or None."""
+    """endpoint: "" for AWS itself. shown: the endpoint without secrets, for errors. credentials: None if obstore finds
+    them itself. ca: PEM certificates, or None."""
 
     endpoint: str
     shown: str
@@ -79,7 +79,7 @@ class S3Environment(NamedTuple):
 
 def _credentials(url: str, profile: str, found: Mapping[str, str], environ: Mapping[str, str]
                  ) -> Callable[[], dict[str, Any]] | None:
-    """What asks the shared files for credentials; None where they have none, or others come first."""
+    """A function that reads credentials from the shared files; None if they have none, or others take precedence."""
     if environ.get("AWS_ACCESS_KEY_ID") or environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return None
     if "aws_access_key_id" in found:
@@ -112,7 +112,7 @@ def _process(url: str, profile: str, command: str) -> dict[str, Any]:
                 "token": answer.get("SessionToken"),
                 "expires_at": datetime.fromisoformat(until) if until else datetime.now(UTC) + _READ_AGAIN}
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as e:
-        # Neither the command nor what it printed: both may hold secrets.
+        # Shows neither the command nor its output: both may contain secrets.
         raise Unreachable(f"{url}: credential_process of the profile {profile!r} failed ({type(e).__name__}): run it by "
                           f"hand; it must print AccessKeyId and SecretAccessKey as JSON") from None
 
@@ -124,7 +124,7 @@ def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def _profile(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What both files have of a profile; what stands in ``credentials`` goes before what stands in ``config``."""
+    """A profile's settings from both files; ``credentials`` takes precedence over ``config``."""
     found: dict[str, str] = {}
     credentials, config = _files(environ)
     for path, section in ((config, name if name == "default" else f"profile {name}"), (credentials, name)):
@@ -132,7 +132,7 @@ def _profile(name: str, environ: Mapping[str, str]) -> dict[str, str]:
         try:
             parser.read_string(path.read_text("utf-8"))
         except (OSError, ValueError, configparser.Error):
-            continue  # not there, or not such a file: as botocore's message is about the wrong thing, obstore's will be
+            continue  # missing or malformed: without credentials, obstore will report an error
         if parser.has_section(section):
             found |= {key: value.strip() for key, value in parser.items(section)}
     return found

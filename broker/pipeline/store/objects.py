@@ -1,9 +1,9 @@
-"""The store as Spark's driver and tasks read it: blocking, from plain files or through obstore.
+"""The object client of Spark's driver and tasks: blocking reads, from plain files or through obstore.
 
-    file://DIR              the broker's own directory store, on every machine at the same place
+    file://DIR              the broker's own directory store, at the same path on every machine
     s3://BUCKET[/PREFIX]    obstore; endpoint, region and credentials come from the AWS_* environment (``aws``)
 
-Only reads. What fails for a while is tried again with growing pauses, up to about ``_RETRY``; then it is Unreachable.
+Read-only. Transient failures are retried with growing pauses for about ``_RETRY``, then raise Unreachable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AT_ONCE", "FileObjectClient", "ObjectClient", "Range", "S3ObjectClie
 Range = tuple[str, int, int | None]
 """key, start, end."""
 AT_ONCE: Final = 32
-"""Ranges that ``get_many`` asks an S3 store for at a time."""
+"""Concurrent gets of ``get_many`` on S3."""
 
 _RETRY: Final = timedelta(seconds=30)
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -39,19 +39,19 @@ _T = TypeVar("_T")
 
 
 class ObjectClient(Protocol):
-    """A store of immutable objects. Safe for calls from several threads; never shared with another process."""
+    """Reads a store of immutable objects. Thread-safe; never shared with another process."""
 
     url: str
-    """The store as the query names it, without secrets."""
+    """The store's URL, without secrets."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes ``start`` to ``end`` (half open; None: to the object's end), fewer where the object is shorter.
+        """Bytes ``start`` to ``end`` (half-open; None: the object's end), fewer if the object is shorter.
 
         Raises: NotFound (storage.objectstore.base); NoStore; Unreachable.
         """
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Several ranges (key, start, end), read side by side; None where there is no object.
+        """Several ranges (key, start, end), read concurrently; None for missing objects.
 
         Raises: NoStore; Unreachable.
         """
@@ -59,7 +59,7 @@ class ObjectClient(Protocol):
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """The objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
 
-        ``after`` is for prefixes whose keys all lie in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
+        ``after`` is for prefixes whose keys are all in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
         """
 
 
@@ -68,12 +68,12 @@ _opening = threading.Lock()
 
 
 def open_object_client(url: str) -> ObjectClient:
-    """The store behind ``url``; one client for each process and URL, made when it is first asked for.
+    """The client for ``url``; one for each process and URL, created on first use.
 
-    Nothing is asked of an S3 store yet; ``check_store`` does. Raises: BadOption for a URL of no known form; NoStore for
-    a directory that is not there; Unreachable for an environment that cannot work.
+    Sends no request to S3; ``check_store`` does. Raises: BadOption for an unknown kind of URL; NoStore for a missing
+    directory; Unreachable for an unusable environment.
     """
-    # By process: Spark's workers are forked, and a client's threads and connections are not there in the child.
+    # By process: Spark's workers are forked, and a client's threads and connections do not survive the fork.
     which = (os.getpid(), url)
     with _opening:
         if which not in _opened:
@@ -87,12 +87,12 @@ def _open(url: str) -> ObjectClient:
     except ValueError as e:
         raise BadOption(f"option store: {e}") from None
     if scheme == "memory":
-        raise BadOption("option store: memory:// is within one process; write file://DIR or s3://BUCKET/PREFIX")
+        raise BadOption("option store: memory:// exists within one process only; write file://DIR or s3://BUCKET/PREFIX")
     return FileObjectClient(where) if scheme == "file" else S3ObjectClient(where, prefix)
 
 
 def check_store(objects: ObjectClient) -> StoreFormat:
-    """Ask for the store's own object: whether a store is there, and one that this reader knows.
+    """Check that a store exists, in a format that this reader knows.
 
     Raises: NoStore; Newer; Damaged; Unreachable.
     """
@@ -109,7 +109,7 @@ def check_store(objects: ObjectClient) -> StoreFormat:
 
 
 class FileObjectClient:
-    """A directory. What is read from it is in the page cache or on its way there, so nothing is read side by side."""
+    """A directory. Reads come from the page cache or fill it, so concurrency would not help."""
 
     def __init__(self, directory: str) -> None:
         try:
@@ -143,7 +143,7 @@ class FileObjectClient:
 
 
 class S3ObjectClient:
-    """A bucket, or what lies below a prefix of it."""
+    """A bucket, or a prefix of one."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         """Reads the environment. Raises: Unreachable when that cannot work, or obstore is not installed."""
@@ -176,7 +176,7 @@ class S3ObjectClient:
             raise Unreachable(f"{self._where}: {_said(e)}: check AWS_ENDPOINT_URL and AWS_REGION") from None
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="jetblock-s3")
         self._whole = False
-        """Whether the endpoint ignores ranges, so that objects are fetched whole."""
+        """Whether the endpoint ignores ranges, so that whole objects are fetched."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= start:
@@ -210,7 +210,7 @@ class S3ObjectClient:
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         if not can_begin_key(prefix):
             return []
-        # obstore lists folders, so what begins a name is left to us.
+        # obstore lists whole folders; the beginning of a name is matched here.
         folder = (self._base + prefix).rpartition("/")[0]
         cut = len(self._base)
         found: list[ObjectInfo] = []
@@ -227,7 +227,7 @@ class S3ObjectClient:
         return found
 
     def _error(self, e: Exception, key: str) -> Exception:
-        """What obstore's error means; it has the answer's status and S3's code in its text alone."""
+        """The error to raise for obstore's; HTTP status and S3 code are only in its text."""
         text = str(e)
         code = match[1] if (match := _CODE.search(text)) is not None else ""
         if code == "NoSuchBucket":
@@ -268,7 +268,7 @@ _REMEDIES: Final = {
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
     "RequestTimeTooSkewed": "set this machine's clock",
     "InvalidBucketName": "correct the bucket's name in the URL",
-    # obstore's own, and what was asked of others on the way to credentials
+    # obstore's own errors, and those of requests for credentials
     "Received redirect": "the bucket is in another region: set AWS_REGION to it",
     "/latest/api/token": f"no credentials were found, and no instance role answers: {KEYS}, here and on the executors",
     "/latest/meta-data": f"the instance's role could not be had: {KEYS}",
@@ -276,12 +276,12 @@ _REMEDIES: Final = {
     "Content-Length Header missing": "the answer is not S3's; is AWS_ENDPOINT_URL right?",
     "Error parsing": "the answer is not S3's; is AWS_ENDPOINT_URL right?",
 }
-"""S3's error codes, or parts of obstore's texts."""
+"""Remedies by S3 error code, or by part of obstore's text."""
 
 
 def _said(e: Exception) -> str:
-    """The gist of obstore's error: S3's code and status, or what went wrong below HTTP. Bodies of answers are left out,
-    which repeat what was signed."""
+    """A summary of obstore's error: S3's code and status, or the failure below HTTP. Response bodies are left out: they
+    repeat what was signed."""
     text = str(e)
     code, status, cause = _CODE.search(text), _STATUS.search(text), _CAUSE.search(text)
     if code is not None:
