@@ -172,7 +172,7 @@ class Enforcement:
         stream = self._stream
         while stream.retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
-                await decide(stream.live, stream.heads, lambda: stream.retention.trim(record=True))
+                await decide(stream.live, stream.heads, stream.retention.trim)
             stream.log.urgent()
             # Of very many blocks a slice has left.
             await asyncio.sleep(0)
