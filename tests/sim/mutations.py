@@ -68,7 +68,7 @@ def lease_from_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Putter, "put", broken)
 
 
-def strays_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
+def orphans_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
     """A put that landed beyond one that did not renews the lease."""
     put = Putter.put
 
@@ -245,7 +245,7 @@ def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     mutation.__name__.replace("_", "-"): mutation
-    for mutation in (wait_for_oldest, never_muted, lease_from_end, strays_prove_the_lease, ours_by_nonce_alone,
+    for mutation in (wait_for_oldest, never_muted, lease_from_end, orphans_prove_the_lease, ours_by_nonce_alone,
                      sweep_to_newest_root, serve_though_sealed, drop_by_name, update_lost_in_pages, ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten, removals_forgotten,
                      double_ack_at_once, update_not_recorded, late_applied_pages)}

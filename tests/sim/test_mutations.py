@@ -12,9 +12,14 @@ from tests.sim.streams.world import World
 from tests.storage import test_applied as applied
 
 KNOWN: dict[str, list[int]] = {
-    "lease-from-end": [], "redelivered-lost-in-pages": [], "serve-though-sealed": [97], "orphans-prove-the-lease": [],
+    "ceiling-lost-in-pages": [20], "late-applied-pages": [25], "lease-from-end": [47], "never-muted": [39],
+    "redelivered-lost-in-pages": [27], "serve-though-sealed": [97], "orphans-prove-the-lease": [156],
+    "wait-for-oldest": [68],
 }
-"""Mistakes that most seeds do without, with a seed that needs them: looked at first, and in the soak."""
+"""Mistakes that most seeds do without, with a seed that needs them, to be looked at first."""
+
+RARE = {"lease-from-end", "serve-though-sealed", "orphans-prove-the-lease"}
+"""Of these the ones that would cost a minute, were those seeds to take another course: for the soak."""
 
 STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "drop-by-name": applied.test_the_end_of_a_stream_leaves_its_name_to_who_has_it_now,
@@ -34,7 +39,7 @@ def noticed(seed: int) -> bool:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutation", [
-    pytest.param(mutation, marks=pytest.mark.soak if mutation in KNOWN else ())
+    pytest.param(mutation, marks=pytest.mark.soak if mutation in RARE else ())
     for mutation in sorted(MUTATIONS.keys() - STEP_BY_STEP.keys())])
 def test_the_oracle_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one mistake planted some promise is broken, and the oracle says so."""

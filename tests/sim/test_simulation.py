@@ -29,7 +29,7 @@ def run(seed: int, **settings: int) -> World:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_acknowledged_is_lost(seed: int) -> None:
     """Three brokers without patience, killed and paused anywhere, on a store that fails in every way it may."""
-    run(seed)
+    run(seed, seconds=60)
 
 
 @pytest.mark.soak

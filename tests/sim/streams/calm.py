@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 
 PROGRESS_SECONDS = 120
 """A living broker on a living store serves within this much virtual time, and its consumers deliver what they owe."""
-QUIET_SECONDS = 180
+QUIET_SECONDS = 120
 """Time that the store has to let go of what was deleted."""
 OBJECTS_LEFT = 64
 """Objects that a store without streams keeps, beside what each epoch leaves for ever: a claim, seals, its first entry."""

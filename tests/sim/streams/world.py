@@ -65,7 +65,7 @@ FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "
 class World:
     """One run of one seed."""
 
-    def __init__(self, seed: int, *, steps: int = 120, features: frozenset[str] = FEATURES) -> None:
+    def __init__(self, seed: int, *, steps: int = 90, features: frozenset[str] = FEATURES) -> None:
         self.seed = seed
         self.features = features
         self.steps = steps
@@ -93,7 +93,7 @@ class World:
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
-        self.empties = "objects" in features and rng.random() < (0.1 if self.leased else 0.5)
+        self.empties = "objects" in features and rng.random() < (0.05 if self.leased else 0.4)
         """Whether everything is deleted in the end, to see what is left: under a lease idle time takes a while."""
         self.answered_epoch = 0
         """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""

@@ -208,7 +208,7 @@ class Enforcement:
         """Take out what is past max_msgs and max_bytes."""
         while self._retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
-                await decide(self._live, self._heads, lambda: self._retention.trim(record=True))
+                await decide(self._live, self._heads, self._retention.trim)
             self._log.urgent()
             # Of very many blocks a slice has left.
             await asyncio.sleep(0)

@@ -138,9 +138,11 @@ class Retention:
             if self.over:  # a slice has left
                 self._owner.trim_soon()
 
-    def trim(self, record: bool = False) -> None:
+    def trim(self) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: NotLoaded."""
         live = self._live
+        # Mostly the messages that pushed them out go into the same block; not so after a trim that had to wait, or a refusal.
+        record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
         if self._max_bytes and live.bytes > self._max_bytes:

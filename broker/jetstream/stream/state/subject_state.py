@@ -63,7 +63,7 @@ class SubjectState:
         self._forgotten = 0
         """How often the index was dropped."""
         self._steps = 0
-        """Rises with all that is merged or settled."""
+        """Rises with all that is merged or settled, and with each change of what is to be."""
         self._debts: list[_Debt] = []
         self._building: asyncio.Lock = asyncio.Lock()
 
@@ -227,7 +227,7 @@ class SubjectState:
                 first = self._take_out(index, removal.block, removal.first, last)
             if first is not None:
                 self._debts.append(_Debt(removal.block, first, last))
-                self._steps += 1  # not one forward: whoever waits has something else to wait for now
+                self._steps += 1
         if len(self._debts) > _DEBTS_MAX:
             self.forget()
 
