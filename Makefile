@@ -53,22 +53,22 @@ clean:  ## remove what was built, but not ./data nor the caches outside the chec
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "Making the virtual environment $(VENV) ..."
-	$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
 
 # Stamp files: an unchanged pyproject.toml installs nothing again.
 INSTALLING = @echo "Installing $(1) into $(VENV), once: this can take a minute ..."
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	$(call INSTALLING,jetblock and what it needs)
-	$(BIN)/python -m pip install -q -e .
+	@$(BIN)/python -m pip install -q -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(call INSTALLING,jetblock and what its tests need)
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.soak: pyproject.toml | $(BIN)/python
 	$(call INSTALLING,jetblock and what its long runs need)
-	$(BIN)/python -m pip install -q -e '.[soak]'
+	@$(BIN)/python -m pip install -q -e '.[soak]'
 	@touch $@ $(VENV)/.dev $(VENV)/.run
