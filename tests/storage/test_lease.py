@@ -62,6 +62,26 @@ def test_an_idle_owner_that_was_stopped_answers_after_a_put() -> None:
     in_virtual_time(main)
 
 
+def test_what_lands_behind_a_put_that_did_not_proves_nothing() -> None:
+    """Number 2 hangs, 3 lands past the lease: it may lie beyond a seal. When 2 has landed, both of them count."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, puts_in_flight=2, commit_interval_ns=20 * MS, put_timeout_ns=None)
+        log = rig.log
+        stall = rig.store.stall_put(rig.store.puts)
+        stream.publish()
+        await stall.reached.wait()
+        stopped(clock, 14)
+        stream.publish()
+        behind = PATHS.log(Position(1, log.position.number + 2))
+        await asyncio.sleep(2)
+        assert behind in rig.shared.objects
+        assert log.lease_expired
+        stall.release()
+        await log.persisted()
+        assert not log.lease_expired
+    in_virtual_time(main)
+
+
 def test_a_fenced_owner_that_was_stopped_answers_nothing() -> None:
     """The put that was to prove the shard ours meets the other's seal."""
     async def main(clock: ManualClock) -> None:

@@ -39,6 +39,8 @@ _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _LOOKED_AT_ONCE = 64
 """Blocks among which those are sought whose heads are loaded side by side."""
+_VAIN_MAX = 16
+"""Loads in a row that may each be overtaken by messages that leave."""
 
 
 class _Debt(NamedTuple):
@@ -63,7 +65,7 @@ class SubjectState:
         self._forgotten = 0
         """How often the index was dropped."""
         self._steps = 0
-        """Rises with all that is merged or settled, and with each change of what is to be."""
+        """Rises with all that is merged or settled."""
         self._debts: list[_Debt] = []
         self._building: asyncio.Lock = asyncio.Lock()
 
@@ -91,17 +93,21 @@ class SubjectState:
         """As ``ready``, in as many turns of the loop as it takes. Raises: StoreError; FormatError; Stuck."""
         await self._live.look()
         async with self._building:
-            loaded = paused = -1
+            loaded, paused, asked, overtaken = -1, -1, list[LiveBlock](), 0
             held: Sequence[Rows | None] = ()
             while True:
                 found = self._go_on()
                 if isinstance(found, SubjectIndex):
                     return found
-                # Heads may be next where the time was over a turn before; between two loads something must be merged.
-                if self._steps == (loaded if found else paused):
-                    raise Stuck("the index of subjects does not come on")
+                # Heads may be next where the time was over a turn before; between two loads something must be merged, or
+                # messages that left meanwhile ask for other heads.
                 if found:
-                    loaded = self._steps
+                    overtaken = overtaken + 1 if self._steps == loaded else 0
+                    if overtaken and (overtaken > _VAIN_MAX or list(found) == asked):
+                        raise Stuck("the index of subjects does not come on")
+                    loaded, asked = self._steps, list(found)
+                elif self._steps == paused:
+                    raise Stuck("the index of subjects does not come on")
                 else:
                     paused = self._steps
                 if found:
@@ -131,7 +137,6 @@ class SubjectState:
         """Drop the index; the next question builds it again."""
         self._index = None
         self._forgotten += 1
-        self._steps += 1
         self._debts.clear()
 
     def last(self, subject: bytes) -> int:
@@ -227,7 +232,6 @@ class SubjectState:
                 first = self._take_out(index, removal.block, removal.first, last)
             if first is not None:
                 self._debts.append(_Debt(removal.block, first, last))
-                self._steps += 1
         if len(self._debts) > _DEBTS_MAX:
             self.forget()
 
