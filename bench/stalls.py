@@ -34,7 +34,8 @@ from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import Snapshot
-from broker.storage.state.applied import ShardState, StreamState, position_key
+from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.stream import StreamState
 
 __all__ = ["main"]
 

@@ -22,7 +22,7 @@ from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.objectstore import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
-from broker.storage.state.applied import StreamState
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Message", "Missing", "read_messages"]

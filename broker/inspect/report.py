@@ -11,7 +11,8 @@ from broker.inspect.problems import Problem
 from broker.inspect.survey import Epoch, ShardSurvey, Survey, stream_row
 from broker.inspect.verify import Verified
 from broker.output import Table, count, plain, printable, size, when
-from broker.storage.state.applied import ConsumerState, StreamState
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.stream import StreamState
 
 __all__ = ["consumer_json", "epoch_json", "epoch_table", "overview_json", "overview_text", "problem_lines",
            "shard_json", "stream_detail", "stream_json", "stream_table"]

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 from broker.inspect.problems import NEWER, RESTORE, Problem
 from broker.inspect.source import CannotInspect, Source, each, read_format
 from broker.storage.format.block import BlockRef
-from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import ShardPaths, block_key, parse
 from broker.storage.read import snapshot
-from broker.storage.read.snapshot import CutOff, Listing, Request, Snapshot, Steps, replay
-from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.read.snapshot import Listing, Request, Snapshot, Steps, replay
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 
 __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "key_of", "read_shard",
            "require_shard", "shards"]

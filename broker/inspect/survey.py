@@ -26,7 +26,8 @@ from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import STREAMS, ShardPaths, parse
-from broker.storage.state.applied import StreamState, position_key
+from broker.storage.state.applied import position_key
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey", "cannot_be_read",

@@ -23,13 +23,15 @@ from broker.inspect.shardview import NAMED_AND_GONE, drive, key_of
 from broker.inspect.source import Source, each
 from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
 from broker.storage.format.block import BlockCore, BlockRef
-from broker.storage.format.errors import FormatError, VersionUnknown
+from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
-from broker.storage.read.snapshot import CutOff, replay_from
-from broker.storage.state.applied import ConsumerState, ShardState, StreamState, position_key
+from broker.storage.read.snapshot import replay_from
+from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Judge", "Orphan", "Verified", "state_differences", "verify"]

@@ -52,13 +52,14 @@ from broker.jetstream.wire.ids import account_hash, unique_id
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
 from broker.storage.objectstore.base import StoreError
-from broker.storage.state.applied import ConsumerState
+from broker.storage.state.consumer import ConsumerState
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Subscription
-    from broker.storage.log.log import BlockOwner
+    from broker.storage.log.owner import BlockOwner
     from broker.storage.log.writer import OpenBlock
-    from broker.storage.state.applied import ShardState, StreamState
+    from broker.storage.state.applied import ShardState
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["Account", "Host", "StreamLog"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.listeners import Listener
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
-    from broker.storage.state.applied import StreamState
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["JetStream"]
 

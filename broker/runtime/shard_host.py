@@ -1,4 +1,4 @@
-"""One broker's shard_host of the shard: it waits for its turn, takes the shard, runs it, and gives it back.
+"""One broker as the host of a shard: it waits for its turn, takes the shard, runs it, and gives it back.
 
     opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
                           ^   ^                   │                    └── lost: fenced, or the log cannot go on
@@ -25,7 +25,7 @@ from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import Settings, default_store_url
 from broker.errors import StartError
 from broker.storage.format.codec import Codec
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
@@ -37,7 +37,6 @@ from broker.storage.put import Backoff, Fenced, Patience
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
 from broker.storage.read.reader import BlockReader
-from broker.storage.read.snapshot import CutOff
 from broker.storage.shard import Shard, ShardSettings
 
 __all__ = ["ShardHost"]
@@ -61,7 +60,7 @@ class ShardHost:
     """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
 
     def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
-        """Args: ``lost`` is called once in each shard_host that ends against our will; ``abandon`` then."""
+        """Args: ``lost`` is called once each time that ownership ends against our will; ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
         """Called each time that it begins to wait for another broker, or for the store."""
         self.on_turn: Callable[[], Awaitable[object]] = _nothing

@@ -19,7 +19,8 @@ from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSetti
 from broker.storage.checkpoint.sweeper import SWEEP_GRACE_NS, Sweeper
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
-from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.log import Log
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Patience

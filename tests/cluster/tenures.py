@@ -18,7 +18,7 @@ from broker.storage.objectstore.base import Listing, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import Shard
-from tests.sim.loop import SimLoop
+from tests.storage import engine
 from tests.storage.engine import MS, PATHS, SECOND
 
 __all__ = ["Broker", "TrustedClock", "grow_log", "in_virtual_time", "log_size"]
@@ -145,16 +145,5 @@ def log_size(shared: MemoryStore) -> int:
 
 
 def in_virtual_time(main: Callable[[TrustedClock], Coroutine[Any, Any, T]]) -> T:
-    """As the engine's, with a clock that a shard_host takes."""
-    clock = TrustedClock()
-    loop = SimLoop(clock)
-    try:
-        result = loop.run_until_complete(main(clock))
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.run_until_complete(asyncio.sleep(0))
-        assert not loop.errors, loop.errors
-        return result
-    finally:
-        loop.close()
+    """As the engine's, with a clock that a shard host takes."""
+    return engine.in_virtual_time(main, TrustedClock)

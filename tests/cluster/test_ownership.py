@@ -14,7 +14,7 @@ from broker.cluster.ownership import newest_checkpoint, seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced, Patience

@@ -9,7 +9,7 @@ from broker.clock import ManualClock
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings

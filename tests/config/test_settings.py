@@ -16,7 +16,7 @@ from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import SETTINGS, ConfigError, Settings, User, default_store_url
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from tests.harness import NatsServerProcess
 
 Load = Callable[..., Settings]

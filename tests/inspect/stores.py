@@ -12,7 +12,7 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.record import RecordKind
 from broker.storage.format.store import StoreFormat
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import FORMAT, ShardPaths

@@ -24,7 +24,7 @@ from broker.storage.format.block import BlockPlace, BlockRef, SubjectSummary
 from broker.storage.format.header import Position
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import StreamPaths
-from broker.storage.state.applied import StreamState
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import T0, MemoryObjectClient, Row, varied
 

@@ -21,7 +21,8 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
-from broker.storage.state.applied import Released, position_key
+from broker.storage.state.applied import position_key
+from broker.storage.state.released import Released
 
 __all__ = ["RULES"]
 

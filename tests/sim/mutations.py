@@ -30,6 +30,8 @@ from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.stream import StreamState
 
 __all__ = ["MUTATIONS"]
 
@@ -131,7 +133,7 @@ def drop_by_name(patch: pytest.MonkeyPatch) -> None:
     """The end of a stream frees its name, whoever has that by now."""
     drop = applied.ShardState._drop
 
-    def broken(self: applied.ShardState, stream: applied.StreamState) -> None:
+    def broken(self: applied.ShardState, stream: StreamState) -> None:
         drop(self, stream)
         self.names.pop((stream.account, stream.name), None)
 
@@ -143,7 +145,7 @@ def update_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
     init = pages.StreamCopy.__init__
     first: dict[int, Any] = {}
 
-    def broken(self: pages.StreamCopy, stream: applied.StreamState) -> None:
+    def broken(self: pages.StreamCopy, stream: StreamState) -> None:
         init(self, stream)
         self.entry[3] = first.setdefault(stream.stream_id, stream.config)
 
@@ -154,7 +156,7 @@ def ceiling_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint forgets an async stream's ceiling."""
     init = pages.StreamCopy.__init__
 
-    def broken(self: pages.StreamCopy, stream: applied.StreamState) -> None:
+    def broken(self: pages.StreamCopy, stream: StreamState) -> None:
         init(self, stream)
         self.entry[11] = 0
 
@@ -163,14 +165,14 @@ def ceiling_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
 
 def redelivered_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint forgets how often messages were delivered."""
-    pack = applied.ConsumerState.pack
+    pack = ConsumerState.pack
 
-    def broken(self: applied.ConsumerState) -> list[Any]:
+    def broken(self: ConsumerState) -> list[Any]:
         packed = pack(self)
         packed[12] = packed[13] = b""
         return packed
 
-    patch.setattr(applied.ConsumerState, "pack", broken)
+    patch.setattr(ConsumerState, "pack", broken)
 
 
 def dead_bytes_wrong(patch: pytest.MonkeyPatch) -> None:
@@ -231,16 +233,16 @@ def update_not_recorded(patch: pytest.MonkeyPatch) -> None:
 
 def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
     """A consumer's pending list is kept by its checkpoint without the newest delivery."""
-    pack = applied.ConsumerState.pack
+    pack = ConsumerState.pack
 
-    def broken(self: applied.ConsumerState) -> list[Any]:
+    def broken(self: ConsumerState) -> list[Any]:
         packed = pack(self)
         if len(self.pending) > 1:
             for column in (9, 10, 11):
                 packed[column] = packed[column][:-8]
         return packed
 
-    patch.setattr(applied.ConsumerState, "pack", broken)
+    patch.setattr(ConsumerState, "pack", broken)
 
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -27,21 +27,23 @@ from broker.cluster.standby import wait_for_lease
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import BlockRef, Outcome
 from broker.storage.format.claim import Claim
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.log import Log
+from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import ObjectInfo, StoreError
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key, parse
 from broker.storage.put import Fenced
-from broker.storage.read.snapshot import CutOff, replay, run_blocking
+from broker.storage.read.snapshot import replay, run_blocking
 from broker.storage.shard import Shard, ShardSettings
-from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 from tests.sim.loop import SimLoop
 
 __all__ = ["Lost", "World"]

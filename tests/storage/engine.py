@@ -14,7 +14,8 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.log import Log
+from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
 from broker.storage.objectstore.base import Buffers, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
@@ -32,16 +33,19 @@ PATHS = ShardPaths(0)
 MS = 1_000_000
 SECOND = 1_000_000_000
 T = TypeVar("T")
+C = TypeVar("C", bound=ManualClock)
 
 
-def in_virtual_time(main: Callable[[ManualClock], Coroutine[Any, Any, T]]) -> T:
+def in_virtual_time(main: Callable[[C], Coroutine[Any, Any, T]], make_clock: Callable[[], C] = ManualClock) -> T:  # type: ignore[assignment]
     """Run ``main(clock)`` on a loop whose sleeps take no time. Fails when the loop's exception handler was called."""
-    clock = ManualClock()
+    clock = make_clock()
     loop = SimLoop(clock)
     try:
         result = loop.run_until_complete(main(clock))
         for task in asyncio.all_tasks(loop):
             task.cancel()
+        # Two turns: what a cancelled task in turn cancels ends one later.
+        loop.run_until_complete(asyncio.sleep(0))
         loop.run_until_complete(asyncio.sleep(0))
         assert not loop.errors, loop.errors
         return result

@@ -12,7 +12,7 @@ import pytest
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.read.snapshot import read_snapshot

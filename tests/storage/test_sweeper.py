@@ -11,7 +11,7 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
 from broker.storage.objectstore.faulty import Faults

@@ -51,7 +51,7 @@ from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.stream_view import StreamView
-    from broker.storage.state.applied import ConsumerState
+    from broker.storage.state.consumer import ConsumerState
 
 __all__ = ["Consumer"]
 
@@ -90,7 +90,7 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._loop_of_delivery = DeliveryLoop(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
+        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
         self._answers = AckHandler(stream, self._acks, self._cursor, self._events, rng, ack_prefix, self._request,
                                 self._told)
         if restored:
@@ -99,13 +99,13 @@ class Consumer:
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
         if config.push:
-            self._push = self._loop_of_delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
+            self._push = self._delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
                                                     self._interest, self._kick)
         else:
-            waiting = self._loop_of_delivery.waiting = Waiting(config.max_waiting)
+            waiting = self._delivery.waiting = Waiting(config.max_waiting)
             self._admission = PullAdmission(bus, self._acks, self._cursor, waiting)
         if config.replay_policy == "original":
-            self._loop_of_delivery.replay = Replay(stream.last_seq)
+            self._delivery.replay = Replay(stream.last_seq)
         self._timer = DeadlineTimer(self._loop, clock, self._tick)
         self._inactivity = InactivityTimer(rng, self._acks)
         self._closed = True
@@ -213,7 +213,7 @@ class Consumer:
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
-        waiting, push = self._loop_of_delivery.waiting, self._push
+        waiting, push = self._delivery.waiting, self._push
         return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
                              num_waiting=0 if waiting is None else len(waiting),
                              push_bound=push is not None and push.active, now_ns=self._clock.now_ns())
@@ -224,7 +224,7 @@ class Consumer:
         """``persisted_seq`` moved."""
         if self._closed:
             return
-        if self._loop_of_delivery.waiting or (self._push is not None and self._push.active):
+        if self._delivery.waiting or (self._push is not None and self._push.active):
             self._kick()
         elif self.stream.persisted_seq - self._cursor.counted > _COUNT_LAG:
             # Rather now than after the cache let go of them.
@@ -338,7 +338,7 @@ class Consumer:
 
     def _dismiss(self, text: bytes, *, pending: bool = False) -> None:
         """End every waiting pull with ``text``; ``pending``: and with what it still wanted."""
-        waiting = self._loop_of_delivery.waiting
+        waiting = self._delivery.waiting
         if waiting is not None and not self._closed:
             send_statuses(self._bus, waiting.drain(text, pending=pending))
 
@@ -385,7 +385,7 @@ class Consumer:
         if self.stream.log.lease_expired:
             return  # past the lease: the commit that ends this wakes us
         acks = self._acks
-        step = self._loop_of_delivery.run(self._clock.now_ns(), mono_ns)
+        step = self._delivery.run(self._clock.now_ns(), mono_ns)
         if acks.ahead:
             # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
             acks.forget_ahead(acks.delivered_sseq + 1)
@@ -435,7 +435,7 @@ class Consumer:
         """Set the timer to the earliest of all that is due."""
         if self._closed:
             return
-        timer, delivery = self._timer, self._loop_of_delivery
+        timer, delivery = self._timer, self._delivery
         timer.set(self._acks.next_due_ns)
         timer.set(self._resume_at_ns or None)
         timer.set(self._inactivity.at_ns or None)
@@ -453,7 +453,7 @@ class Consumer:
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
-        acks, delivery, push = self._acks, self._loop_of_delivery, self._push
+        acks, delivery, push = self._acks, self._delivery, self._push
         due = acks.next_due_ns
         if due is not None and due <= mono_ns:
             over = acks.expire(mono_ns)
@@ -487,7 +487,7 @@ class Consumer:
 
     def _adopt(self, config: ConsumerConfig) -> None:
         """Hand the configuration to the parts."""
-        acks, delivery = self._acks, self._loop_of_delivery
+        acks, delivery = self._acks, self._delivery
         delivery.acked = config.ack_policy != "none"
         waits = (config.backoff or [config.ack_wait or _ACK_WAIT_NS]) if delivery.acked else []
         if waits != acks.waits_ns:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.consumer.cursor import Readable
 from broker.jetstream.filters import Filters
-from broker.storage.log.log import BlockOwner
+from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig

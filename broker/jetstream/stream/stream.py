@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.writer import OpenBlock, SealedBlock
     from broker.storage.read.reader import BlockReader
-    from broker.storage.state.applied import StreamState
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["Stream"]
 

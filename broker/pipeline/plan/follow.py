@@ -14,13 +14,14 @@ from typing import NamedTuple
 from broker.pipeline.errors import Damaged, Gone, of_format
 from broker.pipeline.plan.snapshot import StreamSnapshot, key_of, replayed, snapshot_of, stepped, wanted_by
 from broker.pipeline.store.objects import ObjectClient, check_store
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
-from broker.storage.read.snapshot import CutOff, catch_up
-from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.read.snapshot import catch_up
+from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Follower", "Seen"]

@@ -27,13 +27,14 @@ from broker.pipeline.errors import BadOption, Gone, NoStream, Unreachable, of_fo
 from broker.pipeline.plan.selection import time_ns
 from broker.pipeline.store.objects import ObjectClient, check_store
 from broker.storage.format.block import BlockPlace, BlockRef
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
-from broker.storage.read.snapshot import CutOff, Snapshot, Steps, replay, run_answering
-from broker.storage.state.applied import ConsumerState, StreamState
+from broker.storage.read.snapshot import Snapshot, Steps, replay, run_answering
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = [

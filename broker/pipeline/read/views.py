@@ -20,7 +20,7 @@ from broker.pipeline.plan.snapshot import StreamSnapshot, key_of
 from broker.pipeline.read.decode import Block, Bodies, Rows, readable
 from broker.pipeline.read.scan import read_blocks
 from broker.pipeline.store.objects import ObjectClient
-from broker.storage.state.applied import ConsumerState
+from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["catalogue_rows", "live_messages", "read_subjects"]

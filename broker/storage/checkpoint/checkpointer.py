@@ -26,13 +26,15 @@ from typing import Any, NamedTuple, TypeVar
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
-from broker.storage.log.log import Log, Segment
+from broker.storage.log.log import Log
+from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Backoff, Fenced, describe, put_ours
 from broker.storage.read.snapshot import Snapshot
-from broker.storage.state.applied import ShardState, StreamState
+from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, shard_extra
+from broker.storage.state.stream import StreamState
 
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
 

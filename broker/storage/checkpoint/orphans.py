@@ -3,7 +3,7 @@
 They are found by listing the log and the pages, which takes as long as they are: minutes, for a long log on S3. So it is
 done beside all else, a slice at a time, and nobody waits for it.
 
-A seal is not to be taken for a orphan, and looks like one from its key. But every epoch below ours has a seal, so what is
+A seal is not to be taken for an orphan, and looks like one from its key. But every epoch below ours has a seal, so what is
 unknown and alone in its epoch is that seal; only where there is more are headers asked for, side by side.
 """
 

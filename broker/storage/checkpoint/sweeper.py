@@ -3,7 +3,7 @@
     segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
     pages       objects that no kept root needs
     roots       older than the kept ones
-    orphans      what an owner before us left beyond his end, or put without a root to name it; looked for once, after our
+    orphans     what an owner before us left beyond its end, or put without a root to name it; looked for once, after our
                 own first root, in a task of its own: no round waits for that, and so no commit
 
 A round lets go of all that its oldest root no longer needs, in as many records as that takes. And rounds come where
@@ -40,7 +40,8 @@ from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Backoff
-from broker.storage.state.applied import Released, position_key
+from broker.storage.state.applied import position_key
+from broker.storage.state.released import Released
 
 __all__ = ["SWEEP_GRACE_NS", "Sweeper"]
 

@@ -42,7 +42,7 @@ from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.put import Fenced
 from broker.storage.state.applied import ShardState
 
-__all__ = ["BlockOwner", "Log", "LogSettings", "Segment", "ShardOwner", "resolve"]
+__all__ = ["Log", "resolve"]
 
 _log = logging.getLogger(__name__)
 

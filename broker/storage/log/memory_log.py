@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.storage.format.header import Position
-from broker.storage.log.log import BlockOwner, resolve
+from broker.storage.log.log import resolve
+from broker.storage.log.owner import BlockOwner
 from broker.storage.log.writer import OpenBlock, seal_block
 from broker.storage.state.applied import ShardState
 

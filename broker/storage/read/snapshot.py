@@ -34,7 +34,7 @@ from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import load_directory, load_part, shard_of
 
-__all__ = ["CutOff", "Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
+__all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
            "run_answering", "run_blocking"]
 
 HEAD_BYTES = 64 * 1024

@@ -27,7 +27,7 @@ from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
 from broker.storage.state.table import Kept, log_keys
 
-__all__ = ["ConsumerState", "Released", "ShardState", "StreamState", "position_key"]
+__all__ = ["ShardState", "position_key"]
 
 _RECORDS_MAX = 16
 _LEFT_AT_ONCE = 1024

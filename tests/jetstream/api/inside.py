@@ -16,7 +16,8 @@ from broker.jetstream.settings import JetStreamSettings
 from broker.server.options import ServerOptions
 from broker.server.server import Server
 from broker.storage.format.header import Position
-from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.log import Log
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache

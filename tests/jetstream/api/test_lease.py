@@ -9,7 +9,7 @@ import pytest
 
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.stream.state.decision import Stuck
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Buffers
 from tests.jetstream.api.inside import Inside
 

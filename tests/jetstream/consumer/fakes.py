@@ -15,7 +15,7 @@ from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
-from broker.storage.state.applied import ConsumerState
+from broker.storage.state.consumer import ConsumerState
 
 MS = 1_000_000
 SECOND = 1_000_000_000

@@ -180,7 +180,7 @@ def test_inactive_push_consumer_is_given_up() -> None:
 
 
 def test_nothing_is_delivered_past_the_lease() -> None:
-    """While the log is lease_expired nothing goes out; the commit that ends it wakes the consumer."""
+    """While the lease is over nothing goes out; the commit that ends it wakes the consumer."""
     w = World()
     w.consumer(deliver_subject="d")
     w.bus.listen(b"d")

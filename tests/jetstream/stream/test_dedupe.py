@@ -9,7 +9,7 @@ import pytest
 
 from broker.jetstream.stream.publish import msg_ids as msg_ids_module
 from broker.jetstream.stream.publish.dedupe import Dedupe
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import World, ask, pub, publish, turns
 
 WINDOW_NS = 1000

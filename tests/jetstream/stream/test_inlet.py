@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.bus import Msg
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.stream.world import Source, World, ask, everything, pub, publish, turns

@@ -80,7 +80,7 @@ def run(loop: SimLoop, monkeypatch: pytest.MonkeyPatch, scenario: Any) -> None:
 
 
 async def filled(world: World, blocks: int, **config: Any) -> Stream:
-    """A stream of not_loaded blocks with 20 subjects each."""
+    """A stream of blocks that are not loaded, with 20 subjects each."""
     stream = world.stream(**config)
     await world.settle()
     for i in range(blocks):
@@ -103,8 +103,8 @@ async def answered(world: World, *replies: bytes, seconds: float = 20.0) -> floa
 
 
 def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge of one subject in 300 not_loaded blocks loads them side by side, within the bound; a publish that comes meanwhile
-    is taken at once, and is not purged."""
+    """A purge of one subject in 300 blocks that are not loaded loads them side by side, within the bound; a publish that comes
+    meanwhile is taken at once, and is not purged."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300)
         store.seconds, store.at_once_max = GET_NS / 1e9, 0
@@ -168,8 +168,8 @@ def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop
 
 
 def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The publish that needs the subjects of a not_loaded stream, and those after it that need them, are refused in time; others
-    go on; the index is built meanwhile."""
+    """The publish that needs the subjects of a stream that is not loaded, and those after it that need them, are refused in
+    time; others go on; the index is built meanwhile."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 64)
         store.seconds = 3.0

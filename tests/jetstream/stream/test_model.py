@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.stored import user_size
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.model import Model
 from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, everything, pub, publish, read_all
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from broker.jetstream.filters import Filters
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all, turns
 

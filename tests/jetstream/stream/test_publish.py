@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all, turns
 
 

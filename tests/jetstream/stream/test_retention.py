@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.jetstream.filters import Filters
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
 
 SECOND = 1_000_000_000
@@ -18,7 +18,7 @@ async def expire(world: World, stream: object) -> None:
 
 
 async def test_age_takes_whole_blocks_and_the_edge() -> None:
-    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, not_loaded or not."""
+    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, loaded or not."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(max_age=10 * SECOND)
     for i in range(12):

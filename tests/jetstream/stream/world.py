@@ -17,8 +17,9 @@ from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import Log, LogSettings
+from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache

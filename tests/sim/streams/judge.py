@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.log.writer import user_bytes
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
-from broker.storage.read.snapshot import CutOff, replay, run_blocking
-from broker.storage.state.applied import ConsumerState, ShardState, StreamState
+from broker.storage.read.snapshot import replay, run_blocking
+from broker.storage.state.applied import ShardState
+from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.stream import StreamState
 from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
 
 __all__ = ["Judge", "Message"]

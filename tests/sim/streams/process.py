@@ -11,6 +11,7 @@ from broker.cluster.ownership import seal_at, take
 from broker.cluster.standby import wait_for_lease
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
+from broker.storage.format.errors import CutOff
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
 from broker.storage.objectstore.retrying import RetryingStore
@@ -18,7 +19,6 @@ from broker.storage.paths import ShardPaths, object_key
 from broker.storage.put import Fenced
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
-from broker.storage.read.snapshot import CutOff
 from broker.storage.shard import Shard
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Way

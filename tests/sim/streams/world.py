@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
-from broker.storage.log.log import LogSettings
+from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore

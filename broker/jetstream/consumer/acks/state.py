@@ -29,7 +29,7 @@ __all__ = ["AckState", "StoredState"]
 
 
 class StoredState(Protocol):
-    """What a restart brings back of a consumer (storage.applied.ConsumerState)."""
+    """What a restart brings back of a consumer (storage.state.consumer.ConsumerState)."""
 
     delivered_cseq: int
     delivered_sseq: int

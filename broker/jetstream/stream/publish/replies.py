@@ -14,8 +14,9 @@ from broker.jetstream.wire.errors import ApiError
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.storage.log.log import BlockOwner, Log
+    from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
+    from broker.storage.log.owner import BlockOwner
 
 __all__ = ["Replies"]
 

@@ -34,8 +34,8 @@ from broker.jetstream.stream.state.stored import user_size
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_literal
-from broker.storage.log.log import BlockOwner
 from broker.storage.log.open_block import NAMES_BYTES
+from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
     from broker.clock import Clock

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
-from broker.storage.log.log import BlockOwner
+from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows, may_match
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.storage.log.log import BlockOwner
+from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
     from broker.clock import Clock

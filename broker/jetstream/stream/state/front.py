@@ -31,56 +31,49 @@ _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
 def after_msgs(live: Live, count: int) -> int:
     """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: NotLoaded."""
+    return _after(live, count, live.msgs, _live_msgs, _after_msgs_in)
+
+
+def after_bytes(live: Live, size: int) -> int:
+    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: NotLoaded."""
+    return _after(live, size, live.bytes, _live_bytes, _after_bytes_in)
+
+
+def _after(live: Live, amount: int, total: int, held_by: Callable[[LiveBlock], int],
+           after_in: Callable[[Live, LiveBlock, int], int]) -> int:
+    """The sequence below which the first messages of ``amount`` lie, of the ``total`` that the stream has.
+
+    Args: held_by says how much of it a block holds, after_in where that is cut within a block that holds more than is left.
+    """
     blocks = live.blocks
-    if 2 * count > live.msgs:
-        # From the end, where fewer are: the first block that still holds one of those that stay.
-        keep, i = live.msgs - count, len(blocks)
-        while i and keep >= blocks[i - 1].live_msgs:
+    if 2 * amount > total:
+        # From the end, where fewer are: the first block that still holds some of what stays.
+        keep, i = total - amount, len(blocks)
+        while i and keep >= held_by(blocks[i - 1]):
             i -= 1
-            keep -= blocks[i].live_msgs
+            keep -= held_by(blocks[i])
         if not i:
             return live.first_seq
         block = blocks[i - 1]
-        return _after_in(live, block, block.live_msgs - keep) if keep else block.last_seq + 1
+        return after_in(live, block, held_by(block) - keep) if keep > 0 else block.last_seq + 1
     for block in blocks:
-        if count >= block.live_msgs:
-            count -= block.live_msgs
-            if not count:
+        held = held_by(block)
+        if amount >= held:
+            amount -= held
+            if amount <= 0:
                 return block.last_seq + 1
             continue
-        return _after_in(live, block, count)
+        return after_in(live, block, amount)
     return live.last_seq + 1
 
 
-def _after_in(live: Live, block: LiveBlock, count: int) -> int:
+def _after_msgs_in(live: Live, block: LiveBlock, count: int) -> int:
     """The sequence of the live message of ``block`` that follows its first ``count``. Raises: NotLoaded."""
     start = max(block.first_seq, live.first_seq)
     if block.gapless and block.dead is None:
         return start + count
     rows = GAPLESS if block.gapless else live.rows(block)
     return live.live_seqs(block, rows, start, block.last_seq)[count]
-
-
-def after_bytes(live: Live, size: int) -> int:
-    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: NotLoaded."""
-    blocks = live.blocks
-    if 2 * size > live.bytes:
-        keep, i = live.bytes - size, len(blocks)
-        while i and keep >= blocks[i - 1].live_bytes:
-            i -= 1
-            keep -= blocks[i].live_bytes
-        if not i:
-            return live.first_seq
-        block = blocks[i - 1]
-        return _after_bytes_in(live, block, block.live_bytes - keep) if keep > 0 else block.last_seq + 1
-    for block in blocks:
-        if size >= block.live_bytes:
-            size -= block.live_bytes
-            if size <= 0:
-                return block.last_seq + 1
-            continue
-        return _after_bytes_in(live, block, size)
-    return live.last_seq + 1
 
 
 def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:

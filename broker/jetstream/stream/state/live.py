@@ -41,7 +41,7 @@ from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
     from broker.storage.log.writer import OpenBlock, SealedBlock
-    from broker.storage.state.applied import StreamState
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["Live", "LiveBlock", "Removal"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.stream.state.block import LiveBlock
 
 if TYPE_CHECKING:
-    from broker.storage.state.applied import StreamState
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["Look", "let_go"]
 
