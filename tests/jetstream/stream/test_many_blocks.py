@@ -389,3 +389,25 @@ async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypat
     assert not stream._shrunk
     assert {subject for _, subject, _ in await read_all(stream)} == {b"S.stays"}
     await world.close()
+
+
+def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was replaced stays in the table until it is persisted: trimming goes on behind it, and publishes with it.
+
+    A history that Hypothesis found; the last step never ended.
+    """
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
+    expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
+    rollup = {"Nats_Rollup": "sub"}
+    machine = StreamMachine()
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3, cache=0)
+    machine.publishes([(b"S.a", bytes(18), {}), (b"S.b.c", bytes(40), {})], settle=False, exact=True)
+    machine.same()
+    machine.publishes([(b"S.b", bytes(2), expected)], settle=True, exact=True)
+    machine.same()
+    machine.publishes([(b"S.b", bytes(16), expected)], settle=True, exact=True)
+    machine.publishes([(b"S.a", bytes(2), {}), (b"S.b.c", bytes(15), rollup), (b"S.d", bytes(12), rollup),
+                       (b"S.b.c", bytes(12), {}), (b"S.b", bytes(17), {})], settle=True, exact=True)
+    machine.same()
+    machine.teardown()

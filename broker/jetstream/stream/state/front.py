@@ -91,10 +91,13 @@ def _after_bytes_in(live: Live, block: LiveBlock, size: int) -> int:
 
 
 def slice_below(live: Live, end_seq: int) -> int:
-    """``end_seq``, or where a slice of the blocks below it ends, if they are so many that they must leave in slices."""
-    blocks = live.blocks
-    if len(blocks) > _REMOVED_AT_ONCE and blocks[_REMOVED_AT_ONCE].first_seq < end_seq and not most_leave(live, end_seq):
-        return blocks[_REMOVED_AT_ONCE].first_seq
+    """``end_seq``, or where a slice of the blocks below it ends, if they are so many that they must leave in slices.
+
+    The slice begins at the first live message: dead blocks that are not persisted yet may still precede it.
+    """
+    blocks, end = live.blocks, live.index_at(live.first_seq) + _REMOVED_AT_ONCE
+    if end < len(blocks) and blocks[end].first_seq < end_seq and not most_leave(live, end_seq):
+        return blocks[end].first_seq
     return end_seq
 
 
