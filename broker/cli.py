@@ -14,18 +14,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker import __version__
+from broker import NATS_SERVER_VERSION, __version__
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError
 from broker.suggest import did_you_mean
 
-__all__ = ["NATS_VERSION", "PROGRAM", "run"]
+__all__ = ["PROGRAM", "run"]
 
 PROGRAM = "nats-server"
 """How messages about the start begin: tools that start nats-server read them."""
-
-NATS_VERSION = "2.15.1"
-"""The nats-server whose behaviour this is; clients and their launchers decide by it what they may use."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
             "reopen": signal.SIGUSR1}
@@ -78,7 +75,7 @@ def _word(word: str) -> int:
 
 def _version() -> int:
     # Launchers parse the first line; the second is for people.
-    print(f"nats-server: v{NATS_VERSION}\njetblock: v{__version__}")
+    print(f"nats-server: v{NATS_SERVER_VERSION}\njetblock: v{__version__}")
     return 0
 
 
@@ -92,6 +89,11 @@ def _broker(line: CommandLine) -> int:
     if line.test:
         what = f"configuration file {line.config} is valid" if line.config else "configuration is valid"
         print(f"{PROGRAM}: {what}", file=sys.stderr)
+        return 0
+    if line.print_config:
+        from broker.config.show import show
+
+        print(show(settings), end="")
         return 0
 
     from broker.runtime.process import serve

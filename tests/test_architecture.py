@@ -23,8 +23,8 @@ LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "output", "su
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log"}
 
-STREAM = {"jetstream.bus", "jetstream.usage", "jetstream.filters", "jetstream.settings", "jetstream.wire",
-          "jetstream.config", "protocol", "clock",
+STREAM = {"config.settings", "jetstream.bus", "jetstream.usage", "jetstream.filters", "jetstream.settings",
+          "jetstream.wire", "jetstream.config", "protocol", "clock", "version",
           *STORAGE}
 """What every part of a stream or consumer may know."""
 
@@ -37,16 +37,17 @@ MAY: dict[str, set[str]] = {
     "storage.put": {"clock", "storage.format", "storage.objectstore"},
     "storage.state": {"storage.format"},
     "storage.read": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
-    "storage.log": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
+    "storage.log": {"clock", "config.settings",
+                    "storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state"},
     "storage.checkpoint": {"clock", *STORAGE},
-    "storage.shard": {"clock", "storage.checkpoint", *STORAGE},
+    "storage.shard": {"clock", "config.settings", "storage.checkpoint", *STORAGE},
     "cluster": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put"},
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
     "jetstream.usage": set(),
     "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
-    "jetstream.config": {"gotime", "jetstream.settings", "jetstream.wire", "protocol"},
+    "jetstream.config": {"config.settings", "gotime", "jetstream.settings", "jetstream.wire", "protocol", "version"},
     "jetstream.stream.state": STREAM,
     "jetstream.stream.retention": STREAM | {"jetstream.stream.state"},
     "jetstream.stream.publish": STREAM | {"gotime", "jetstream.stream.state"},
@@ -62,13 +63,16 @@ MAY: dict[str, set[str]] = {
                                "jetstream.account"},
     "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
     "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
-    "server.auth": {"config"},
+    "server.auth": {"config.settings"},
     "server.routing": {"clock", "protocol"},
-    "server.connection": {"clock", "gotime", "protocol", "server.auth", "server.routing"},
-    "server": {"clock", "config", "gotime", "listen_socket", "protocol", "version", "server.auth", "server.routing",
+    "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.auth", "server.routing"},
+    "server": {"clock", "config.settings", "gotime", "listen_socket", "protocol", "version", "server.auth", "server.routing",
                "server.connection"},
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
-    "config": {"gotime", "machine", "protocol", "suggest", "version"},
+    # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
+    "config.kinds": {"gotime"},
+    "config.settings": {"config.kinds", "protocol"},
+    "config": {"config.kinds", "config.settings", "gotime", "machine", "suggest", "version"},
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},
@@ -83,12 +87,12 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
+    "runtime": {"clock", "cluster", "config.settings", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
                 "jetstream.overview", "jetstream.settings", "monitor", "server", "server.auth", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
-    "cli": {"config", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
+    "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }
 

@@ -2,9 +2,12 @@
 
     syntax       text of a configuration file to values with their places (no I/O but the reader it is handed)
     kinds        sizes, durations, ports…: one value from any of the three sources, or why not
-    settings     the ``Settings`` value: every setting with its unit, its default and its name in each source
+    settings     the ``Settings`` value, a section for each part: every setting with its unit, default and names
     file         which keys a file may have and what they mean; which are refused, and why
     flags        the command line, with Go's rules for flags
     environment  ``JETBLOCK_*``
     load         flags beat environment beats file; what holds between settings is checked there
+    show         settings as a configuration file
+
+Every part of the broker may import ``settings``; the readers are for the command line alone.
 """

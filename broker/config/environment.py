@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.config.settings import SETTINGS, ConfigError
+from broker.suggest import did_you_mean
 
 __all__ = ["PREFIX", "read_environment"]
 
@@ -19,7 +20,7 @@ OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that ``environ`` holds, by the fields of ``Settings``; an empty variable counts as not set.
+    """The settings that ``environ`` holds, by the paths of their settings; an empty variable counts as not set.
 
     Raises: ConfigError with a line for each variable that is unknown or has a wrong value.
     """
@@ -28,7 +29,8 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     if not ours:
         return {}
     fields = {setting.variable: setting for setting in SETTINGS if setting.variable}
-    errors = [f"environment: {name} names no setting of jetblock; see docs/CONFIGURATION.md"
+    errors = [f"environment: {name} names no setting of jetblock{did_you_mean(name, fields)}; "
+              f"see docs/CONFIGURATION.md"
               for name in ours if name not in fields]
     if errors:
         raise ConfigError("\n".join(errors))
@@ -62,7 +64,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             shown = "" if fields[name].secret else f", not {ours[name]!r}"
             lines.append(f"environment: {name} {why}{shown}")
         raise ConfigError("\n".join(lines)) from None
-    return {fields[name].field: getattr(values, name.removeprefix(PREFIX).lower()) for name in ours}
+    return {fields[name].path: getattr(values, name.removeprefix(PREFIX).lower()) for name in ours}
 
 
 def _annotated(validator: Any) -> Any:

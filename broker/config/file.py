@@ -7,13 +7,14 @@ are compared without case, as in nats-server. A key that a ``$variable`` refers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
 from broker.config.settings import SETTINGS, ConfigError, Setting, User
 from broker.config.syntax import SyntaxFailure, Value, parse
+from broker.suggest import did_you_mean
 
 __all__ = ["FileSettings", "address", "read_file"]
 
@@ -31,7 +32,7 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), _ALONE),
     "mqtt": f"{_NOT_OURS}: it speaks the NATS protocol only",
-    **dict.fromkeys(("accounts", "no_auth_user", "system_account", "system", "no_system_account", "no_system",
+    **dict.fromkeys(("accounts", "system_account", "system", "no_system_account", "no_system",
                      "no_sys_acc"), f"{_LATER}: every client is in the one account $G"),
     **dict.fromkeys(("operator", "operators", "roots", "root", "root_operators", "root_operator", "resolver",
                      "account_resolver", "accounts_resolver", "resolver_tls", "resolver_preload",
@@ -74,11 +75,11 @@ _USER_REFUSED = frozenset({"nkey", "permission", "permissions", "authorization",
 
 @dataclass(slots=True)
 class FileSettings:
-    """What a file says, by the fields of ``Settings``; ``stores`` are the places it names for streams."""
+    """What a file says, by the paths of its settings; ``stores`` are the places it names for streams."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
-    """``FILE:LINE:COLUMN`` by field, for errors found later."""
+    """``FILE:LINE:COLUMN`` by path, for errors found later."""
     stores: dict[str, str] = field(default_factory=dict)
     """Store URL by the place it was named at."""
     jetstream: bool | None = None
@@ -152,14 +153,17 @@ class _Meaning:
         elif path in _NO_EFFECT:
             self.found.notices.append(f"{value.place}: {written} has no effect here: {_NO_EFFECT[path]}")
         elif not value.used:
-            self.wrong(value, f'unknown field "{written}"')
+            self.unknown(written, value, _known_in(path.rpartition(".")[0]))
+
+    def unknown(self, written: str, value: Value, known: Iterable[str]) -> None:
+        self.wrong(value, f'unknown field "{written}"{did_you_mean(written, known)}')
 
     def wrong(self, value: Value, why: str) -> None:
         self.errors.append(f"{value.place}: {why}")
 
     def setting(self, setting: Setting, written: str, value: Value) -> None:
         try:
-            self.put(setting.field, setting.kind(_as_written(setting, value)), value)
+            self.put(setting.path, setting.kind(_as_written(setting, value)), value)
         except ValueError as error:
             shown = "" if setting.secret else f", not {_shown(value)}"
             self.wrong(value, f"{written} {error}{shown}")
@@ -170,7 +174,8 @@ class _Meaning:
 
     # ---- keys that mean more than one setting
 
-    def listen(self, value: Value, host: str = "host", port: str = "port", key: str = "listen") -> None:
+    def listen(self, value: Value, host: str = "clients.host", port: str = "clients.port",
+               key: str = "listen") -> None:
         try:
             name, number = address(value.value)
         except ValueError as error:
@@ -181,7 +186,7 @@ class _Meaning:
         self.put(port, number, value)
 
     def http(self, value: Value) -> None:
-        self.listen(value, "http_host", "http_port", "http")
+        self.listen(value, "monitoring.host", "monitoring.port", "http")
 
     def authorization(self, value: Value) -> None:
         self.section("authorization", value)
@@ -195,7 +200,7 @@ class _Meaning:
             user = self.one_user(row)
             if user is not None:
                 users.append(user)
-        self.put("users", tuple(users), value)
+        self.put("auth.users", tuple(users), value)
 
     def one_user(self, row: Value) -> User | None:
         if not isinstance(row.value, dict):
@@ -209,7 +214,7 @@ class _Meaning:
                 return None
             if key not in ("user", "password"):
                 if not value.used:
-                    self.wrong(value, f'unknown field "{written}"')
+                    self.unknown(written, value, ("user", "username", "password", "pass"))
                 continue
             try:
                 fields[key] = value.literal or kinds.text(value.value)
@@ -290,6 +295,12 @@ class _Meaning:
     }
 
 
+def _known_in(section: str) -> set[str]:
+    """The keys of a section that are taken: what a misspelled one may have been meant to be."""
+    known = (key.rpartition(".") for key in (*_BY_KEY, *_SECTIONS, *_NO_EFFECT, *_Meaning.SPECIAL))
+    return {name for above, _, name in known if above == section}
+
+
 def _as_written(setting: Setting, value: Value) -> Any:
     """The value as its kind wants it.
 
@@ -298,7 +309,7 @@ def _as_written(setting: Setting, value: Value) -> Any:
     """
     if isinstance(value.value, list):
         return [item.literal or item.value for item in value.value]
-    if value.literal and (setting.field.endswith("_ns") or setting.kind is kinds.text):
+    if value.literal and (setting.path.endswith("_ns") or setting.kind is kinds.text):
         return value.literal
     return value.value
 

@@ -29,6 +29,7 @@ Server Options:
     -m, --http_port <port>           Use port for http monitoring
     -c, --config <file>              Configuration file
     -t                               Test configuration and exit
+        --print-config               Print the effective configuration, secrets masked, and exit
     -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen)
                                      <pid> can be either a PID (e.g. 1) or the path to a PID file
         --ports_file_dir <dir>       Creates a ports file in the specified directory (nats-server_<pid>.ports)
@@ -61,23 +62,24 @@ Every setting has an environment variable, too (JETBLOCK_PORT, JETBLOCK_STORE, J
 flags beat the environment, which beats the configuration file.
 """
 
-_KINDS = {setting.field: setting.kind for setting in SETTINGS}
+_SETTINGS = {setting.path: setting for setting in SETTINGS}
 
 FLAGS: dict[str, str] = {
-    "a": "host", "addr": "host", "net": "host", "p": "port", "port": "port",
+    "a": "clients.host", "addr": "clients.host", "net": "clients.host", "p": "clients.port", "port": "clients.port",
     "n": "server_name", "name": "server_name", "server_name": "server_name",
-    "P": "pid_file", "pid": "pid_file", "m": "http_port", "http_port": "http_port",
-    "ports_file_dir": "ports_file_dir", "l": "log_file", "log": "log_file",
-    "T": "logtime", "logtime": "logtime", "logtime_utc": "logtime_utc",
-    "D": "debug", "debug": "debug", "V": "trace", "trace": "trace", "VV": "trace",
-    "max_traced_msg_len": "max_traced_msg_len",
-    "js": "jetstream", "jetstream": "jetstream", "store": "store",
-    "user": "user", "pass": "password", "auth": "token",
+    "P": "process.pid_file", "pid": "process.pid_file", "m": "monitoring.port", "http_port": "monitoring.port",
+    "ports_file_dir": "process.ports_file_dir", "l": "logging.file", "log": "logging.file",
+    "T": "logging.times", "logtime": "logging.times", "logtime_utc": "logging.utc",
+    "D": "logging.debug", "debug": "logging.debug", "V": "logging.trace", "trace": "logging.trace", "VV": "logging.trace",
+    "max_traced_msg_len": "logging.max_traced_msg_len",
+    "js": "jetstream.enabled", "jetstream": "jetstream.enabled", "store": "storage.url",
+    "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
     "sd": "!store_dir", "store_dir": "!store_dir", "c": "!config", "config": "!config", "t": "!test",
-    "sl": "!signal", "signal": "!signal", "h": "!help", "help": "!help", "v": "!version", "version": "!version",
+    "sl": "!signal", "signal": "!signal", "print_config": "!print_config", "print-config": "!print_config",
+    "h": "!help", "help": "!help", "v": "!version", "version": "!version",
     "DV": "!debug_trace", "DVV": "!debug_trace",
 }
-"""Flag to the field of ``Settings`` that it sets; a leading ``!`` marks a field of ``CommandLine`` instead."""
+"""Flag to the path of the setting that it sets; a leading ``!`` marks a field of ``CommandLine`` instead."""
 
 _LATER = "is not supported by this version of jetblock"
 _ALONE = "needs other servers, and this version of jetblock runs alone"
@@ -90,8 +92,8 @@ _REFUSED: dict[str, str] = {
     "log_size_limit": _LATER,
     "profile": "is nothing that jetblock has: it is not written in Go",
 }
-_SWITCHES = frozenset({"logtime", "logtime_utc", "debug", "trace", "jetstream", "!test", "!help", "!version",
-                       "!debug_trace"})
+_SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled", "!test",
+                       "!print_config", "!help", "!version", "!debug_trace"})
 _REFUSED_SWITCHES = frozenset({"tls", "tlsverify", "help_tls", "s", "syslog"})
 
 
@@ -101,13 +103,14 @@ class FlagError(Exception):
 
 @dataclass(slots=True)
 class CommandLine:
-    """What the command line says; ``values`` by the fields of ``Settings``."""
+    """What the command line says; ``values`` by the paths of their settings."""
 
     values: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
     store_dir: str | None = None
     signal: str | None = None
     test: bool = False
+    print_config: bool = False
     help: bool = False
     version: bool = False
     words: list[str] = field(default_factory=list)
@@ -149,13 +152,14 @@ def _nearest(name: str) -> str:
 
 def _take(line: CommandLine, name: str, target: str, value: str) -> None:
     if target == "!debug_trace":
-        line.values["debug"] = line.values["trace"] = _parsed(name, kinds.boolean, value)
+        line.values["logging.debug"] = line.values["logging.trace"] = _parsed(name, kinds.boolean, value)
     elif target in _SWITCHES and target.startswith("!"):
         setattr(line, target[1:], _parsed(name, kinds.boolean, value))
     elif target.startswith("!"):
         setattr(line, target[1:], value)
     else:
-        line.values[target] = _parsed(name, _KINDS[target], value, secret=target in ("password", "token"))
+        setting = _SETTINGS[target]
+        line.values[target] = _parsed(name, setting.kind, value, secret=setting.secret)
 
 
 def _parsed(name: str, kind: kinds.Kind, value: str, *, secret: bool = False) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["Kind", "boolean", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
+__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
            "size", "text"]
 
 Kind = Callable[[Any], Any]
@@ -65,6 +65,12 @@ def integer(low: int | None = None, high: int | None = None) -> Kind:
             raise ValueError("must be a whole number")
         return _bounded(value, low, high, str)
     return parse
+
+
+def bound(value: Any) -> int:
+    """A whole number that bounds something; 0 where there is no bound, which may be written -1, too."""
+    number: int = integer(-1)(value)
+    return max(number, 0)
 
 
 def size(low: int | None = 0, high: int | None = None) -> Kind:

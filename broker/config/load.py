@@ -9,15 +9,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from broker.config.environment import read_environment
 from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
-from broker.config.settings import ConfigError, Settings, default_store_url
+from broker.config.settings import MASK, SETTINGS, ConfigError, Settings, default_store_url, make_settings
 from broker.gotime import format_duration
+from broker.machine import memory_bytes
 
 __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
 
@@ -41,13 +42,21 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
     outer = read_environment(environ)
     values: dict[str, Any] = {**file.values, **outer, **line.values}
-    values["store"] = _store(line, outer, file)
-    values["jetstream"] = _jetstream(line, outer, file)
-    if values["jetstream"] and values["store"] is None:
-        values["store"] = default_store_url()
-        file.notices.append(TEMPORARY_NOTICE)
+    values["storage.url"] = _store(line, outer, file)
+    values["jetstream.enabled"] = _jetstream(line, outer, file)
+    if values["jetstream.enabled"]:
+        if not values["storage.url"]:
+            values["storage.url"] = default_store_url()
+            file.notices.append(TEMPORARY_NOTICE)
+        if values.get("jetstream.server.max_memory", -1) < 0:
+            # -1, no bound, where the system does not say what it has.
+            values["jetstream.server.max_memory"] = memory_bytes() // 4 * 3 or -1
+    masked = [setting.keys[0] for setting in SETTINGS if setting.secret and values.get(setting.path) == MASK]
+    if masked or any(user.password == MASK for user in values.get("auth.users", ())):
+        file.notices.append(f"{' and '.join(masked) or 'a password in authorization.users'} is {MASK!r}, which stands "
+                            f"for a secret in what --print-config shows; set the secret itself")
     values["notices"] = tuple(file.notices)
-    settings = Settings(**values)
+    settings = make_settings(values)
     errors = []
     for fields, why in _contradictions(settings):
         place = next((file.places[name] for name in fields if name in file.places), None)
@@ -57,21 +66,21 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     return settings
 
 
-def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str | None:
-    if line.store_dir is not None and "store" in line.values:
+def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
+    if line.store_dir is not None and "storage.url" in line.values:
         raise ConfigError("--store and --store_dir name two places for streams; give one of them")
     if len(file.stores) > 1:
         raise ConfigError("\n".join(f"{place}: streams can be kept in one place only, and the file names "
                                     f"{len(file.stores)}; keep one" for place in file.stores))
-    if "store" in line.values:
-        return _store_url(line.values["store"], "--store")
+    if "storage.url" in line.values:
+        return _store_url(line.values["storage.url"], "--store")
     if line.store_dir is not None:
         return _store_url("file://" + line.store_dir, "--store_dir")
-    if "store" in outer:
-        return _store_url(outer["store"], "environment: JETBLOCK_STORE")
+    if "storage.url" in outer:
+        return _store_url(outer["storage.url"], "environment: JETBLOCK_STORE")
     for place, url in file.stores.items():
         return _store_url(url, f"{place}: store")
-    return None
+    return ""
 
 
 def _store_url(url: str, where: str) -> str:
@@ -91,40 +100,45 @@ def _store_url(url: str, where: str) -> str:
 
 def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> bool:
     for values in (line.values, outer):
-        if "jetstream" in values:
-            return bool(values["jetstream"])
-        if "store" in values:
+        if "jetstream.enabled" in values:
+            return bool(values["jetstream.enabled"])
+        if "storage.url" in values:
             return True
     if file.jetstream is not None:
         return file.jetstream
     return bool(file.stores) and line.store_dir is None
 
 
-def _contradictions(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
-    """Fields and reason for each set of settings that cannot hold together."""
-    wrong: list[tuple[tuple[str, ...], str]] = []
-    if settings.max_payload > settings.max_pending:
-        wrong.append((("max_payload", "max_pending"), f"max_payload ({settings.max_payload}) cannot be higher than "
-                      f"max_pending ({settings.max_pending}); raise max_pending"))
-    if settings.lame_duck_grace_period_ns >= settings.lame_duck_duration_ns:
-        wrong.append((("lame_duck_grace_period_ns", "lame_duck_duration_ns"),
-                      "lame_duck_grace_period must be lower than lame_duck_duration"))
-    if settings.token is not None and (settings.user is not None or settings.users):
-        wrong.append((("token",), "authorization cannot have both a token and user names; keep one of them"))
-    if settings.user is not None and settings.users:
-        wrong.append((("user",), "authorization cannot have both a single user and users; move the one into the list"))
-    if settings.user is None and settings.password is not None:
-        wrong.append((("password",), "authorization has a password and no user; name the user, too"))
-    if settings.tail_bytes_max < 2 * settings.segment_bytes:
-        wrong.append((("tail_bytes_max", "segment_bytes"), "tail_bytes_max must be at least twice segment_bytes"))
-    if settings.put_timeout_ns >= settings.lease_ns:
-        wrong.append((("put_timeout_ns", "lease_ns"),
-                      "put_timeout must be lower than lease, or one slow request loses the store"))
-    elif (settings.store or "").startswith("s3://") and (
-            (settings.commit_interval_ns or 0) + settings.put_timeout_ns >= settings.lease_ns):
+def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths and reason for each set of settings that cannot hold together."""
+    clients, auth, storage = settings.clients, settings.auth, settings.storage
+    if clients.max_payload > clients.max_pending:
+        yield (("clients.max_payload", "clients.max_pending"), f"max_payload ({clients.max_payload}) cannot be higher "
+               f"than max_pending ({clients.max_pending}); raise max_pending")
+    if clients.lame_duck_grace_period_ns >= clients.lame_duck_duration_ns:
+        yield (("clients.lame_duck_grace_period_ns", "clients.lame_duck_duration_ns"),
+               "lame_duck_grace_period must be lower than lame_duck_duration")
+    if auth.token and (auth.user or auth.users):
+        yield ("auth.token",), "authorization cannot have both a token and user names; keep one of them"
+    if auth.user and auth.users:
+        yield ("auth.user",), "authorization cannot have both a single user and users; move the one into the list"
+    if auth.password and not auth.user:
+        yield ("auth.password",), "authorization has a password and no user; name the user, too"
+    if auth.no_auth_user and not auth.users:
+        yield ("auth.no_auth_user",), f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'
+    elif auth.no_auth_user and auth.no_auth_user not in {user.user for user in auth.users}:
+        yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
+                                       f"authorization block or account configuration")
+    if storage.tail_bytes_max < 2 * storage.segment_bytes:
+        yield (("storage.tail_bytes_max", "storage.segment_bytes"),
+               "tail_bytes_max must be at least twice segment_bytes")
+    if storage.put_timeout_ns >= storage.lease_ns:
+        yield (("storage.put_timeout_ns", "storage.lease_ns"),
+               "put_timeout must be lower than lease, or one slow request loses the store")
+    elif storage.url.startswith("s3://") and (
+            (storage.commit_interval_ns or 0) + storage.put_timeout_ns >= storage.lease_ns):
         # An idle owner's heartbeat waits for the interval, too.
-        wrong.append((("commit_interval_ns", "put_timeout_ns", "lease_ns"),
-                      f"commit_interval ({format_duration(settings.commit_interval_ns or 0)}) and put_timeout "
-                      f"({format_duration(settings.put_timeout_ns)}) together must be lower than lease "
-                      f"({format_duration(settings.lease_ns)}), or one slow request loses the store"))
-    return wrong
+        yield (("storage.commit_interval_ns", "storage.put_timeout_ns", "storage.lease_ns"),
+               f"commit_interval ({format_duration(storage.commit_interval_ns or 0)}) and put_timeout "
+               f"({format_duration(storage.put_timeout_ns)}) together must be lower than lease "
+               f"({format_duration(storage.lease_ns)}), or one slow request loses the store")

@@ -1,28 +1,38 @@
-"""The ``Settings`` value: everything an operator can set, with units, defaults and the names in every source.
+"""``Settings``: one nested value with everything an operator can set, its units and defaults, and its names.
 
-A setting's name here carries its unit (``commit_interval_ns``); in the file and the environment the value carries it
-(``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). ``SETTINGS`` is the table that the readers of the three
-sources share, so a new setting is one line here and nothing elsewhere.
+Each part of the broker takes its section as it is: ``ClientSettings``, ``AuthSettings``, ``StorageSettings``…. A field's
+name carries its unit (``commit_interval_ns``); in a file and in the environment the value carries it
+(``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). Unset text is "".
 
-``Settings`` is a plain dataclass: importing pydantic takes as long as the rest of the start-up, so it is loaded only
-when there is an environment to read (see ``environment``).
+``SETTINGS`` is the table made from the fields, which the readers of all sources share: a new setting is one field here
+and nothing elsewhere. This module reads nothing and may be imported by every part; the readers are its neighbours.
+
+These are plain dataclasses: importing pydantic takes as long as the rest of the start-up, so it is loaded only when
+there is an environment to read (see ``environment``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
 from broker.config.kinds import Kind
+from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["SETTINGS", "ConfigError", "Setting", "Settings", "User", "default_store_url"]
+__all__ = ["MASK", "SETTINGS", "AccountLimits", "AuthSettings", "ClientSettings", "ConfigError", "JetStreamSettings",
+           "LoggingSettings", "MonitoringSettings", "ProcessSettings", "ServerLimits", "Setting", "Settings",
+           "StorageSettings", "User", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
+
+MASK = "[REDACTED]"
+"""What stands for a secret where settings are shown."""
 
 
 class ConfigError(Exception):
@@ -33,53 +43,45 @@ class ConfigError(Exception):
 class Setting:
     """One row of the table."""
 
-    field: str
-    """Its name in ``Settings``."""
+    path: str
+    """Where it is in ``Settings``: ``clients.port``."""
+    default: Any
     kind: Kind
     about: str
     """One sentence, with the unit."""
     keys: tuple[str, ...]
-    """Dotted keys in a configuration file, the usual one first; none: no file sets it."""
+    """Dotted keys in a configuration file, the usual one first; none: the file sets it in a way of its own, if at all."""
     variable: str
-    """Its environment variable, with the prefix ``JETBLOCK_``."""
+    """Its environment variable; "": none."""
     secret: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """One of several users that may connect."""
-
-    user: str
-    password: str = dataclasses.field(repr=False)
-
-
-def _setting(default: Any, kind: Kind, about: str, *keys: str, variable: str = "", secret: bool = False) -> Any:
-    return dataclasses.field(default=default, repr=not secret,
-                             metadata={"kind": kind, "about": about, "keys": keys, "variable": variable,
-                                       "secret": secret})
+def _setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None,
+             secret: bool = False) -> Any:
+    """A field with its row. ``variable`` less the prefix, if it is not the last part of the usual key; "": none."""
+    if variable is None:
+        variable = keys[0].rpartition(".")[2]
+    return dataclasses.field(default=default, repr=not secret, metadata={
+        "kind": kind, "about": about, "keys": keys, "variable": variable and "JETBLOCK_" + variable.upper(),
+        "secret": secret})
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the broker runs with. Made by ``broker.config.load``; tests make their own with keyword arguments."""
+class ClientSettings:
+    """Client connections."""
 
-    # ---- clients -------------------------------------------------------------------------------------------------
-    server_name: str | None = _setting(
-        None, kinds.text, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
-        "server_name")
     host: str = _setting("0.0.0.0", kinds.text, "Address to listen on for clients.", "host", "net")
     port: int = _setting(4222, kinds.port, "TCP port for clients; -1: any free one.", "port")
-    server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
     max_connections: int = _setting(
-        65_536, kinds.integer(-1), "Client connections at once; -1: no bound.", "max_connections", "max_conn")
+        65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn")
     max_subscriptions: int = _setting(
-        0, kinds.integer(-1), "Subscriptions of one connection; 0: no bound.", "max_subscriptions", "max_subs")
+        0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs")
     max_payload: int = _setting(
-        MIB, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload")
+        MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload")
     max_pending: int = _setting(
         64 * MIB, kinds.size(KIB), "Bytes unsent to one client before it is cut off as a slow consumer.", "max_pending")
     max_control_line: int = _setting(
-        4096, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
+        MAX_CONTROL_LINE, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line")
     no_fast_producer_stall: bool = _setting(
         False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
         "max_pending is cut off all the sooner.", "no_fast_producer_stall")
@@ -87,7 +89,8 @@ class Settings:
         2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval")
     ping_max: int = _setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max")
     write_deadline_ns: int = _setting(
-        10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.", "write_deadline")
+        10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.",
+        "write_deadline")
     lame_duck_duration_ns: int = _setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration")
     lame_duck_grace_period_ns: int = _setting(
@@ -97,75 +100,143 @@ class Settings:
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
 
-    # ---- who may connect -----------------------------------------------------------------------------------------
-    user: str | None = _setting(
-        None, kinds.text, "User name asked of every client.", "authorization.user", "authorization.username")
-    password: str | None = _setting(
-        None, kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass", secret=True)
-    token: str | None = _setting(
-        None, kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
-    users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="-")
-    auth_timeout_ns: int = _setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout")
 
-    # ---- watching it ---------------------------------------------------------------------------------------------
-    http_port: int | None = _setting(
+@dataclass(frozen=True, slots=True)
+class User:
+    """One of several users that may connect."""
+
+    user: str
+    password: str = dataclasses.field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may connect."""
+
+    user: str = _setting(
+        "", kinds.text, "User name asked of every client.", "authorization.user", "authorization.username")
+    password: str = _setting(
+        "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
+        secret=True)
+    token: str = _setting(
+        "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
+    users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
+    no_auth_user: str = _setting(
+        "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
+    timeout_ns: int = _setting(
+        2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
+        variable="AUTH_TIMEOUT")
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoringSettings:
+    """The monitoring pages."""
+
+    port: int | None = _setting(
         None, kinds.port, "TCP port of the monitoring pages; unset: none; -1: any free one.",
         "http_port", "monitor_port")
-    http_host: str | None = _setting(
-        None, kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
-    http_base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
+    host: str = _setting(
+        "", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
+    base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSettings:
+    """What is logged, and where."""
+
     debug: bool = _setting(False, kinds.boolean, "Log debugging lines.", "debug")
     trace: bool = _setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose")
     max_traced_msg_len: int = _setting(
         0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
-    log_file: str | None = _setting(
-        None, kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
-    logtime: bool = _setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
-    logtime_utc: bool = _setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
-    pid_file: str | None = _setting(None, kinds.text, "File that gets the process id.", "pid_file", "pidfile")
-    ports_file_dir: str | None = _setting(
-        None, kinds.text, "Directory that gets a file naming the ports in use.", "ports_file_dir")
+    file: str = _setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
+    times: bool = _setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
+    utc: bool = _setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
 
-    # ---- JetStream -----------------------------------------------------------------------------------------------
-    jetstream: bool = _setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
-    store: str | None = _setting(
-        None, kinds.text, "Where streams are kept: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
-        "directory.", "jetblock.store")
-    max_memory_store: int = _setting(
-        -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams, past which publishes to them are refused "
-        "(10023); -1: three quarters of the memory of the machine, or of the container.",
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """Files that tell others about the process."""
+
+    pid_file: str = _setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile")
+    ports_file_dir: str = _setting(
+        "", kinds.text, "Directory that gets a file naming the ports in use.", "ports_file_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """JetStream's limits for the whole server: bytes (-1 = none), and a jetstream block's ``limits`` (0 = none)."""
+
+    max_memory: int = _setting(
+        -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams, past which publishes to them are "
+        "refused (10023); -1: three quarters of the memory of the machine, or of the container.",
         "jetstream.max_memory_store", "jetstream.max_mem_store", "jetstream.max_mem")
-    max_file_store: int = _setting(
-        -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused (10023); "
-        "-1: no bound.",
-        "jetstream.max_file_store", "jetstream.max_file")
-    jetstream_domain: str | None = _setting(None, kinds.text, "JetStream domain.", "jetstream.domain")
-    jetstream_strict: bool = _setting(
-        True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict")
-    jetstream_max_ack_pending: int = _setting(
-        -1, kinds.integer(-1), "Highest max_ack_pending a consumer may ask for; -1: no bound.",
-        "jetstream.limits.max_ack_pending")
-    jetstream_max_request_batch: int = _setting(
-        -1, kinds.integer(-1), "Largest batch of one pull request; -1: no bound.",
-        "jetstream.limits.max_request_batch")
-    jetstream_duplicate_window_ns: int = _setting(
+    max_storage: int = _setting(
+        -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused "
+        "(10023); -1: no bound.", "jetstream.max_file_store", "jetstream.max_file")
+    max_ack_pending: int = _setting(
+        0, kinds.bound, "Highest max_ack_pending a consumer may ask for; 0 or -1: no bound.",
+        "jetstream.limits.max_ack_pending", variable="JETSTREAM_MAX_ACK_PENDING")
+    max_request_batch: int = _setting(
+        0, kinds.bound, "Largest batch of one pull request; 0 or -1: no bound.",
+        "jetstream.limits.max_request_batch", variable="JETSTREAM_MAX_REQUEST_BATCH")
+    duplicate_window_ns: int = _setting(
         0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
-        "jetstream.limits.duplicate_window")
+        "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
 
-    # ---- the store -----------------------------------------------------------------------------------------------
-    s3_endpoint: str | None = _setting(
-        None, kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.",
-        "jetstream.object_store.endpoint")
-    s3_region: str | None = _setting(
-        None, kinds.text, "Region; unset: from the usual AWS settings.", "jetstream.object_store.region")
-    s3_access_key_id: str | None = _setting(
-        None, kinds.text, "Access key; unset: the usual AWS credential chain.",
-        "jetstream.object_store.access_key_id", secret=True)
-    s3_secret_access_key: str | None = _setting(
-        None, kinds.text, "Its secret.", "jetstream.object_store.secret_access_key", secret=True)
 
-    # ---- the engine ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """One account's limits, in wire names; bytes and counts, -1 = none (0 for the per-stream bytes and ack pending).
+
+    Not settings yet: every client is in one account, which has no limits of its own.
+    """
+
+    max_memory: int = -1
+    max_storage: int = -1
+    max_streams: int = -1
+    max_consumers: int = -1
+    max_ack_pending: int = -1
+    memory_max_stream_bytes: int = -1
+    storage_max_stream_bytes: int = -1
+    max_bytes_required: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The ``limits`` member of account info."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """JetStream, but for where and how it stores."""
+
+    enabled: bool = _setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
+    domain: str = _setting("", kinds.text, "JetStream domain.", "jetstream.domain", variable="JETSTREAM_DOMAIN")
+    strict: bool = _setting(
+        True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
+        variable="JETSTREAM_STRICT")
+    server: ServerLimits = ServerLimits()
+    account: AccountLimits = AccountLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """Where streams are kept, and how their log is written."""
+
+    url: str = _setting(
+        "", kinds.text, "Where streams are kept: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
+        "directory.", "jetblock.store")
+    s3_endpoint: str = _setting(
+        "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.",
+        "jetstream.object_store.endpoint", variable="S3_ENDPOINT")
+    s3_region: str = _setting(
+        "", kinds.text, "Region; unset: from the usual AWS settings.", "jetstream.object_store.region",
+        variable="S3_REGION")
+    s3_access_key_id: str = _setting(
+        "", kinds.text, "Access key; unset: the usual AWS credential chain.",
+        "jetstream.object_store.access_key_id", variable="S3_ACCESS_KEY_ID", secret=True)
+    s3_secret_access_key: str = _setting(
+        "", kinds.text, "Its secret.", "jetstream.object_store.secret_access_key", variable="S3_SECRET_ACCESS_KEY",
+        secret=True)
     commit_interval_ns: int | None = _setting(
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, full "
         "segments excepted; unset: 0 for a directory, 20ms for S3, where each put is paid for.",
@@ -190,8 +261,50 @@ class Settings:
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the broker runs with. Made by ``broker.config.load``; tests make their own with keyword arguments."""
+
+    server_name: str = _setting(
+        "", kinds.text, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
+        "server_name")
+    server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
+    clients: ClientSettings = ClientSettings()
+    auth: AuthSettings = AuthSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
+    logging: LoggingSettings = LoggingSettings()
+    process: ProcessSettings = ProcessSettings()
+    jetstream: JetStreamSettings = JetStreamSettings()
+    storage: StorageSettings = StorageSettings()
     notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    """Lines for the log about what a file sets that has no effect here. Not a setting."""
+    """Lines for the log about what was set and has no effect, or a risk. Not a setting."""
+
+    def __getitem__(self, path: str) -> Any:
+        """The value of one row of ``SETTINGS``."""
+        found: Any = self
+        for name in path.split("."):
+            found = getattr(found, name)
+        return found
+
+
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """The defaults but for ``values``, by the paths of their settings."""
+    made: Settings = _replaced(Settings(), values)
+    return made
+
+
+def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            own[name] = value
+    own |= {name: _replaced(getattr(section, name), below) for name, below in inner.items()}
+    return dataclasses.replace(section, **own)
 
 
 def default_store_url() -> str:
@@ -199,20 +312,14 @@ def default_store_url() -> str:
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
 
 
-def _table() -> tuple[Setting, ...]:
-    rows = []
-    for field in dataclasses.fields(Settings):
-        about = field.metadata
-        if not about:
-            continue
-        name = about["variable"] or (about["keys"][0].split(".")[-1] if about["keys"] else field.name)
-        if about["keys"] and about["keys"][0].split(".")[0] in ("authorization", "jetstream"):
-            # `JETBLOCK_TIMEOUT` or `JETBLOCK_DOMAIN` would not say whose: the field's own name, less its unit, does.
-            name = about["variable"] or field.name.removesuffix("_ns")
-        variable = "" if name == "-" else "JETBLOCK_" + name.upper()
-        rows.append(Setting(field.name, about["kind"], about["about"], about["keys"], variable, about["secret"]))
-    return tuple(rows)
+def _rows(section: Any, above: str = "") -> Iterator[Setting]:
+    for field in dataclasses.fields(section):
+        path = above + field.name
+        if field.metadata:
+            yield Setting(path, field.default, **field.metadata)
+        elif dataclasses.is_dataclass(field.default):
+            yield from _rows(field.default, f"{path}.")
 
 
-SETTINGS: tuple[Setting, ...] = _table()
+SETTINGS: tuple[Setting, ...] = tuple(_rows(Settings()))
 """Every setting, in the order of ``Settings``."""

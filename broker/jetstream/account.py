@@ -20,7 +20,9 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock
+from broker.config.settings import JetStreamSettings
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -44,7 +46,6 @@ from broker.jetstream.config.stream_rules import (
 )
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
-from broker.jetstream.settings import API_LEVEL, JetStreamSettings
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -83,6 +84,9 @@ class StreamLog(Protocol):
 
 class Host(Protocol):
     """What an account asks of the JetStream that it belongs to."""
+
+    server_name: str
+    direct_bytes_max: int
 
     @property
     def available(self) -> bool: ...
@@ -124,9 +128,10 @@ class Account:
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._ack_origin = f"{settings.domain or '_'}.{account_hash(name)}".encode()
         self.settings = settings
-        self.server_name = settings.server_name
-        self.version = settings.version
+        self.server_name = host.server_name
+        self.version = NATS_SERVER_VERSION
         self.domain = settings.domain
+        self.direct_bytes_max = host.direct_bytes_max
         self.clock = clock
         self.events = AccountEvents(bus, clock, rng, self.domain, self.server_name)
 
@@ -170,7 +175,7 @@ class Account:
             "limits": self.settings.account.to_json()}
         if self.domain:
             shown["domain"] = self.domain
-        shown["api"] = {"level": API_LEVEL, "total": self.api_total, "errors": self.api_errors}
+        shown["api"] = {"level": JETSTREAM_API_LEVEL, "total": self.api_total, "errors": self.api_errors}
         return shown
 
     def restore(self, state: StreamState) -> list[Coroutine[Any, Any, None]]:

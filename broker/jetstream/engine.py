@@ -16,9 +16,9 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
+from broker.config.settings import ClientSettings, JetStreamSettings
 from broker.jetstream.account import Account
 from broker.jetstream.api.dispatcher import Api
-from broker.jetstream.settings import JetStreamSettings
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import Usage
 from broker.storage.log.memory_log import MemoryLog
@@ -39,13 +39,17 @@ _log = logging.getLogger(__name__)
 class JetStream:
     """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
 
-    Args: ``buses`` by account name; ``settings`` from the configuration.
+    Args: ``buses`` by account name; ``settings`` from the configuration;
+        ``direct_bytes_max`` are the bytes after which a batched direct get ends (nats-server: max_pending).
     Attributes: ``accounts`` and ``apis``, the API of each account, by account name.
     """
 
     def __init__(self, buses: Mapping[str, Bus], clock: Clock, rng: random.Random,
-                 settings: JetStreamSettings | None = None) -> None:
+                 settings: JetStreamSettings | None = None, *, server_name: str = "jetblock",
+                 direct_bytes_max: int = ClientSettings().max_pending) -> None:
         self.settings = settings or JetStreamSettings()
+        self.server_name = server_name
+        self.direct_bytes_max = direct_bytes_max
         self.clock = clock
         self.rng = rng
         self._log: Log | None = None

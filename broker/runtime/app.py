@@ -21,19 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker import __version__
+from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION, __version__
 from broker.clock import Clock, GuardedClock
 from broker.config.settings import Settings
 from broker.errors import StartError
-from broker.machine import memory_bytes
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
-from broker.server.options import COMPATIBLE_VERSION, ServerOptions
 from broker.server.server import Server
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
-    from broker.jetstream.settings import JetStreamSettings
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
     from broker.runtime.shard_host import ShardHost
@@ -54,7 +51,7 @@ class App:
         self.settings = settings
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
-        self.server = Server(server_options(settings), self.clock, rng=self.rng)
+        self.server = Server(settings, self.clock, rng=self.rng)
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
         self.shard_host: ShardHost | None = None
@@ -72,7 +69,7 @@ class App:
         """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
         settings, server = self.settings, self.server
         log.info("Starting nats-server")
-        log.info("  Version:  %s", COMPATIBLE_VERSION)
+        log.info("  Version:  %s", NATS_SERVER_VERSION)
         log.info("  Name:     %s", server.server_name)
         log.info("  ID:       %s", server.server_id)
         for notice in (*settings.notices, *server.warnings):
@@ -81,7 +78,7 @@ class App:
         # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
         pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
         try:
-            if settings.jetstream:
+            if settings.jetstream.enabled:
                 await self._start_jetstream()
             await self._serve()
         finally:
@@ -130,7 +127,7 @@ class App:
 
     def ports(self) -> dict[str, list[str]]:
         """What the ports file says: URLs by kind, the one to use first."""
-        found = {"nats": urls("nats", self.settings.host, self.server.port)}
+        found = {"nats": urls("nats", self.settings.clients.host, self.server.port)}
         if self._monitor is not None:
             found["monitoring"] = urls("http", self._monitor.host, self._monitor.port)
         return found
@@ -143,19 +140,22 @@ class App:
         from broker.runtime.shard_host import ShardHost
 
         assert isinstance(self.clock, GuardedClock)
-        if (self.settings.store or "").startswith("file://"):
-            prepare_directory((self.settings.store or "").removeprefix("file://"))
-        self.shard_host = ShardHost(self.settings, self.clock, self._lost)
+        settings = self.settings
+        if settings.storage.url.startswith("file://"):
+            prepare_directory(settings.storage.url.removeprefix("file://"))
+        self.shard_host = ShardHost(settings.storage, settings.server_name, self.clock, self._lost)
         url = self.shard_host.store.url
         self.shard_host.on_standby = self._begin_to_wait
         self.shard_host.on_turn = self._bind_for_clients
-        told = jetstream_settings(self.settings, self.server.server_name)
+        limits = settings.jetstream.server
         log.info("Starting JetStream")
-        log.info("  Max Memory:      %s", _friendly_bytes(told.server.max_memory))
-        log.info("  Max Storage:     %s", _friendly_bytes(told.server.max_storage))
+        log.info("  Max Memory:      %s", _friendly_bytes(limits.max_memory))
+        log.info("  Max Storage:     %s", _friendly_bytes(limits.max_storage))
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
         await self.shard_host.check()
-        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, told)
+        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, settings.jetstream,
+                                   server_name=self.server.server_name,
+                                   direct_bytes_max=settings.clients.max_pending)
         self.jetstream.listen()
 
     async def _serve(self) -> None:
@@ -207,7 +207,7 @@ class App:
         try:
             yield
         except (OSError, UnicodeError) as error:
-            why = _cannot_listen(self.settings.host, self.settings.port, error)
+            why = _cannot_listen(self.settings.clients.host, self.settings.clients.port, error)
             raise StartError(f"Error listening on port: {why}") from None
 
     def _lost(self, error: BaseException) -> None:
@@ -245,7 +245,7 @@ class App:
         await self.jetstream.close()
         await self.server.close()
         await self.shard_host.abandon()
-        await asyncio.sleep(self.settings.lease_ns / 1e9)
+        await asyncio.sleep(self.settings.storage.lease_ns / 1e9)
 
     # ---- what monitoring shows ---------------------------------------------------------------------------------------
 
@@ -277,8 +277,8 @@ class App:
         log.info("Starting http monitor on %s", _host_port(monitor.host, monitor.port))
 
     def _make_monitor(self) -> MonitorServer | None:
-        settings = self.settings
-        if settings.http_port is None:
+        settings = self.settings.monitoring
+        if settings.port is None:
             return None
         # Only who has the pages pays for importing them.
         from broker.monitor.http import MonitorServer
@@ -287,8 +287,8 @@ class App:
 
         views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
                       subscription_count=lambda: self.server.router.subscription_count, jetstream=self._jetstream_view)
-        return MonitorServer(Pages(views, self.clock, settings.http_base_path), self.clock,
-                             settings.http_host or settings.host, settings.http_port)
+        return MonitorServer(Pages(views, self.clock, settings.base_path), self.clock,
+                             settings.host or self.settings.clients.host, settings.port)
 
     def _varz(self) -> dict[str, Any]:
         page = self.server.varz()
@@ -334,12 +334,11 @@ class App:
         if js is None or shard_host is None:
             return None
         from broker.jetstream import overview
-        from broker.jetstream.settings import API_LEVEL
 
         told = js.settings
         view = JetStreamView({"max_memory": told.server.max_memory, "max_storage": told.server.max_storage,
                               "store_dir": shard_host.store.url.removeprefix("file://"), "strict": told.strict},
-                             api_level=API_LEVEL, list_streams=lambda: overview.streams(js))
+                             api_level=JETSTREAM_API_LEVEL, list_streams=lambda: overview.streams(js))
         for account in js.accounts.values():
             used = account.info()
             view.memory += used["memory"]
@@ -366,23 +365,6 @@ def commit_cost(interval_ns: int, puts_cost: bool) -> str:
             f"that is at most ${dollars:,.0f} a month under constant load")
 
 
-def jetstream_settings(settings: Settings, server_name: str) -> JetStreamSettings:
-    """What JetStream is told."""
-    from broker.jetstream.settings import JetStreamSettings, ServerLimits
-
-    max_memory = settings.max_memory_store
-    if max_memory < 0:
-        # -1, no bound, where the system does not say what it has.
-        max_memory = memory_bytes() // 4 * 3 or -1
-    return JetStreamSettings(
-        server_name=server_name, version=COMPATIBLE_VERSION, domain=settings.jetstream_domain or "",
-        strict=settings.jetstream_strict, max_payload=settings.max_payload, direct_bytes_max=settings.max_pending,
-        server=ServerLimits(max_memory=max_memory, max_storage=settings.max_file_store,
-                            max_ack_pending=max(settings.jetstream_max_ack_pending, 0),
-                            max_request_batch=max(settings.jetstream_max_request_batch, 0),
-                            duplicate_window_ns=settings.jetstream_duplicate_window_ns))
-
-
 def prepare_directory(path: str) -> None:
     """Make the store's directory, or say in nats-server's words why not: launchers look for them. Raises: StartError."""
     directory = Path(path)
@@ -395,22 +377,6 @@ def prepare_directory(path: str) -> None:
                          f"{(error.strerror or str(error)).lower()}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise StartError(f"Can't start JetStream: storage directory is not writable: {path}")
-
-
-def server_options(settings: Settings) -> ServerOptions:
-    """What the client side is told."""
-    return ServerOptions(
-        host=settings.host, port=settings.port, server_name=settings.server_name or "",
-        jetstream=settings.jetstream, domain=settings.jetstream_domain or "", headers=not settings.no_header_support,
-        trace=settings.trace, max_traced_msg_len=settings.max_traced_msg_len,
-        max_payload=settings.max_payload, max_control_line=settings.max_control_line, max_pending=settings.max_pending,
-        no_fast_producer_stall=settings.no_fast_producer_stall,
-        max_connections=max(settings.max_connections, 0), max_subscriptions=max(settings.max_subscriptions, 0),
-        ping_interval_ns=settings.ping_interval_ns, ping_max=settings.ping_max,
-        write_deadline_ns=settings.write_deadline_ns, lame_duck_duration_ns=settings.lame_duck_duration_ns,
-        lame_duck_grace_ns=settings.lame_duck_grace_period_ns, closed_connections_max=settings.max_closed_clients,
-        user=settings.user or "", password=settings.password or "", token=settings.token or "",
-        users=[(user.user, user.password) for user in settings.users], auth_timeout_ns=settings.auth_timeout_ns)
 
 
 def _friendly_bytes(size: int) -> str:

@@ -12,6 +12,8 @@ import os
 import sys
 import time
 
+from broker.config.settings import LoggingSettings
+
 __all__ = ["TRACE", "LogLines"]
 
 TRACE = 5
@@ -51,12 +53,11 @@ class LogLines:
     Raises: OSError when the file cannot be opened.
     """
 
-    def __init__(self, *, file: str | None = None, debug: bool = False, trace: bool = False, times: bool = True,
-                 utc: bool = False) -> None:
-        self.file = file
+    def __init__(self, settings: LoggingSettings) -> None:
+        debug, trace = settings.debug, settings.trace
         self._handler: logging.Handler = (
-            logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8"))
-        self._handler.setFormatter(_Formatter(times=times, utc=utc))
+            logging.FileHandler(settings.file, encoding="utf-8") if settings.file else logging.StreamHandler(sys.stderr))
+        self._handler.setFormatter(_Formatter(times=settings.times, utc=settings.utc))
         for level, label in _LABELS.items():
             logging.addLevelName(level, label)
         root = logging.getLogger()

@@ -34,10 +34,9 @@ _NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUS
 def serve(settings: Settings) -> int:
     """Run a broker until it is told to end; returns the exit status."""
     try:
-        lines = LogLines(file=settings.log_file, debug=settings.debug, trace=settings.trace, times=settings.logtime,
-                         utc=settings.logtime_utc)
+        lines = LogLines(settings.logging)
     except OSError as error:
-        print(f"nats-server: cannot write the log file {settings.log_file}: {error.strerror}", file=sys.stderr)
+        print(f"nats-server: cannot write the log file {settings.logging.file}: {error.strerror}", file=sys.stderr)
         return 1
     # Threads that encode and put segments hold the interpreter for up to this long before the loop gets it back; the
     # default of 5 ms would be the loop's lag under load.
@@ -63,7 +62,7 @@ class _Process:
         self._app = App(settings)
         self._ended = asyncio.Event()
         self._lame_duck: asyncio.Task[None] | None = None
-        self._ports_file = PortsFile(settings.ports_file_dir) if settings.ports_file_dir else None
+        self._ports_file = PortsFile(settings.process.ports_file_dir) if settings.process.ports_file_dir else None
 
     async def run(self) -> int:
         """Returns the exit status."""
@@ -95,8 +94,8 @@ class _Process:
     async def _start(self) -> bool:
         settings = self._settings
         try:
-            if settings.pid_file:
-                self._write_pid_file(settings.pid_file)
+            if settings.process.pid_file:
+                self._write_pid_file(settings.process.pid_file)
             await self._app.start()
         except StartError as error:
             log.critical("%s", error)

@@ -22,9 +22,8 @@ from broker.clock import GuardedClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take
 from broker.cluster.standby import wait_for_lease, wait_for_lock
-from broker.config.settings import Settings, default_store_url
+from broker.config.settings import StorageSettings, default_store_url
 from broker.errors import StartError
-from broker.storage.format.codec import Codec
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.store import StoreFormat
@@ -59,8 +58,10 @@ _STOP_PATIENCE_SECONDS = 1.0
 class ShardHost:
     """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
 
-    def __init__(self, settings: Settings, clock: GuardedClock, lost: Callable[[BaseException], None]) -> None:
-        """Args: ``lost`` is called once each time that ownership ends against our will; ``abandon`` then."""
+    def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock,
+                 lost: Callable[[BaseException], None]) -> None:
+        """Args: ``server_name`` is the owner's, "": made up. ``lost`` is called once each time that ownership ends against our
+            will; ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
         """Called each time that it begins to wait for another broker, or for the store."""
         self.on_turn: Callable[[], Awaitable[object]] = _nothing
@@ -70,7 +71,7 @@ class ShardHost:
         self._lost = lost
         # Nonces and epochs must differ between process runs, whatever seed the rest of the broker runs on.
         self._rng = random.Random(os.urandom(32))
-        url = settings.store or default_store_url()
+        url = settings.url or default_store_url()
         if settings.s3_access_key_id:
             os.environ["AWS_ACCESS_KEY_ID"] = settings.s3_access_key_id
         if settings.s3_secret_access_key:
@@ -88,7 +89,7 @@ class ShardHost:
         self._served = False
         self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
-        self._identity = Identity.make(settings.server_name, self._rng)
+        self._identity = Identity.make(server_name or None, self._rng)
         self._paths = ShardPaths()
         self._waiting_told = False
         self._lock: StoreLock | None = None
@@ -172,11 +173,7 @@ class ShardHost:
     async def _own(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, by whom; StoreError; FormatError; CutOff."""
         store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
-        settings = ShardSettings.for_store(
-            store, lease_ns=self._settings.lease_ns, commit_interval_ns=self._settings.commit_interval_ns,
-            put_timeout_ns=self._settings.put_timeout_ns, segment_bytes=self._settings.segment_bytes,
-            puts_in_flight=self._settings.puts_in_flight, tail_bytes_max=self._settings.tail_bytes_max,
-            codec=Codec[self._settings.compression.upper()])
+        settings = ShardSettings.for_store(store, self._settings)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
         try:

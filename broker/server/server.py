@@ -20,15 +20,16 @@ import sys
 from collections import deque
 from typing import Any
 
+from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
+from broker.config.settings import Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound
-from broker.server.auth.authenticator import Decide, authenticator, warnings
+from broker.server.auth.authenticator import Authenticate, Decide, authenticator, warnings
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, uptime
-from broker.server.options import ServerOptions
 from broker.server.routing.router import Router
 
 __all__ = ["Server"]
@@ -48,22 +49,23 @@ class Server:
     the one account, ``$G``, that every client is in; ``Client`` is where another would be chosen.
     """
 
-    def __init__(self, options: ServerOptions, clock: Clock | None = None, router: Router | None = None,
-                 rng: random.Random | None = None) -> None:
-        self.options = options
+    def __init__(self, settings: Settings, clock: Clock | None = None, router: Router | None = None,
+                 rng: random.Random | None = None, *, authenticate: Authenticate | None = None) -> None:
+        """Args: ``authenticate`` decides in place of the users, password and token in ``settings.auth``."""
+        self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
         self.router = router if router is not None else Router(self.clock, self.rng, self._call_soon)
         self.server_id = _server_id(self.rng)
         self._event_seq = 0
-        self.server_name = options.server_name or self.server_id
-        self.authenticate: Decide | None = authenticator(options)
+        self.server_name = settings.server_name or self.server_id
+        self.authenticate: Decide | None = authenticate or authenticator(settings.auth)
         self.password_checks = PasswordChecks()
-        self.warnings = warnings(options)
+        self.warnings = warnings(settings.auth)
         """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
-        self.host = options.host
-        self.port = options.port
+        self.host = settings.clients.host
+        self.port = settings.clients.port
         self.lame = False
         self.clients: dict[int, Client] = {}
         self.stalled: list[Outbound] = []
@@ -75,7 +77,7 @@ class Server:
         self.stale_connections = 0
         self.stalled_clients = 0
         self._gone = [0, 0, 0, 0]
-        self._closed: deque[dict[str, Any]] = deque(maxlen=options.closed_connections_max)
+        self._closed: deque[dict[str, Any]] = deque(maxlen=settings.clients.max_closed_clients)
         self._last_cid = 0
         self._bound: Bound | None = None
         self._listeners: list[asyncio.Server] = []
@@ -86,14 +88,14 @@ class Server:
         self._silent = asyncio.Event()
         self._silent.set()
         self._info: dict[str, Any] = {}
-        self._connect_urls = list(options.connect_urls)
+        self._connect_urls: list[str] = []
 
     # Start and shutdown
 
     async def bind(self) -> None:
         """Take the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
         if self._bound is None:
-            self._bound = await Bound.at(self.options.host, max(self.port, 0))
+            self._bound = await Bound.at(self.settings.clients.host, max(self.port, 0))
 
     def unbind(self) -> None:
         """Release a port that was bound and not listened on."""
@@ -106,7 +108,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         kind = Client
-        if self.options.trace:
+        if self.settings.logging.trace:
             from broker.server.connection.trace import TracedClient as kind
         await self.bind()
         assert self._bound is not None
@@ -115,7 +117,7 @@ class Server:
                            for listening in bound.listen(_BACKLOG)]
         self.port = bound.port
         self._set_info()
-        log.info("Listening for client connections on %s", _host_port(self.options.host, self.port))
+        log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
 
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""
@@ -134,8 +136,8 @@ class Server:
         self._set_info()
         for client in list(self.clients.values()):
             client.send_info()
-        grace_s = self.options.lame_duck_grace_ns / 1e9
-        rest_s = self.options.lame_duck_duration_ns / 1e9 - grace_s
+        grace_s = self.settings.clients.lame_duck_grace_period_ns / 1e9
+        rest_s = self.settings.clients.lame_duck_duration_ns / 1e9 - grace_s
         if rest_s <= 0:
             rest_s = 1.0
         if not await _within(self._no_clients, grace_s):
@@ -188,7 +190,7 @@ class Server:
     def admit(self, client: Client) -> str:
         """Register ``client``. Returns: the error to send it instead, or "" when it may stay."""
         self.total_connections += 1
-        limit = self.options.max_connections
+        limit = self.settings.clients.max_connections
         if limit and len(self.clients) >= limit:
             return "maximum connections exceeded"
         self.clients[client.cid] = client
@@ -228,52 +230,52 @@ class Server:
     def event_identity(self, at: str) -> dict[str, Any]:
         """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
         self._event_seq += 1
-        return {"name": self.server_name, "host": self.options.host or "0.0.0.0", "id": self.server_id,
-                "ver": self.options.version, "jetstream": self.options.jetstream, "seq": self._event_seq, "time": at}
+        return {"name": self.server_name, "host": self.settings.clients.host or "0.0.0.0", "id": self.server_id,
+                "ver": NATS_SERVER_VERSION, "jetstream": self.settings.jetstream.enabled, "seq": self._event_seq, "time": at}
 
     def _set_info(self) -> None:
-        options = self.options
+        clients, jetstream = self.settings.clients, self.settings.jetstream
         fields: dict[str, Any] = {
-            "server_id": self.server_id, "server_name": self.server_name, "version": options.version, "proto": 1,
-            "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": options.host or "0.0.0.0",
-            "port": self.port, "headers": options.headers, "max_payload": options.max_payload,
+            "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
+            "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": clients.host or "0.0.0.0",
+            "port": self.port, "headers": not clients.no_header_support, "max_payload": clients.max_payload,
         }
-        if self.authenticate is not None and not options.no_auth_user:
+        if self.authenticate is not None and not self.settings.auth.no_auth_user:
             fields["auth_required"] = True
-        if options.jetstream:
+        if jetstream.enabled:
             fields["jetstream"] = True
-        if options.domain:
-            fields["domain"] = options.domain
+        if jetstream.domain:
+            fields["domain"] = jetstream.domain
         if self._connect_urls:
             fields["connect_urls"] = self._connect_urls
         if self.lame:
             fields["ldm"] = True
-        fields["api_lvl"] = options.api_level
+        fields["api_lvl"] = JETSTREAM_API_LEVEL
         self._info = fields
 
     # What monitoring asks for: plain snapshots
 
     def varz(self) -> dict[str, Any]:
         """This server's part of /varz."""
-        clients = self.clients.values()
+        connected = self.clients.values()
         gone = self._gone
-        options = self.options
+        clients = self.settings.clients
         return {
-            "server_id": self.server_id, "server_name": self.server_name, "version": options.version, "proto": 1,
-            "host": options.host or "0.0.0.0", "port": self.port,
+            "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
+            "host": clients.host or "0.0.0.0", "port": self.port,
             "auth_required": self.authenticate is not None,
             "connect_urls": self.connect_urls(),
-            "max_connections": options.max_connections, "max_payload": options.max_payload,
-            "max_control_line": options.max_control_line, "max_pending": options.max_pending,
-            "ping_interval": options.ping_interval_ns, "ping_max": options.ping_max,
-            "auth_timeout": options.auth_timeout_ns / 1e9, "write_deadline": options.write_deadline_ns,
+            "max_connections": clients.max_connections, "max_payload": clients.max_payload,
+            "max_control_line": clients.max_control_line, "max_pending": clients.max_pending,
+            "ping_interval": clients.ping_interval_ns, "ping_max": clients.ping_max,
+            "auth_timeout": self.settings.auth.timeout_ns / 1e9, "write_deadline": clients.write_deadline_ns,
             "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
             "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
-            "connections": len(clients), "total_connections": self.total_connections,
-            "in_msgs": gone[0] + sum(client.in_msgs for client in clients),
-            "in_bytes": gone[1] + sum(client.in_bytes for client in clients),
-            "out_msgs": gone[2] + sum(client.out_msgs for client in clients),
-            "out_bytes": gone[3] + sum(client.out_bytes for client in clients),
+            "connections": len(connected), "total_connections": self.total_connections,
+            "in_msgs": gone[0] + sum(client.in_msgs for client in connected),
+            "in_bytes": gone[1] + sum(client.in_bytes for client in connected),
+            "out_msgs": gone[2] + sum(client.out_msgs for client in connected),
+            "out_bytes": gone[3] + sum(client.out_bytes for client in connected),
             "slow_consumers": self.slow_consumers,
             "slow_consumer_stats": {"clients": self.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
             "stale_connections": self.stale_connections, "stalled_clients": self.stalled_clients,
@@ -296,7 +298,7 @@ class Server:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
         if self._connect_urls:
             return list(self._connect_urls)
-        host = self.options.host
+        host = self.settings.clients.host
         if host not in ("", "0.0.0.0", "::"):
             return [_host_port(host, self.port)]
         return [_host_port(address, self.port) for address in _own_addresses()]

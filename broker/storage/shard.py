@@ -12,11 +12,12 @@ import asyncio
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
 
 from broker.clock import Clock
+from broker.config.settings import StorageSettings
 from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
 from broker.storage.checkpoint.sweeper import SWEEP_GRACE_NS, Sweeper
+from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.log import Log
@@ -41,17 +42,21 @@ class ShardSettings:
         self.sweep_grace_ns = sweep_grace_ns
 
     @classmethod
-    def for_store(cls, store: ObjectStore, *, lease_ns: int, commit_interval_ns: int | None = None,
-                  put_timeout_ns: int = 5_000_000_000, sweep_grace_ns: int = SWEEP_GRACE_NS,
-                  **log: Any) -> ShardSettings:
+    def for_store(cls, store: ObjectStore, settings: StorageSettings) -> ShardSettings:
         """The defaults for a kind of store: a lease, time-outs and 20 ms between puts where puts cost; else none of it,
         and rounds sixteen times as far apart, since heads are read at the speed of the page cache."""
-        if store.puts_cost:
-            interval_ns = 20_000_000 if commit_interval_ns is None else commit_interval_ns
-            return cls(log=LogSettings(commit_interval_ns=interval_ns, lease_ns=lease_ns, put_timeout_ns=put_timeout_ns,
-                                       **log), sweep_grace_ns=sweep_grace_ns)
-        return cls(log=LogSettings(commit_interval_ns=commit_interval_ns or 0, **log),
-                   checkpoint=CheckpointSettings(segments=4096), sweep_grace_ns=sweep_grace_ns)
+        costly = store.puts_cost
+        interval_ns = settings.commit_interval_ns
+        if interval_ns is None:
+            interval_ns = 20_000_000 if costly else 0
+        return cls(
+            log=LogSettings(
+                segment_bytes=settings.segment_bytes, puts_in_flight=settings.puts_in_flight,
+                commit_interval_ns=interval_ns, tail_bytes_max=settings.tail_bytes_max,
+                lease_ns=settings.lease_ns if costly else None,
+                put_timeout_ns=settings.put_timeout_ns if costly else None,
+                codec=Codec[settings.compression.upper()]),
+            checkpoint=None if costly else CheckpointSettings(segments=4096))
 
 
 class Shard:

@@ -5,11 +5,10 @@ A test compares the two, so a setting cannot appear without its line.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from broker.config.flags import FLAGS
-from broker.config.settings import SETTINGS, Setting, Settings
+from broker.config.settings import SETTINGS, Setting
 from broker.gotime import format_duration
 
 PAGE = Path(__file__).resolve().parent.parent / "CONFIGURATION.md"
@@ -25,7 +24,9 @@ and column, and so is a nats-server key that jetblock does not support, with the
 here is accepted, and the log says why it has no effect.
 
 Durations are written `100ms`, `2s`, `1m30s` (a bare number is seconds), sizes `64KB`, `4MB`, `1GiB` (`k` is 1000; `kb`,
-`ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file.
+`ki`, `kib` are 1024). `jetblock -t -c FILE` checks a file and names the nearest key for an unknown
+one; `jetblock --print-config` prints what flags, environment and file come to as a file that can be read back, with
+`[REDACTED]` for each secret.
 
 Where streams are stored, in a file: one of `jetstream { store_dir: DIR }`, `jetblock { store: URL }` and
 `jetstream { object_store { bucket, path_prefix } }`. JetStream is on by `-js`, `--store`, a `jetstream` block that is
@@ -42,24 +43,24 @@ Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, `authorizat
 
 def page() -> str:
     """The whole page."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    return HEAD + "".join(_row(setting, defaults[setting.field]) for setting in SETTINGS)
+    return HEAD + "".join(map(_row, SETTINGS))
 
 
-def _row(setting: Setting, default: object) -> str:
-    flags = [("--" if len(name) > 2 else "-") + name for name, field in FLAGS.items() if field == setting.field]
-    columns = [setting.about, _shown(setting, default), " ".join(f"`{flag}`" for flag in flags),
+def _row(setting: Setting) -> str:
+    flags = [("--" if len(name) > 2 else "-") + name for name, target in FLAGS.items() if target == setting.path]
+    columns = [setting.about, _shown(setting), " ".join(f"`{flag}`" for flag in flags),
                f"`{setting.variable}`" if setting.variable else "", "<br>".join(f"`{key}`" for key in setting.keys)]
     return "| " + " | ".join(columns) + " |\n"
 
 
-def _shown(setting: Setting, default: object) -> str:
-    if default is None or default == ():
+def _shown(setting: Setting) -> str:
+    default = setting.default
+    if default is None or default in ((), ""):
         return "unset"
     if isinstance(default, bool):
         return "true" if default else "false"
     if isinstance(default, int):
-        if setting.field.endswith("_ns"):
+        if setting.path.endswith("_ns"):
             return f"`{format_duration(default)}`"
         for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
             if "size" in setting.kind.__qualname__ and default > 0 and default % factor == 0:

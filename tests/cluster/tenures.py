@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from broker.clock import ManualClock
-from broker.config.settings import Settings
+from broker.config.settings import StorageSettings
 from broker.runtime.shard_host import ShardHost
 from broker.storage.format.header import Position
 from broker.storage.log.writer import encode_segment
@@ -69,7 +69,7 @@ class Broker:
         self.clock = clock
         self.store = Costly(shared, latency_ns, page_ns, seed)
         with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
-            self.shard_host = ShardHost(Settings(server_name=name, store="s3://x/y", **settings), clock, self._lost)
+            self.shard_host = ShardHost(StorageSettings(url="s3://x/y", **settings), name or "", clock, self._lost)
         self.shard_host._executor = Inline()  # type: ignore[assignment]
         self.served_since_ns: list[int] = []
         """When each of its tenures began."""

@@ -48,7 +48,7 @@ def _interpolated(text: str, environ: Mapping[str, str] | None = None) -> str:
 def test_shipped_configuration() -> None:
     """It is valid, and does what its comments say."""
     found = load(read_flags(["-c", str(CONF)]), {})
-    assert (found.port, found.http_port, found.jetstream) == (4222, 8222, True)
+    assert (found.clients.port, found.monitoring.port, found.jetstream.enabled) == (4222, 8222, True)
     assert [line.partition(",")[0] for line in found.notices] == ["Temporary storage directory used"]
     assert load(read_flags(["-c", str(CONF), "--store", "file:///srv/jetblock"]), {}).notices == ()
 
@@ -77,7 +77,7 @@ def test_every_commented_setting_is_valid() -> None:
     top = plain(parse(text, environ={"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}))
     assert {"authorization", "jetstream", "jetblock"} <= top.keys()
     found = load(read_flags(["-c", "x"]), {"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}, lambda _path: text)
-    assert (found.user, found.store, found.s3_region) == ("app", "s3://jetblock/streams", "us-east-1")
+    assert (found.auth.user, found.storage.url, found.storage.s3_region) == ("app", "s3://jetblock/streams", "us-east-1")
 
 
 def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
@@ -85,8 +85,9 @@ def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
     service = compose["services"]["jetblock"]
     environ = {name: _interpolated(value) for name, value in service["environment"].items()}
     found = load(read_flags(service["command"]), environ, lambda _path: read_text(str(CONF)))
-    assert (found.store, found.commit_interval_ns, found.server_name) == ("s3://jetblock/streams", 0, "jetblock")
-    assert (found.port, found.http_port) == (4222, 8222)
+    storage = found.storage
+    assert (storage.url, storage.commit_interval_ns, found.server_name) == ("s3://jetblock/streams", 0, "jetblock")
+    assert (found.clients.port, found.monitoring.port) == (4222, 8222)
 
 
 def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
@@ -95,7 +96,7 @@ def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
     given = {"JETBLOCK_USER": "app", "JETBLOCK_PASSWORD": "$2b$04$abc"}
     environ = {name: _interpolated(value, given) for name, value in service["environment"].items()}
     found = load(read_flags(service["command"]), environ, lambda _path: read_text(str(CONF)))
-    assert (found.user, found.password) == ("app", "$2b$04$abc")
+    assert (found.auth.user, found.auth.password) == ("app", "$2b$04$abc")
 
 
 def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) -> None:
@@ -234,7 +235,7 @@ def test_image_has_what_the_build_copies() -> None:
     assert command is not None
     assert made < volume.start()
     found = load(read_flags(json.loads(command[1])), {}, lambda _path: read_text(str(CONF)))
-    assert found.store == f"file://{volume[1]}"
+    assert found.storage.url == f"file://{volume[1]}"
 
 
 async def test_a_long_start_is_alive() -> None:

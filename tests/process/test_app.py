@@ -8,9 +8,9 @@ from pathlib import Path
 import nats
 import pytest
 
-from broker.config.settings import Settings
+from broker.config.settings import ClientSettings, JetStreamSettings, Settings, StorageSettings
 from broker.jetstream.engine import JetStream
-from broker.runtime.app import App, server_options
+from broker.runtime.app import App
 from broker.storage.log.log import Log
 from broker.storage.put import Fenced
 from broker.storage.read.reader import BlockReader
@@ -20,8 +20,9 @@ LEASE_NS = 200_000_000
 
 
 def app_on(path: Path) -> App:
-    return App(Settings(host="127.0.0.1", port=-1, jetstream=True, store=f"file://{path}", lease_ns=LEASE_NS,
-                        put_timeout_ns=LEASE_NS // 4))
+    return App(Settings(
+        clients=ClientSettings(host="127.0.0.1", port=-1), jetstream=JetStreamSettings(enabled=True),
+        storage=StorageSettings(url=f"file://{path}", lease_ns=LEASE_NS, put_timeout_ns=LEASE_NS // 4)))
 
 
 async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
@@ -90,9 +91,3 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
     assert opened == [1, 2]
     await nc.close()
     await app.stop()
-
-
-def test_the_server_is_told_not_to_stall_publishers() -> None:
-    """A setting that never reaches the server would have no effect, silently."""
-    assert server_options(Settings(no_fast_producer_stall=True)).no_fast_producer_stall
-    assert not server_options(Settings()).no_fast_producer_stall

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.server.options import ServerOptions
+from broker.config.settings import AuthSettings, make_settings
+from broker.server.auth.authenticator import Authenticate
 from broker.server.server import Server
 
 __all__ = ["running"]
 
+_AUTH = {field.name for field in dataclasses.fields(AuthSettings)}
+
 
 @asynccontextmanager
-async def running(**fields: Any) -> AsyncIterator[Server]:
-    """A server on a port of its own; ``fields`` of its options."""
-    server = Server(ServerOptions(host="127.0.0.1", port=-1, **fields))
+async def running(*, authenticate: Authenticate | None = None, **fields: Any) -> AsyncIterator[Server]:
+    """A server on a port of its own; ``fields`` of its settings for clients and authentication."""
+    server = Server(make_settings({
+        "clients.host": "127.0.0.1", "clients.port": -1,
+        **{f"auth.{name}" if name in _AUTH else f"clients.{name}": value for name, value in fields.items()}}),
+        authenticate=authenticate)
     await server.start()
     try:
         yield server

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.config.settings import User
 from tests.harness import NatsServerProcess
 
 from .running import running
@@ -262,7 +263,7 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
     "authentication timeout": ("authorization { user: u, password: p, timeout: 0.2 }",
                                {"user": "u", "password": "p", "auth_timeout_ns": 200_000_000}, [("a", b"", END)]),
     "no auth user": ("authorization { users: [ { user: u, password: p } ] }\nno_auth_user: u",
-                     {"users": [("u", "p")], "no_auth_user": "u"},
+                     {"users": (User("u", "p"),), "no_auth_user": "u"},
                      [("a", b"PING\r\n"), ("b", OLD), ("b", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
                       ("c", b'CONNECT {"user":"u","pass":"q"}\r\n', END)]),
     "no headers": ("no_header_support: true", {"headers": False},

@@ -16,10 +16,10 @@ import pytest
 
 from broker.config.flags import read_flags
 from broker.config.load import load
+from broker.config.settings import AuthSettings, User
 from broker.server.auth.authenticator import BcryptCheck, Credentials, warnings
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connect_options import go_quoted
-from broker.server.options import ServerOptions
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
 from .running import running
@@ -130,31 +130,31 @@ async def test_stock_client() -> None:
 def test_an_unknown_user_costs_what_a_known_one_does() -> None:
     """The comparison is made all the same, at the highest cost there is, and never succeeds."""
     dear = hashed(b"other", 5)
-    credentials = Credentials(ServerOptions(users=[("a", HASH), ("b", dear), ("c", "plain")]))
+    credentials = Credentials(AuthSettings(users=(User("a", HASH), User("b", dear), User("c", "plain"))))
     check = credentials({"user": "nobody", "pass": "other"})
     assert check == BcryptCheck(dear, "other", known=False)
     assert isinstance(check, BcryptCheck)
     assert not check.run()
     assert BcryptCheck(dear, "other").run()
-    assert Credentials(ServerOptions(users=[("c", "plain")]))({"user": "nobody", "pass": "plain"}) is False
+    assert Credentials(AuthSettings(users=(User("c", "plain"),)))({"user": "nobody", "pass": "plain"}) is False
 
 
 def test_warnings_name_what_cannot_work() -> None:
     """Plaintext, and hashes that are none: with the user's name and without the password."""
-    said = warnings(ServerOptions(users=[("a", HASH), ("b", HASH[:-1])], token="$2a$10$short"))
+    said = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
     assert said == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
                     "Nobody can log in with the token: it begins like a bcrypt hash and is none"]
-    assert warnings(ServerOptions(user="a", password="p")) == ["Plaintext passwords detected, use bcrypt"]
-    assert warnings(ServerOptions(user="a", password=HASH)) == warnings(ServerOptions()) == []
+    assert warnings(AuthSettings(user="a", password="p")) == ["Plaintext passwords detected, use bcrypt"]
+    assert warnings(AuthSettings(user="a", password=HASH)) == warnings(AuthSettings()) == []
 
 
 def test_hash_from_every_source() -> None:
     """Flag, environment and file give the hash as it was written."""
-    assert load(read_flags(["--user", "u", "--pass", HASH]), {}).password == HASH
-    assert load(read_flags([]), {"JETBLOCK_USER": "u", "JETBLOCK_PASSWORD": HASH}).password == HASH
+    assert load(read_flags(["--user", "u", "--pass", HASH]), {}).auth.password == HASH
+    assert load(read_flags([]), {"JETBLOCK_USER": "u", "JETBLOCK_PASSWORD": HASH}).auth.password == HASH
     for text in (f'"{HASH}"', f"'{HASH}'"):
         found = load(read_flags(["-c", "x"]), {}, lambda _path, text=text: f"authorization {{ token: {text} }}")
-        assert found.token == HASH
+        assert found.auth.token == HASH
 
 
 async def test_text_that_is_no_utf8() -> None:
@@ -218,7 +218,7 @@ async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, 
 
 async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
     """Some checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
-    async with running(authenticate=gated, auth_timeout_ns=60_000_000_000) as server:
+    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
         server.password_checks = PasswordChecks(at_once=2)
         wires = []
         passwords = ["right0", *(f"right{i % 10}" for i in range(40)), "wrong"]
@@ -241,7 +241,7 @@ async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
 
 async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
     """A client that gave up while it waited its turn costs nothing; one whose check runs harms nobody."""
-    async with running(authenticate=gated, auth_timeout_ns=60_000_000_000) as server:
+    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
         server.password_checks = PasswordChecks(at_once=1)
         async with Wire(server.port) as first, Wire(server.port) as last:
             first.send(say("right1"))
@@ -260,7 +260,7 @@ async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
 
 async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
     """The timeout counts while a check waits, and no more once it runs, however long it takes."""
-    async with running(authenticate=gated, auth_timeout_ns=50_000_000) as server:
+    async with running(authenticate=gated, timeout_ns=50_000_000) as server:
         server.password_checks = PasswordChecks(at_once=1)
         async with Wire(server.port) as first, Wire(server.port) as second:
             first.send(say("right1"))

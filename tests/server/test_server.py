@@ -14,10 +14,10 @@ import pytest
 import uvloop
 from nats.errors import NoRespondersError
 
+from broker.config.settings import ClientSettings, Settings
 from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
 from broker.server.connection.statistics import uptime
-from broker.server.options import ServerOptions
 from broker.server.server import Server
 
 from .running import running
@@ -147,7 +147,7 @@ async def test_reconnect() -> None:
             sub = await nc.subscribe("a")
             await nc.flush()
             await server.close()
-            again = Server(ServerOptions(host="127.0.0.1", port=port))
+            again = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=port)))
             await again.start()
             try:
                 async with asyncio.timeout(10):
@@ -298,7 +298,7 @@ async def test_release_after_the_end() -> None:
 
 async def test_lame_duck() -> None:
     """No new connections, INFO with ldm for those that can take one, the grace period, then the end of each."""
-    async with running(lame_duck_duration_ns=400_000_000, lame_duck_grace_ns=200_000_000) as server, Wire(
+    async with running(lame_duck_duration_ns=400_000_000, lame_duck_grace_period_ns=200_000_000) as server, Wire(
             server.port) as new, Wire(server.port) as old:
         new.send(QUIET + b"PING\r\n")
         await new.until(b'"connect_info":true')

@@ -191,7 +191,7 @@ class DirectGets:
         self._end(reply, pending, last_seq, up_to_seq)
 
     def _bytes_max(self, asked: GetRequest) -> int:
-        return asked.max_bytes or self._account.settings.direct_bytes_max
+        return asked.max_bytes or self._account.direct_bytes_max
 
     def _send(self, stream: Stream, reply: bytes, msg: StoredMsg, bare: bool, pending: int | None = None,
               last_seq: int = 0) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from broker.config.settings import AccountLimits, ServerLimits
 from broker.gotime import ZERO_TIME_NS, format_duration
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol.subject import is_literal, is_valid, subset

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from broker import JETSTREAM_API_LEVEL
+from broker.config.settings import AccountLimits, ServerLimits
 from broker.gotime import format_duration
 from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
-from broker.jetstream.settings import API_LEVEL, AccountLimits, ServerLimits
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_literal, is_valid, subset
@@ -199,7 +200,7 @@ def with_static_metadata(metadata: Mapping[str, str], level: int) -> dict[str, s
 
 def with_dynamic_metadata(metadata: Mapping[str, str], version: str) -> dict[str, str]:
     """Metadata as answers show it."""
-    return dict(sorted({**metadata, VERSION_KEY: version, LEVEL_KEY: str(API_LEVEL)}.items()))
+    return dict(sorted({**metadata, VERSION_KEY: version, LEVEL_KEY: str(JETSTREAM_API_LEVEL)}.items()))
 
 
 def same_config(new: StreamConfig, old: StreamConfig) -> bool:

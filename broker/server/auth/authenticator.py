@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Authenticate", "BcryptCheck", "Credentials", "Decide", "LoginOptions", "authenticator", "warnings"]
+from broker.config.settings import AuthSettings
+
+__all__ = ["Authenticate", "BcryptCheck", "Credentials", "Decide", "authenticator", "warnings"]
 
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
 _HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
@@ -50,24 +52,13 @@ Authenticate = Callable[[Mapping[str, Any]], bool]
 """Given the fields of CONNECT, whether this client may come in."""
 
 
-class LoginOptions(Protocol):
-    """The options that say who may log in; see ``broker.server.options``."""
-
-    user: str
-    password: str
-    token: str
-    users: Sequence[tuple[str, str]]
-    no_auth_user: str
-    authenticate: Authenticate | None
-
-
 class Credentials:
     """The configured users or token; called with the fields of CONNECT."""
 
-    def __init__(self, options: LoginOptions) -> None:
-        self._users = _users(options)
-        self._token = options.token
-        self._fallback = options.no_auth_user if options.no_auth_user in self._users else ""
+    def __init__(self, settings: AuthSettings) -> None:
+        self._users = _users(settings)
+        self._token = settings.token
+        self._fallback = settings.no_auth_user if settings.no_auth_user in self._users else ""
         # An unknown user takes as long as the most expensive known one.
         hashes = [password for password in self._users.values() if _HASH.match(password)]
         self._decoy = max(hashes, key=lambda password: password[4:6], default="")
@@ -86,29 +77,27 @@ class Credentials:
         return bool(self._fallback)
 
 
-def authenticator(options: LoginOptions) -> Decide | None:
-    """The check that ``options`` ask for, or None when no credentials are needed."""
-    if options.authenticate is not None:
-        return options.authenticate
-    return Credentials(options) if options.users or options.user or options.token else None
+def authenticator(settings: AuthSettings) -> Decide | None:
+    """The check that ``settings`` ask for, or None when no credentials are needed."""
+    return Credentials(settings) if settings.users or settings.user or settings.token else None
 
 
-def warnings(options: LoginOptions) -> list[str]:
+def warnings(settings: AuthSettings) -> list[str]:
     """What an operator should know about the configured passwords, none of which is shown."""
-    users = _users(options)
+    users = _users(settings)
     found = []
     if any(not _BCRYPT.match(password) for password in users.values()):
         found.append("Plaintext passwords detected, use bcrypt")
     broken = [f"the password of user {name!r}" for name, password in users.items() if _broken(password)]
-    if _broken(options.token):
+    if _broken(settings.token):
         broken.append("the token")
     return found + [f"Nobody can log in with {what}: it begins like a bcrypt hash and is none" for what in broken]
 
 
-def _users(options: LoginOptions) -> dict[str, str]:
-    users = dict(options.users)
-    if options.user:
-        users[options.user] = options.password
+def _users(settings: AuthSettings) -> dict[str, str]:
+    users = {user.user: user.password for user in settings.users}
+    if settings.user:
+        users[settings.user] = settings.password
     return users
 
 

@@ -49,9 +49,9 @@ class Client(asyncio.Protocol):
         self.server = server
         self._loop = server.loop
         self._clock = server.clock
-        options = server.options
+        settings = server.settings.clients
         self.router: Router = server.router
-        self.parser = Parser(options.max_control_line, options.max_payload)
+        self.parser = Parser(settings.max_control_line, settings.max_payload)
         self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
         self.subs: dict[bytes, Subscription] = {}
         self.cid = 0
@@ -79,7 +79,7 @@ class Client(asyncio.Protocol):
         self.label = ""
         """What log lines about this client begin with."""
 
-        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, options.ping_interval_ns, options.ping_max,
+        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, settings.ping_interval_ns, settings.ping_max,
                                     self._send_ping, self._stale)
 
     # asyncio.Protocol
@@ -90,9 +90,9 @@ class Client(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.ip, self.port = peer[0], peer[1]
-        options = server.options
-        self._outbound = Outbound(self._loop, server.flusher, self._transport, options.max_pending,
-                                  options.write_deadline_ns, self._slow)
+        settings = server.settings.clients
+        self._outbound = Outbound(self._loop, server.flusher, self._transport, settings.max_pending,
+                                  settings.write_deadline_ns, self._slow)
         self.cid = server.next_cid()
         self.label = f"{self.ip}:{self.port} - cid:{self.cid}"
         self._reading = ReadPacing(self._loop, self._transport, self._take)
@@ -130,7 +130,7 @@ class Client(asyncio.Protocol):
             if not self.closed:
                 self.fail(error.text, error.reason)
             return
-        if stalled and not self.server.options.no_fast_producer_stall:
+        if stalled and not self.server.settings.clients.no_fast_producer_stall:
             self._stall(size)
         self._reading.taken(size)
 
@@ -331,7 +331,7 @@ class Client(asyncio.Protocol):
         if op.queue == _SYSTEM_QUEUE:
             self._error(f'Permissions Violation for Subscription to "{_text(op.subject)}" using queue "_sys_"')
             return
-        limit = self.server.options.max_subscriptions
+        limit = self.server.settings.clients.max_subscriptions
         if limit and len(self.subs) >= limit:
             self._error("maximum subscriptions exceeded")
             return
@@ -387,7 +387,7 @@ class Client(asyncio.Protocol):
         self._verbose = options["verbose"]
         self._strict = self._verbose or options["pedantic"]
         self.no_echo = not options["echo"]
-        self.headers = self.parser.headers = self.server.options.headers and bool(options.get("headers"))
+        self.headers = self.parser.headers = not self.server.settings.clients.no_header_support and bool(options.get("headers"))
         if options["protocol"] not in (0, 1):
             self.fail("invalid client protocol", "Bad Client Protocol Version")
             return

@@ -70,7 +70,7 @@ class Login:
 
     def set_timer(self) -> None:
         """Start the time that the client has to log in."""
-        seconds = self._client.server.options.auth_timeout_ns / 1e9
+        seconds = self._client.server.settings.auth.timeout_ns / 1e9
         self._timer = self._client.server.loop.call_later(seconds, self._timed_out)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Login:
             return True
         # The first operation is not CONNECT: only no_auth_user allows that.
         server = client.server
-        if server.authenticate is not None and server.options.no_auth_user and server.authenticate({}) is True:
+        if server.authenticate is not None and server.settings.auth.no_auth_user and server.authenticate({}) is True:
             self.pending = False
             self._end_timer()
             return True

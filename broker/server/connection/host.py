@@ -10,31 +10,15 @@ import random
 from typing import Any, Protocol, TypeVar
 
 from broker.clock import Clock
+from broker.config.settings import Settings
 from broker.server.auth.authenticator import Decide
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.outbound import Flusher, Outbound
 from broker.server.routing.router import Router
 
-__all__ = ["ConnectionOptions", "Host"]
+__all__ = ["Host"]
 
 C = TypeVar("C", contravariant=True)
-
-
-class ConnectionOptions(Protocol):
-    """The options that concern one connection; see ``broker.server.options``."""
-
-    auth_timeout_ns: int
-    headers: bool
-    max_control_line: int
-    max_payload: int
-    max_pending: int
-    max_subscriptions: int
-    max_traced_msg_len: int
-    no_auth_user: str
-    no_fast_producer_stall: bool
-    ping_interval_ns: int
-    ping_max: int
-    write_deadline_ns: int
 
 
 class Host(Protocol[C]):
@@ -54,7 +38,7 @@ class Host(Protocol[C]):
     stalled_clients: int
 
     @property
-    def options(self) -> ConnectionOptions: ...
+    def settings(self) -> Settings: ...
 
     def next_cid(self) -> int: ...
 

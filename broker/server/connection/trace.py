@@ -77,7 +77,7 @@ class TracedClient(Client):
     def _trace_payload(self, way: str, body: bytes) -> None:
         if not body:
             return
-        limit = self.server.options.max_traced_msg_len
+        limit = self.server.settings.logging.max_traced_msg_len
         shown = body[:limit] if 0 < limit < len(body) else body
         rest = "..." if len(shown) < len(body) else ""
         self._log(f'{way} MSG_PAYLOAD: ["{_printable(shown)}{rest}"]')

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from broker.config.settings import StorageSettings
 from broker.storage.format.codec import Codec
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 
 __all__ = ["LogSettings"]
+
+_DEFAULTS = StorageSettings()
 
 
 class LogSettings:
@@ -14,8 +17,9 @@ class LogSettings:
     Args: commit_interval_ns between the beginnings of puts, 0: none. lease_ns is T, None where a lock is the lease.
     """
 
-    def __init__(self, *, segment_bytes: int = 4 << 20, segment_count: int = 20_000, puts_in_flight: int = 4,
-                 commit_interval_ns: int = 0, lazy_ns: int = 1_000_000_000, tail_bytes_max: int = 256 << 20,
+    def __init__(self, *, segment_bytes: int = _DEFAULTS.segment_bytes, segment_count: int = 20_000,
+                 puts_in_flight: int = _DEFAULTS.puts_in_flight, commit_interval_ns: int = 0,
+                 lazy_ns: int = 1_000_000_000, tail_bytes_max: int = _DEFAULTS.tail_bytes_max,
                  inline_bytes_max: int = 256 << 10, lease_ns: int | None = None, put_timeout_ns: int | None = None,
                  codec: Codec = Codec.ZSTD) -> None:
         if not 1 <= puts_in_flight <= PUTS_IN_FLIGHT_MAX:

@@ -11,9 +11,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker.clock import SystemClock
+from broker.config.settings import ClientSettings, JetStreamSettings, Settings
 from broker.jetstream.engine import JetStream
-from broker.jetstream.settings import JetStreamSettings
-from broker.server.options import ServerOptions
 from broker.server.server import Server
 from broker.storage.format.header import Position
 from broker.storage.log.log import Log
@@ -44,7 +43,8 @@ class Inside:
         self._opened = opened
 
     async def __aenter__(self) -> Self:
-        self.server = Server(ServerOptions(host="127.0.0.1", port=-1, jetstream=True), self.clock)
+        self.server = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=-1), jetstream=JetStreamSettings(enabled=True)),
+                             self.clock)
         await self.server.start()
         self.js = JetStream({"$G": self.server.router}, self.clock, self.rng, self.settings)
         self.js.listen()

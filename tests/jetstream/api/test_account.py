@@ -10,7 +10,7 @@ import asyncio
 import pytest
 from nats.errors import NoRespondersError
 
-from broker.jetstream.settings import AccountLimits, JetStreamSettings, ServerLimits
+from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
 from broker.jetstream.wire.ids import account_hash
 from tests.jetstream.api.inside import Inside
 

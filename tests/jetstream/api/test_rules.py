@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.config.settings import AccountLimits, ServerLimits
 from broker.jetstream.config.consumer_rules import (
     check_consumer,
     check_consumer_supported,
@@ -25,7 +26,6 @@ from broker.jetstream.config.stream_rules import (
     with_static_metadata,
 )
 from broker.jetstream.config.types import ConsumerConfig, StreamConfig
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.wire.errors import ApiError
 
 SECOND = 1_000_000_000

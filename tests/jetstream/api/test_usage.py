@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.jetstream.settings import JetStreamSettings, ServerLimits
+from broker.config.settings import JetStreamSettings, ServerLimits
 from tests.harness import NatsServerProcess
 from tests.jetstream.api.inside import Inside
 

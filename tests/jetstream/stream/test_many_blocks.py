@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from broker.config.settings import AccountLimits, ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.stream.state import front as front_module
 from broker.jetstream.stream.state import live as live_module
 from broker.jetstream.stream.state import memory_blocks

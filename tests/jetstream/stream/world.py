@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.clock import ManualClock
+from broker.config.settings import AccountLimits, ServerLimits
 from broker.jetstream.bus import Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.jetstream.settings import AccountLimits, ServerLimits
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.header import Position
 from broker.storage.format.record import RecordKind
