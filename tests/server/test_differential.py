@@ -261,12 +261,12 @@ async def test_guarded_dialogue(name: str) -> None:
 
 CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
     "authentication timeout": ("authorization { user: u, password: p, timeout: 0.2 }",
-                               {"user": "u", "password": "p", "auth_timeout_ns": 200_000_000}, [("a", b"", END)]),
+                               {"user": "u", "password": "p", "timeout_ns": 200_000_000}, [("a", b"", END)]),
     "no auth user": ("authorization { users: [ { user: u, password: p } ] }\nno_auth_user: u",
                      {"users": (User("u", "p"),), "no_auth_user": "u"},
                      [("a", b"PING\r\n"), ("b", OLD), ("b", b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
                       ("c", b'CONNECT {"user":"u","pass":"q"}\r\n', END)]),
-    "no headers": ("no_header_support: true", {"headers": False},
+    "no headers": ("no_header_support: true", {"no_header_support": True},
                    [("a", b'CONNECT {"verbose":false,"headers":true}\r\nPING\r\n'),
                     ("a", b"HPUB foo 12 14\r\nNATS/1.0\r\n\r\nzz\r\n", END)]),
     "small payloads": ("max_payload: 10", {"max_payload": 10},
