@@ -14,7 +14,6 @@ there is an environment to read (see ``environment``).
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,6 +308,8 @@ def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
 
 def default_store_url() -> str:
     """Where streams are kept when JetStream is on and no store is named: beside nats-server's own default."""
+    import tempfile
+
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import broker
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
 from broker.config.settings import MASK, SETTINGS, ConfigError, Settings, User, default_store_url
@@ -367,6 +368,14 @@ def test_what_is_shown_masks_secrets(load_with: Load) -> None:
         assert "hunter2" not in shown
         assert MASK in shown
         assert any(MASK in notice for notice in load_with(file=shown).notices)
+
+
+def test_versions_have_one_source() -> None:
+    """What clients are told stands in one place, so that a new version is one edit."""
+    root = Path(broker.__file__).parent
+    told = [str(path.relative_to(root)) for path in root.rglob("*.py")
+            if f'"{broker.NATS_SERVER_VERSION}"' in path.read_text() or f'"{broker.__version__}"' in path.read_text()]
+    assert told == ["__init__.py"]
 
 
 def test_names_are_unambiguous() -> None:

@@ -54,6 +54,32 @@ def test_help_and_unknown_flags() -> None:
     assert (done.returncode, done.stderr) == (1, 'nats-server: unrecognized command: "stray"\n')
 
 
+def test_print_config(tmp_path: Path) -> None:
+    """What flags, environment and file come to; printed to a file, it is a valid configuration."""
+    path, shown = tmp_path / "x.conf", tmp_path / "shown.conf"
+    path.write_text("port: 1\nmax_payload: 1KB\nauthorization { user: u, password: hunter2 }")
+    done = run("--print-config", "-c", str(path), "--port", "5000", environ={"JETBLOCK_MAX_PENDING": "3MB"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"port: 5000", "max_payload: 1024", "max_pending: 3145728", '  password: "[REDACTED]"'} <= {
+        *done.stdout.splitlines()}
+    assert "hunter2" not in done.stdout
+    shown.write_text(done.stdout)
+    assert run("-t", "-c", str(shown)).returncode == 0
+    assert run("--print-config", "-c", str(shown)).stdout == done.stdout
+    assert run("--print-config", "-p", "x").returncode == 1
+
+
+@BOTH
+async def test_no_auth_user(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A client without credentials is let in as that user; wrong credentials are refused all the same."""
+    path = tmp_path / "x.conf"
+    path.write_text("authorization { users [ {user: a, password: b} ] }\nno_auth_user: a")
+    async with process("-c", str(path)) as broker:
+        await (await nats.connect(broker.url)).close()
+        with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+            await nats.connect(broker.url, user="a", password="x", allow_reconnect=False)
+
+
 def test_bad_configuration(tmp_path: Path) -> None:
     """Status 1, and the line that launchers look for."""
     path = tmp_path / "x.conf"

@@ -16,11 +16,9 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
 from broker.jetstream.wire.ids import unique_id
+from broker.protocol.parser import MAX_PAYLOAD
 
 __all__ = ["PushSide"]
-
-_MAX_PAYLOAD = 1 << 20
-"""The largest message where the stream has no bound of its own: what a rate limit lets through in one go."""
 
 
 class PushSide:
@@ -127,7 +125,8 @@ class PushSide:
         self.flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
 
     def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
-        burst = msg_bytes_max if msg_bytes_max > 0 else _MAX_PAYLOAD
+        # What a rate limit lets through in one go: the largest message.
+        burst = msg_bytes_max if msg_bytes_max > 0 else MAX_PAYLOAD
         self.rate = RateLimit(bits_per_second, burst, mono_ns) if bits_per_second else None
 
     def _unwatch(self) -> None:
