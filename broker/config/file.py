@@ -102,6 +102,8 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
         top = parse(text, file=path, environ=environ, read=read)
     except SyntaxFailure as error:
         raise ConfigError(str(error)) from None
+    if not top.value:
+        raise ConfigError(f"{path}: config has no values or is empty")
     meaning = _Meaning()
     meaning.section("", top)
     if meaning.errors:
@@ -309,7 +311,7 @@ def _as_written(setting: Setting, value: Value) -> Any:
     """
     if isinstance(value.value, list):
         return [item.literal or item.value for item in value.value]
-    if value.literal and (setting.path.endswith("_ns") or setting.kind is kinds.text):
+    if value.literal and (setting.path.endswith("_ns") or setting.kind in (kinds.text, kinds.name)):
         return value.literal
     return value.value
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "names", "parse_duration_ns", "parse_size", "port",
-           "size", "text"]
+__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "name", "names",
+           "parse_duration_ns", "parse_size", "port", "size", "text"]
 
 Kind = Callable[[Any], Any]
 """A configured value to the setting's value; ValueError says what it must be."""
@@ -124,6 +124,14 @@ def text(value: Any) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     raise ValueError("must be text")
+
+
+def name(value: Any) -> str:
+    """Text in one word."""
+    found = text(value)
+    if " " in found:
+        raise ValueError("cannot contain spaces")
+    return found
 
 
 def choice(*words: str) -> Kind:

@@ -266,7 +266,7 @@ class Settings:
     """What the broker runs with. Made by ``broker.config.load``; tests make their own with keyword arguments."""
 
     server_name: str = _setting(
-        "", kinds.text, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
+        "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
         "server_name")
     server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
     clients: ClientSettings = ClientSettings()

@@ -150,8 +150,7 @@ class _Reader:
                     self.fail("Unexpected EOF processing map.")
                 break
             if self.text[self.at] in ",;":
-                self.at += 1
-                continue
+                self.fail(f"Unexpected separator '{self.seen()}' where a key was expected.")
             if end and self.text[self.at] == end:
                 self.at += 1
                 break
@@ -167,10 +166,14 @@ class _Reader:
             self.fail(f"More than {DEPTH_MAX} maps and arrays within each other.")
 
     def end_of_item(self, end: str) -> None:
+        """One separator at most, on the item's own line; a new line or a comment separates, too."""
         self.skip(_BLANK)
+        if self.text[self.at:self.at + 1] in (",", ";"):
+            self.at += 1
+            return
         if (comment := _COMMENT.match(self.text, self.at)) is not None:
             self.at = comment.end()
-        if self.at < len(self.text) and self.text[self.at] not in "\r\n,;" + end:
+        if self.at < len(self.text) and self.text[self.at] not in "\r\n" + end:
             what = f"map value terminator ',' or a map terminator '{end}'" if end else \
                 "top-level value to end with a new line, comment or EOF"
             self.fail(f"Expected a {what}, but got '{self.seen()}' instead.")
@@ -263,20 +266,21 @@ class _Reader:
             if self.at >= len(self.text):
                 self.fail("Unexpected EOF processing array.")
             first = self.text[self.at]
-            if first in ",;":
-                self.at += 1
-            elif first == "]":
+            if first == ",":
+                self.fail("Unexpected array value terminator ','.")
+            if first == "]":
                 self.at += 1
                 self.depth -= 1
                 return found
-            elif first == "}":
-                self.fail("Expected an array value terminator ',' or an array terminator ']', but got '}' instead.")
-            else:
+            if first not in ";}":
                 found.append(self.value())
                 self.skip(_BLANK)
-                if self.at < len(self.text) and self.text[self.at] not in ",;]\r\n#/":
-                    self.fail("Expected an array value terminator ',' or an array terminator ']', "
-                              f"but got '{self.seen()}' instead.")
+            after = self.text[self.at:self.at + 1]
+            if after == ",":
+                self.at += 1
+            elif after not in "]\r\n#/":
+                self.fail("Expected an array value terminator ',' or an array terminator ']', "
+                          f"but got '{self.seen()}' instead.")
 
     def quoted(self, quote: str, *, escapes: bool) -> str:
         start = self.at
@@ -369,6 +373,8 @@ class _Reader:
             self.fail(f"variable reference cycle for '{name}'", start)
         if not name or name not in self.environ:
             self.fail(f"variable reference for '{name}' can not be found", start)
+        if not self.environ[name]:
+            return self.make("", start)
         inner = _Reader("pk=" + self.environ[name], f"${name}", self.environ, None, self.files, self.asked | {name})
         found = inner.items("").get("pk")
         if found is None:

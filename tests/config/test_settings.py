@@ -29,7 +29,7 @@ def load_with(tmp_path: Path) -> Load:
     """``load_with("flags here", file="text", VARIABLE="value")``."""
     def go(flags: str = "", file: str | None = None, **environ: str) -> Settings:
         words = flags.split()
-        if file is not None:
+        if file:
             path = tmp_path / "x.conf"
             path.write_text(file)
             words += ["-c", str(path)]
@@ -137,6 +137,8 @@ REFUSED: list[tuple[str, str]] = [
     ("gateway { name: g }", '"gateway" needs other servers'),
     ("authorization { users [ { nkey: U } ] }", '"nkey" is not supported'),
     ("authorization { users [ { user: a, permissions { publish: x } } ] }", '"permissions" is not supported'),
+    ("# nothing", "x.conf: config has no values or is empty"),
+    ("server_name: 'a b'", "server_name cannot contain spaces"),
     ("port: x", "port must be a port number, or -1 for any free one, not 'x'"),
     ("port: 70000", "port must be a port between 1 and 65535"),
     ("listen: a:b:c", "an IPv6 address in [brackets]"),
@@ -340,7 +342,7 @@ def test_an_unknown_no_auth_user_as_the_real_server_tells_it(load_with: Load, tm
 SHOWN = [
     ("", "", {}),
     ("-js", "", {}),
-    ("--store memory:// -m -1 -D", "server_tags: [a, 'b c']\nserver_name: '\"x\" \\ y'", {}),
+    ("--store memory:// -m -1 -D", "server_tags: [a, 'b c']\nserver_name: '\"x\"\\y'", {}),
     ("", "listen: '[::1]:5000'\nhttp: '[::1]:8222'\nping_interval: 1m30.5s\nmax_connections: -1", {}),
     ("", "jetstream { object_store { bucket: b, path_prefix: p/q, endpoint: 'http://h:9', region: r } }",
      {"JETBLOCK_COMMIT_INTERVAL": "0"}),

@@ -24,7 +24,7 @@ READS: list[tuple[str, dict[str, Any]]] = [
     ("port = 4222", {"port": 4222}),
     ("port 4222", {"port": 4222}),
     ("port:-1", {"port": -1}),
-    ("a: 1, b: 2; c: 3\n\n,d: 4;", {"a": 1, "b": 2, "c": 3, "d": 4}),
+    ("a: 1, b: 2; c: 3,\n\nd: 4;", {"a": 1, "b": 2, "c": 3, "d": 4}),
     ("a: 1 # one\nb: 2 // two\n// three\n", {"a": 1, "b": 2}),
     ("a: 1\r\nb: 2\r\n", {"a": 1, "b": 2}),
     ("\ufeffa: 1", {"a": 1}),
