@@ -17,6 +17,7 @@ from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.message_size import messages_size
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
@@ -203,13 +204,9 @@ def _compare(name: str, row: DirectoryRow, core: BlockCore, index: Head) -> None
         raise wrong("its times")
     if core.raw_bytes != sum(frame.raw_bytes for frame in index.frames):
         raise wrong("its raw bytes")
-    size = core.raw_bytes + 30 * core.count + sum(
-        len(name) * count for name, count in zip(index.subjects, index.subject_counts, strict=True))
-    if index.hlens is not None:
-        size += 4 * sum(1 for hlen in index.hlens if hlen)
-    elif index.hlen:
-        size += 4 * core.count
-    if core.bytes != size:
+    with_headers = (core.count if index.hlen else 0) if index.hlens is None else core.count - index.hlens.count(0)
+    subject_bytes = sum(len(name) * count for name, count in zip(index.subjects, index.subject_counts, strict=True))
+    if core.bytes != messages_size(core.count, with_headers, subject_bytes, core.raw_bytes):
         raise wrong("its messages' bytes")
     if core.subjects is not None and core.subjects != tuple(
             (subject, count, index.seq_of(first), index.seq_of(last)) for subject, count, first, last in zip(

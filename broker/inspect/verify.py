@@ -353,7 +353,7 @@ def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tup
         seq = head.seq_of(ordinal)
         if not entry.is_dead(seq):
             msgs += 1
-            size += head.user_bytes(ordinal)
+            size += head.size_of(ordinal)
             first = first or seq
     return msgs, size, first
 

@@ -10,10 +10,11 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import Outcome
+from broker.storage.format.message_size import message_size
 from broker.storage.format.record import RecordKind
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
+from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.shard import Shard, ShardSettings
@@ -81,7 +82,7 @@ class Stream:
 
 
 def _size(row: Row) -> int:
-    return user_bytes(row[1], len(row[2]), row[2] + row[3])
+    return message_size(row[1], len(row[2]), row[2] + row[3])
 
 
 class Owner:

@@ -31,10 +31,11 @@ from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.message_size import message_size
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
+from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import ObjectInfo, StoreError
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
@@ -192,7 +193,7 @@ class SimStream:
         self.first_seq, self.last_seq = (1, 0) if state is None else (state.first_seq, state.last_seq)
         self.bytes = 0 if state is None else state.bytes
         self.live: set[int] = set() if state is None else set(_live_seqs(state))
-        self.size = user_bytes(b"s", 0, bytes(12))
+        self.size = message_size(b"s", 0, bytes(12))
         self.delivered = self.floor = 0
         if state is not None:
             consumer = state.consumers["c"]

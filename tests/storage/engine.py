@@ -13,10 +13,11 @@ from broker.cluster.ownership import Taken, take
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.message_size import message_size
 from broker.storage.format.record import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.writer import OpenBlock, SealedBlock, user_bytes
+from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import Buffers, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
@@ -83,7 +84,7 @@ class Stream:
     def remove(self, first: int, last: int) -> None:
         """Remove first..last, all of which live."""
         count = last - first + 1
-        self.log.block(self).remove(first, last, count, count * user_bytes(b"foo", 0, b"hello"))
+        self.log.block(self).remove(first, last, count, count * message_size(b"foo", 0, b"hello"))
         self.msgs -= count
         if first == self.first_seq:
             self.first_seq = last + 1

@@ -12,9 +12,10 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.frame import FRAME_MESSAGES_MAX
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head
+from broker.storage.format.message_size import message_size
 from broker.storage.format.record import RecordKind
 from broker.storage.format.small import COMPRESSED_MIN
-from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block, user_bytes
+from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
 
 T0 = 1_700_000_000_000_000_000
@@ -85,9 +86,9 @@ def test_headers_may_begin_and_end_anywhere_in_a_block() -> None:
             block.append_run(row.seq, [row.subject], one, [row.body], T0)
         sealed = seal_block(block, AT)
         assert [row for chunk in sealed.chunks for row in chunk_rows(chunk)] == rows
-        assert sealed.core.bytes == sum(user_bytes(row.subject, row.hlen, row.body) for row in rows)
-    assert user_bytes(b"orders.eu", 0, b"hello") == 44
-    assert user_bytes(b"orders.eu", 12, b"NATS/1.0\r\n\r\nhello") == 60
+        assert sealed.core.bytes == sum(message_size(row.subject, row.hlen, row.body) for row in rows)
+    assert message_size(b"orders.eu", 0, b"hello") == 44
+    assert message_size(b"orders.eu", 12, b"NATS/1.0\r\n\r\nhello") == 60
     zero: OpenBlock[None] = OpenBlock(7, None)
     zero.append_run(1, [b"a"], [0], [b"x"], T0)
     (chunk,) = seal_block(zero, AT).chunks

@@ -43,6 +43,7 @@ from broker.storage.format.columns import ARRAYS, COLUMN, Column, Misfit, Values
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.frame import Chunk, Frame
 from broker.storage.format.header import Position
+from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 
 __all__ = ["INDEX_BYTES_MIN", "Head", "corrupt_frame", "decode_frame", "decode_index", "encode_index", "frame_body"]
 
@@ -146,11 +147,11 @@ class Head:
         """Subject of message ``ordinal``."""
         return self.subjects[0 if self.subject_ids is None else self.subject_ids[ordinal]]
 
-    def user_bytes(self, ordinal: int) -> int:
+    def size_of(self, ordinal: int) -> int:
         """What message ``ordinal`` counts for in its stream's ``bytes``."""
         hlen = self.hlen if self.hlens is None else self.hlens[ordinal]
         body_len = self.body_len if self.body_lens is None else self.body_lens[ordinal]
-        return 30 + len(self.subject_of(ordinal)) + body_len + (4 if hlen else 0)
+        return ROW_BYTES + len(self.subject_of(ordinal)) + body_len + (HEADERS_BYTES if hlen else 0)
 
     def subject_id(self, subject: bytes) -> int | None:
         """Place of ``subject`` in the subject columns; None when no message of the block has it."""

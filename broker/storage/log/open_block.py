@@ -11,13 +11,10 @@ from typing import Final, Generic, TypeVar
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.record import Record
 
-__all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "ROW_BYTES", "OpenBlock", "Owner", "Tally", "user_bytes"]
+__all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "OpenBlock", "Owner", "Tally"]
 
 BODY_BYTES_MAX: Final = 128 << 20
 """No message is larger: max_payload is at most 64 MiB, and headers count in it."""
-
-ROW_BYTES: Final = 30
-"""What a message counts for beside its subject and body: in nats-server's files 22 bytes of row and 8 of checksum."""
 
 NAMES_BYTES: Final = 256
 """What a message's subject and reply may take without counting towards a segment: 10 MB in one of 2 * 20 000 messages.
@@ -26,11 +23,6 @@ They may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
 Owner = TypeVar("Owner")
 
 _NO_OUTCOME: Final = Outcome()
-
-
-def user_bytes(subject: bytes, hlen: int, body: bytes) -> int:
-    """What one message counts for in its stream's ``bytes``. Source: fileStoreMsgSizeRaw in server/filestore.go."""
-    return ROW_BYTES + len(subject) + len(body) + (4 if hlen else 0)
 
 
 class Tally:

@@ -34,12 +34,13 @@ from broker.storage.format.columns import compact
 from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, encode_index
+from broker.storage.format.message_size import messages_size
 from broker.storage.format.segment import RowValues, encode_segment_front
 from broker.storage.format.small import NAME_BYTES_MAX, SmallEncoder
-from broker.storage.log.open_block import BODY_BYTES_MAX, ROW_BYTES, OpenBlock, Owner, Tally, user_bytes
+from broker.storage.log.open_block import BODY_BYTES_MAX, OpenBlock, Owner, Tally
 
 __all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
-           "is_small", "seal_block", "user_bytes"]
+           "is_small", "seal_block"]
 
 _BUFFER_BYTES: Final = 64 * 1024
 """Smaller neighbours are joined, so that a segment of a thousand blocks is still a few writes."""
@@ -172,13 +173,10 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     lens = list(map(len, block.bodies))
     head, names = _head(block, lens, position, object_id)
     raw_bytes = core.raw_bytes = sum(lens)
-    core.bytes = raw_bytes + ROW_BYTES * count + (
+    core.bytes = messages_size(
+        count, 0 if block._hlens is None else count - block._hlens.count(0),
         count * len(head.subjects[0]) if head.subject_ids is None
-        else sum(map(mul, map(len, head.subjects), head.subject_counts)))
-    if head.hlens is not None:
-        core.bytes += 4 * (count - block._hlens.count(0))  # type: ignore[union-attr]  # hlens came from there
-    elif head.hlen:
-        core.bytes += 4 * count
+        else sum(map(mul, map(len, head.subjects), head.subject_counts)), raw_bytes)
     core.first_time_ns, core.last_time_ns = block.runs[0][2], block.runs[-1][2]
     core.subjects = _summary(head)
     if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
@@ -362,7 +360,7 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
                                                  opened.last_seq)
     lens = list(map(len, opened.bodies))
     raw_bytes = sum(lens)
-    size = raw_bytes + (ROW_BYTES + len(subject)) * count
+    size = messages_size(count, 0, count * len(subject), raw_bytes)
     if len(runs) == count:
         stamps = [run[2] for run in runs]
     else:

@@ -281,7 +281,7 @@ class Rows:
     def seq_of(self, at: int) -> int:
         return self.block.first_seq + at
 
-    def user_bytes(self, at: int) -> int:
+    def size_of(self, at: int) -> int:
         return 100
 
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.state.stored import user_size
+from broker.storage.format.message_size import message_size
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.model import Model
 from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, everything, pub, publish, read_all
@@ -96,7 +96,7 @@ class StreamMachine(RuleBasedStateMachine):
             msg = pub(subject, payload, **headers)
             sent.append(msg)
             expected.append(self.model.publish(
-                subject, payload, user_size(subject, msg[2], msg[3]), now_ns, expected_last=last,
+                subject, payload, message_size(subject, msg[2], msg[3]), now_ns, expected_last=last,
                 msg_id=headers.get("Nats_Msg_Id", "").encode(), rollup=headers.get("Nats_Rollup", "")))
         self.model.enforce()
         self.loop.call_soon(lambda: publish(self.world, self.stream, *sent))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.index import decode_frame, decode_index
-from broker.storage.log.writer import user_bytes
+from broker.storage.format.message_size import message_size
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        return user_bytes(self.subject, self.hlen, self.body)
+        return message_size(self.subject, self.hlen, self.body)
 
 
 class Judge:

@@ -13,9 +13,10 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.message_size import message_size
 from broker.storage.format.record import RecordKind
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block, user_bytes
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, decode_plain, encode, head_of, open_block
 
 T0 = 1_700_000_000_000_000_000
@@ -75,7 +76,7 @@ def test_a_block_reads_back_as_it_was_written(runs: list[list[Row]], removed: li
     assert [(r.kind, r.body, r.after_seq) for r in core.records] == [
         (kind, body, rows[-1].seq if rows else 0) for kind, body in records]
     if rows:
-        assert core.bytes == sum(user_bytes(row.subject, row.hlen, row.body) for row in rows)
+        assert core.bytes == sum(message_size(row.subject, row.hlen, row.body) for row in rows)
         assert (core.first_seq, core.last_seq) == (rows[0].seq, rows[-1].seq)
         assert (core.first_time_ns, core.last_time_ns) == (rows[0].time_ns, rows[-1].time_ns)
         ref = head.ref(0, core)

@@ -77,7 +77,7 @@ def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[
         start = ref.frames_offset + frame.offset
         rows += chunk_rows(decode_frame(index, frame_no, data[start:start + frame.stored_bytes], head.header.name))
     assert [index.subject_of(i) for i in range(index.count)] == [row.subject for row in rows]
-    assert sum(map(index.user_bytes, range(index.count))) == core.bytes
+    assert sum(map(index.size_of, range(index.count))) == core.bytes
     return core, rows
 
 

@@ -30,10 +30,10 @@ from broker.jetstream.stream.publish.accepted import Pending
 from broker.jetstream.stream.publish.headers import HINT, PublishHeaders
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.state.rows import NotLoaded
-from broker.jetstream.stream.state.stored import user_size
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_literal
+from broker.storage.format.message_size import ROW_BYTES, message_size, messages_size
 from broker.storage.log.open_block import NAMES_BYTES
 from broker.storage.log.owner import BlockOwner
 
@@ -211,7 +211,7 @@ class Sequencer:
         try:
             block = live.open or log.block(self._owner)
             block.append_one(seq, subject, body, time_ns)
-            live.appended(block, 1, size + 30 + len(subject), seq, time_ns)
+            live.appended(block, 1, ROW_BYTES + len(subject) + size, seq, time_ns)
             self._dedupe.last_id = b""
             if reply:
                 log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
@@ -261,7 +261,7 @@ class Sequencer:
         live = self._live
         first_seq = live.last_seq + 1
         subjects_bytes = sum(map(len, subjects))
-        size = raw_bytes + 30 * count + subjects_bytes + 4 * with_headers
+        size = messages_size(count, with_headers, subjects_bytes, raw_bytes)
         if live.usage.bytes + size > live.usage.bytes_max:
             return False
         removed = None
@@ -270,7 +270,7 @@ class Sequencer:
             if index is None or index.merged_seq != live.last_seq or (
                     self._trim_each and self._over_with(count, size)):
                 return False
-            removed = index.add_run(subjects, map(user_size, subjects, hlens, bodies), first_seq, self._per_subject,
+            removed = index.add_run(subjects, map(message_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)
         block = self._log.block(self._owner)
         block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
@@ -391,7 +391,7 @@ class Sequencer:
                 op = subject, reply, hlen, body
             if body.find(HINT, 0, hlen) >= 0:
                 headers = publish_headers.find(body[:hlen])
-        size = user_size(subject, hlen, body)
+        size = message_size(subject, hlen, body)
         if size > _RECORD_BYTES_MAX:
             raise ApiError(10077, err="message too large")
         if reply.endswith(_FAST_BATCH):

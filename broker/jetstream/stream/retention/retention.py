@@ -310,7 +310,7 @@ class Retention:
         at = rows.ordinal_of(seq)
         if live.find(seq) is not block or at >= block.count or rows.seq_of(at) != seq:
             return False
-        subject, size = rows.subject_of(at), rows.user_bytes(at)
+        subject, size = rows.subject_of(at), rows.size_of(at)
         self._subjects.removed(subject, seq)
         self.remove(block, (seq,), size, subject)
         self._log.urgent()
@@ -372,7 +372,7 @@ class Retention:
                             continue
                         for one, subject in part:
                             self._subjects.removed(subject, one)
-                        size = sum(rows.user_bytes(rows.ordinal_of(one)) for one, _ in part)
+                        size = sum(rows.size_of(rows.ordinal_of(one)) for one, _ in part)
                         shared = part[0][1] if len(part) == 1 or filters.literal else None
                         self.remove(block, [one for one, _ in part], size, shared, purged=True)
                         purged += len(part)

@@ -184,7 +184,7 @@ class Rollups:
                  if start <= seq <= end and is_live(block, seq)]
         if not pairs:
             return None
-        sizes = array("Q", [rows.user_bytes(rows.ordinal_of(seq)) for seq, _ in pairs])
+        sizes = array("Q", [rows.size_of(rows.ordinal_of(seq)) for seq, _ in pairs])
         return _Found(block, array("Q", [seq for seq, _ in pairs]), [subject for _, subject in pairs], sizes)
 
     def _still(self, some: _Found) -> _Found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.storage.format.message_size import messages_size
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class LiveBlock:
     def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
         """Of a block that has messages and is not persisted."""
         hlens = block.hlens
-        size = (sum(map(len, block.bodies)) + sum(map(len, block.subjects)) + 30 * block.count
-                + (4 * (block.count - hlens.count(0)) if hlens is not None else 0))
+        size = messages_size(block.count, 0 if hlens is None else block.count - hlens.count(0),
+                             sum(map(len, block.subjects)), sum(map(len, block.bodies)))
         live = cls(block.first_seq, block.last_seq, block.count, size, block.runs[0][2], block.runs[-1][2])
         live.open = block
         return live

@@ -369,7 +369,7 @@ class Live:
         if end - start == len(seqs):
             size = size_between(rows, start, end)
         else:
-            size = sum(rows.user_bytes(rows.ordinal_of(seq)) for seq in seqs)
+            size = sum(rows.size_of(rows.ordinal_of(seq)) for seq in seqs)
         return Removal(block, seqs[0], seqs[-1], len(seqs), size)
 
     def remove_front(self, gone: Sequence[Removal], end_seq: int) -> None:

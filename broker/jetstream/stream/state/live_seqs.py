@@ -22,7 +22,7 @@ class _Gapless:
     def ordinal_of(self, seq: int) -> int:
         raise AssertionError("a gapless block needs no rows for this")
 
-    seq_of = ordinal_at = time_of = subject_of = user_bytes = ordinal_of
+    seq_of = ordinal_at = time_of = subject_of = size_of = ordinal_of
 
 
 GAPLESS: Any = _Gapless()

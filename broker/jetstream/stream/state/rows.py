@@ -1,6 +1,6 @@
 """The messages of one block as rows, without their bodies: from the open block, or from a stored block's head.
 
-What limits, deletes and subject state need of a message is its sequence, subject, time and user size. ``Head`` has the
+What limits, deletes and subject state need of a message is its sequence, subject, time and size. ``Head`` has the
 same methods for stored blocks; this module gives them to a block that is still open, and sums that run in C for both.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.storage.format.index import Head
+from broker.storage.format.message_size import message_size, messages_size
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
@@ -34,7 +35,7 @@ class Rows(Protocol):
 
     def subject_of(self, ordinal: int) -> bytes: ...
 
-    def user_bytes(self, ordinal: int) -> int: ...
+    def size_of(self, ordinal: int) -> int: ...
 
 
 class NotLoaded(Exception):
@@ -88,35 +89,36 @@ class OpenRows:
     def subject_of(self, ordinal: int) -> bytes:
         return self.block.subjects[ordinal]
 
-    def user_bytes(self, ordinal: int) -> int:
+    def size_of(self, ordinal: int) -> int:
         block = self.block
         hlen = block.hlens[ordinal] if block.hlens is not None else 0
-        return 30 + len(block.subjects[ordinal]) + len(block.bodies[ordinal]) + (4 if hlen else 0)
+        return message_size(block.subjects[ordinal], hlen, block.bodies[ordinal])
 
 
 def sizes(rows: Rows, start: int, end: int) -> Sequence[int]:
-    """User sizes of the messages ``start`` to ``end`` (half open)."""
-    return list(map(rows.user_bytes, range(start, end)))
+    """Sizes of the messages ``start`` to ``end`` (half open)."""
+    return list(map(rows.size_of, range(start, end)))
 
 
 def size_between(rows: Rows, start: int, end: int) -> int:
-    """User size of the messages ``start`` to ``end`` (half open), all together."""
-    total = 30 * (end - start)
+    """Size of the messages ``start`` to ``end`` (half open), all together."""
+    count = end - start
     hlens: Sequence[int] | None
     if isinstance(rows, OpenRows):
         block = rows.block
         hlens = None if block.hlens is None else block.hlens[start:end]
-        total += sum(map(len, block.bodies[start:end])) + sum(map(len, block.subjects[start:end]))
+        with_headers = 0
+        body_bytes = sum(map(len, block.bodies[start:end]))
+        subject_bytes = sum(map(len, block.subjects[start:end]))
     elif isinstance(rows, Head):
-        total += rows.body_len * (end - start) if rows.body_lens is None else sum(rows.body_lens[start:end])
-        subjects = rows.subjects
-        if rows.subject_ids is None:
-            total += len(subjects[0]) * (end - start)
-        else:
-            total += sum(map(len, map(subjects.__getitem__, rows.subject_ids[start:end])))
         hlens = None if rows.hlens is None else rows.hlens[start:end]
-        if rows.hlen and hlens is None:
-            total += 4 * (end - start)
+        with_headers = count if rows.hlen else 0
+        body_bytes = rows.body_len * count if rows.body_lens is None else sum(rows.body_lens[start:end])
+        subjects = rows.subjects
+        subject_bytes = (len(subjects[0]) * count if rows.subject_ids is None
+                         else sum(map(len, map(subjects.__getitem__, rows.subject_ids[start:end]))))
     else:
         return sum(sizes(rows, start, end))
-    return total if hlens is None else total + 4 * (len(hlens) - hlens.count(0))
+    if hlens is not None:
+        with_headers = count - hlens.count(0)
+    return messages_size(count, with_headers, subject_bytes, body_bytes)

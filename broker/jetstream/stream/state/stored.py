@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["StoredMsg", "user_size"]
+__all__ = ["StoredMsg"]
 
 
 class StoredMsg(NamedTuple):
@@ -23,11 +23,3 @@ class StoredMsg(NamedTuple):
     @property
     def payload(self) -> bytes:
         return self.body[self.hlen:]
-
-
-def user_size(subject: bytes, hlen: int, body: bytes) -> int:
-    """What one message adds to its stream's ``bytes``.
-
-    Source: nats-server, server/filestore.go, fileStoreMsgSizeRaw.
-    """
-    return 30 + len(subject) + len(body) + (4 if hlen else 0)

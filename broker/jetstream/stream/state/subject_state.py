@@ -341,7 +341,7 @@ class SubjectState:
         for ordinal in range(at, end):
             seq = rows.seq_of(ordinal)
             if dead is None or seq not in dead:
-                index.add(rows.subject_of(ordinal), seq, rows.user_bytes(ordinal) if tracked else 0)
+                index.add(rows.subject_of(ordinal), seq, rows.size_of(ordinal) if tracked else 0)
                 merged += 1
         index.merged_seq = rows.seq_of(end - 1) if end < block.count else block.last_seq
         return max(merged, (end - at) // 4)
