@@ -31,8 +31,10 @@ from broker.clock import Clock
 from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
-from broker.jetstream.stream.publish.blocked import Standstill
+from broker.jetstream.stream.publish.blocked import BlockedPublish
+from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.publish.dedupe import Dedupe
+from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
@@ -129,11 +131,12 @@ class Stream:
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self._tasks, empty=state is None)
         replies = Replies(self, log, bus, domain)
-        self.sequencer = Sequencer(
-            self, self.live, log, self.dedupe, self.subjects, self.retention,
-            Rollups(self.live, self.heads, self.subjects, self.retention),
-            Standstill(self, self.live, self.heads, self._tasks, replies, clock), replies, bus, clock,
-            self.queries.last_seq_of, self.msg_ids.load)
+        context = CheckContext(
+            self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
+            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load)
+        self.sequencer = Sequencer(self, log, context, self.retention,
+                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
+                                   clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self._configure(config)
         if state is None:

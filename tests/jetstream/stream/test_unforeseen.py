@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.stream.publish import duplicates, expectations, limits
+from broker.jetstream.stream.publish.candidate import Candidate, Check
+from broker.jetstream.stream.publish.checks import TABLE, Checks
+from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.stream import Stream
 from tests.jetstream.stream.world import Listener, World, everything, pub, publish, turns
 
@@ -51,9 +56,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "memory": {"storage": "memory"}, "memory, one a subject": {"storage": "memory", "max_msgs_per_subject": 1},
     "async": {"persist_mode": "async", "allow_msg_schedules": False}, "new": {"max_msgs": 50, "discard": "new"}}
 
+
+
+class PlantedCheck:
+    """A stream's checks of which one is called by name, so that an error can be planted in it."""
+
+    def __init__(self, stream: Stream, make: Callable[..., Check | None]) -> None:
+        self.made: Check | None = None
+
+        def planted(context: CheckContext, config: StreamConfig) -> Check | None:
+            self.made = make(context, config)
+            return self.made and (lambda candidate: self.check(candidate))
+
+        table = [rule._replace(make=planted) if rule.make is make else rule for rule in TABLE]
+        assert any(rule.make is planted for rule in table)
+        stream.sequencer.checks = Checks(stream.sequencer.context, stream.config, table)
+
+    def check(self, candidate: Candidate) -> None:
+        assert self.made is not None
+        self.made(candidate)
+
+
 STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
-    "size": lambda stream: (stream.sequencer, "_check_headers"),
-    "dedupe": lambda stream: (stream.sequencer, "_check_msg_id"),
+    "expected stream": lambda stream: (PlantedCheck(stream, expectations.stream), "check"),
+    "expected sequence": lambda stream: (PlantedCheck(stream, expectations.last_sequence), "check"),
+    "duplicate": lambda stream: (PlantedCheck(stream, duplicates.duplicate), "check"),
+    "header size": lambda stream: (PlantedCheck(stream, limits.header_size), "check"),
+    "subject index": lambda stream: (PlantedCheck(stream, limits.subject_index), "check"),
+    "discard new": lambda stream: (PlantedCheck(stream, limits.discard_new), "check"),
     "index": lambda stream: (stream.sequencer, "_index"),
     "commit": lambda stream: (stream.sequencer, "_commit"),
     "block": lambda stream: (stream.log, "block"),
@@ -108,6 +138,8 @@ async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str,
         assert world.log.failure is None
         await world.close()
     assert met or nth == 1
+    if isinstance(where, PlantedCheck) and where.made and not after:
+        assert met, "the check is called for, and was never called"
 
 
 async def check(world: World, stream: Stream) -> None:
@@ -146,7 +178,8 @@ async def test_an_id_without_its_message_is_not_remembered() -> None:
     stream = world.stream()
     first, bad, last = (pub(b"S.a", msg_id.encode(), Nats_Msg_Id=msg_id, Nats_Expected_Stream="S") for msg_id in "xyz")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream.sequencer, "_check_headers", Once(stream.sequencer._check_headers, 2, False))
+        planted = PlantedCheck(stream, expectations.stream)
+        patch.setattr(planted, "check", Once(planted.check, 2, False))
         publish(world, stream, first, bad, last)
     await world.settle()
     assert [world.bus.answer(msg[1]).get("seq") for msg in (first, last)] == [1, 2]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.rows import NotLoaded
     from broker.jetstream.stream.state.tasks import Tasks
 
-__all__ = ["Standstill"]
+__all__ = ["BlockedPublish"]
 
 _PAUSE_NS = 250_000_000
 _PAUSE_NS_MAX = 16_000_000_000
@@ -50,8 +50,8 @@ class Owner(Protocol):
     def queue(self) -> Queue: ...
 
 
-class Standstill:
-    """What one stream's publishes wait for."""
+class BlockedPublish:
+    """The publish at the head of one stream's queue, while its decision lacks something."""
 
     def __init__(self, owner: Owner, live: Live, heads: Heads, tasks: Tasks, replies: Replies, clock: Clock) -> None:
         self._owner = owner

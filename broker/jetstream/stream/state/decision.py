@@ -7,7 +7,7 @@
 Each turn must bring something new. Asking again for what is held, or for work that was done while nothing changed since,
 would go on for ever: that is ``Stuck``, a mistake of ours, which is logged and answered like a store that cannot be read.
 
-Does not own: who waits meanwhile, and for how long (standstill, or the operation's own caller).
+Does not own: who waits meanwhile, and for how long (publish.blocked, or the operation's own caller).
 """
 
 from __future__ import annotations

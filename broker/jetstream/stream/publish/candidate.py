@@ -1,0 +1,67 @@
+"""One publish on its way through a stream's checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish.headers import as_stored
+from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.state.subject_index import SubjectIndex
+
+__all__ = ["Candidate", "Check", "Duplicate"]
+
+_NO_HEADERS: Mapping[bytes, bytes] = {}
+
+
+class Duplicate(Exception):
+    """The message was stored before, as ``seq``."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(seq)
+        self.seq = seq
+
+
+class Candidate:
+    """A message as it will be stored, unless a check refuses it. A check that changes it keeps ``size`` true.
+
+    One object serves a whole run, for making one for each message cost a tenth of its decision.
+
+    Attributes:
+        hlen, body: headers (the first ``hlen`` bytes of ``body``) and payload.
+        size: what it counts for in the stream's ``bytes``.
+        headers: those that the stream's checks read, parsed where ``Nats-`` occurs at all.
+        pending: what was accepted before it and is not in the stream yet.
+        msg_id: the id to remember, or b"".
+        rollup: b"", b"sub" or b"all".
+        index: where a stream that limits subjects counts it.
+        after: what follows once it is the stream's last message, or None.
+    """
+
+    __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject")
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+
+    def begin(self, msg: Msg) -> None:
+        """Be ``msg``, as it would be stored if no check refused or changed it."""
+        subject, self.reply, hlen, body = msg
+        size = ROW_BYTES
+        if hlen:
+            if body[8:10] != b"\r\n" or body.find(b"Nats-Request-Info:", 0, hlen) >= 0:
+                hlen, body = as_stored(hlen, body)
+            size = ROW_BYTES + HEADERS_BYTES if hlen else ROW_BYTES
+            self.headers = _NO_HEADERS
+        self.subject, self.hlen, self.body = subject, hlen, body
+        self.size = size + len(subject) + len(body)
+        self.msg_id = self.rollup = b""
+        self.index: SubjectIndex | None = None
+        self.after: Callable[[], None] | None = None
+
+
+Check = Callable[[Candidate], None]
+"""Raises: ApiError, Duplicate or NotLoaded when the candidate cannot be stored, or not yet."""

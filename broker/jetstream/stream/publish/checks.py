@@ -1,0 +1,152 @@
+"""The checks that a publish passes before it becomes a message: nats-server's, in nats-server's order.
+
+Owns: the table of checks, and which of them a stream's configuration and a message's headers call for.
+Does not own: the checks (modules beside this one), what an accepted or refused candidate leads to (sequencer).
+
+    TABLE ── configure ──> the stream's checks ── names of the headers ──> the message's checks ──> candidate accepted
+
+A check is a function of the candidate. It returns, or raises
+
+    ApiError    the message is refused
+    Duplicate   it was stored before, which its publisher is told
+    NotLoaded   the decision is taken again, from the first check on, once that is loaded
+
+and it changes nothing but the candidate: its subject, headers and body (with ``size``), or what is to be done once it is
+stored (``after``). What counts what is pending itself, or cannot, calls ``context.commit_pending`` first.
+
+To add a feature: write a module with a function ``(context, config) -> Check``, or None where the configuration does not
+call for the check, and enter it in TABLE at the place where nats-server does the same. In its row,
+
+    headers   None: every message; ANY: every message with headers; else the headers that the check reads: it is called
+              for messages with one of them, and finds in ``candidate.headers`` all that some check of the stream reads.
+              A check that acts on what an earlier one wrote into the candidate lists that one's headers too
+    bulk      whether ``Sequencer._bulk`` and ``Sequencer.one`` do without it, since they check the same for a whole run,
+              or pass on what it concerns. False is always right: while such a check is called for, every run is decided
+              message by message. Messages with ``Nats-`` headers other than an id never go in bulk
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from broker.jetstream.stream.publish import (
+    batches,
+    counters,
+    duplicates,
+    expectations,
+    limits,
+    rollup,
+    schedules,
+    sources,
+    ttl,
+)
+from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["ANY", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
+
+ANY: Final[frozenset[bytes]] = frozenset()
+"""Messages that have headers, whichever."""
+
+_COMBINATIONS_MAX: Final = 64
+"""Combinations of headers whose checks are remembered: publishers use few, but could make up any number."""
+
+
+Make = Callable[["CheckContext", "StreamConfig"], "Check | None"]
+"""Makes a check, or None where the configuration does not call for it."""
+
+
+class Rule(NamedTuple):
+    """A row of the table; the module's docstring says what its columns mean."""
+
+    make: Make
+    headers: Collection[bytes] | None = None
+    bulk: bool = False
+
+
+TABLE: Final = (
+    Rule(limits.trim_before, bulk=True),
+    Rule(limits.record_size, bulk=True),                                                            # 10077
+    Rule(batches.fast_ingest, bulk=True),                                                           # 10205
+    Rule(batches.atomic, {batches.BATCH_ID}),                                                       # 10174
+    Rule(limits.sealed),                                                                            # 10109
+    Rule(counters.disabled, {counters.INCREMENT}),                                                  # 10171, 10168
+    Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
+    Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
+    Rule(expectations.last_subject_sequence, {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),  # 10071, 10193
+    Rule(expectations.last_sequence, {expectations.LAST_SEQUENCE}),                                 # 10071
+    Rule(schedules.disabled, schedules.HEADERS),                                                    # 10188, 10212
+    Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
+    Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
+    Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
+    Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
+    Rule(limits.payload_size, bulk=True),                                                           # 10054
+    Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
+    Rule(limits.storage, bulk=True),                                                                # 10023
+    Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
+    # From here on nats-server is in its store.
+    Rule(limits.subject_index, bulk=True),
+    Rule(limits.last_sequence),                                                                     # 10077
+    Rule(limits.discard_new),                                                                       # 10077
+    Rule(rollup.plan, {rollup.ROLLUP}),
+)
+"""In order. Beside each rule: the errors that it answers with."""
+
+_READ: Final = frozenset(name for rule in TABLE for name in rule.headers or ())
+"""The headers that some check reads."""
+
+_ONE_BY_ONE: Final = tuple(rule.make for rule in TABLE if not rule.bulk and not rule.headers)
+
+
+def may_go_in_bulk(context: CheckContext, config: StreamConfig) -> bool:
+    """Whether runs may go past the checks of a stream: see the module's docstring, ``bulk``."""
+    return not any(make(context, config) for make in _ONE_BY_ONE)
+
+
+class Checks:
+    """The checks of one stream under one configuration, each made when the first message calls for it: there may be thousands
+    of streams, and most get only such messages as may go in bulk.
+
+    Attributes: ``of_all``: the checks of a message without headers.
+    """
+
+    __slots__ = ("_by_headers", "_config", "_context", "_made", "_table", "of_all")
+
+    def __init__(self, context: CheckContext, config: StreamConfig, table: Sequence[Rule] = TABLE) -> None:
+        self._context = context
+        self._config = config
+        self._table = table
+        self._made: dict[Make, Check | None] = {}
+        self._by_headers: dict[tuple[bytes, ...], tuple[Check, ...]] = {}
+        self.of_all = self._of_rules(rule for rule in table if rule.headers is None)
+
+    def of(self, candidate: Candidate) -> tuple[Check, ...]:
+        """The checks that a message with headers has to pass, in order; finds its headers for them."""
+        names: tuple[bytes, ...] = ()
+        body, hlen = candidate.body, candidate.hlen
+        if body.find(HINT, 0, hlen) >= 0:
+            headers = candidate.headers = find(body[:hlen], _READ)
+            names = tuple(headers)
+        checks = self._by_headers.get(names)
+        if checks is None:
+            if len(self._by_headers) >= _COMBINATIONS_MAX:
+                self._by_headers.clear()
+            checks = self._by_headers[names] = self._of_rules(
+                rule for rule in self._table if not rule.headers or any(name in rule.headers for name in names))
+        return checks
+
+    def _of_rules(self, rules: Iterable[Rule]) -> tuple[Check, ...]:
+        made, found = self._made, []
+        for make, _, _ in rules:
+            if make not in made:
+                made[make] = make(self._context, self._config)
+            if (check := made[make]) is not None:
+                found.append(check)
+        return tuple(found)

@@ -1,0 +1,48 @@
+"""What the checks of a stream are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.publish.dedupe import Dedupe
+    from broker.jetstream.stream.publish.last_seqs import LastSeqs
+    from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.subject_state import SubjectState
+
+__all__ = ["CheckContext"]
+
+
+class Retention(Protocol):
+    """The limits, where a check depends on what they remove."""
+
+    def trim(self) -> None: ...
+
+
+class Rollups(Protocol):
+    """What roll-ups take out."""
+
+    def plan(self, subject: bytes | None) -> Callable[[], None]: ...
+
+
+class CheckContext:
+    """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``."""
+
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects")
+
+    def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
+                 rollups: Rollups, load_ids: Callable[[], Awaitable[None]]) -> None:
+        self.live = live
+        self.dedupe = dedupe
+        self.subjects = subjects
+        self.last_seqs = last_seqs
+        self.rollups = rollups
+        self.load_ids = load_ids
+        self._retention = retention
+
+    def commit_pending(self, pending: Pending) -> None:
+        """Have what was accepted so far in the stream, and what its limits then remove out of it."""
+        pending.append()
+        self._retention.trim()

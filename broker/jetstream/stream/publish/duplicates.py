@@ -1,0 +1,39 @@
+"""The check for messages whose id was seen within the stream's duplicate window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish.candidate import Duplicate
+from broker.jetstream.stream.publish.headers import MSG_ID
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["IDS", "duplicate"]
+
+IDS = "the ids of the duplicate window"
+"""What is not loaded, right after a restart."""
+
+
+def duplicate(context: CheckContext, config: StreamConfig) -> Check:
+    """Answers with the first message's sequence; 10167 where no more ids can be remembered."""
+    dedupe, load_ids = context.dedupe, context.load_ids
+
+    def check(candidate: Candidate) -> None:
+        msg_id = candidate.msg_id = candidate.headers[MSG_ID]
+        if not msg_id:
+            return
+        if not dedupe.known:
+            raise NotLoaded(IDS, work=load_ids)
+        pending = candidate.pending
+        dedupe.expire(pending.time_ns)
+        if seq := dedupe.seen(msg_id) or (dedupe.window_ns > 0 and pending.ids.get(msg_id, 0)):
+            raise Duplicate(seq)
+        if dedupe.full:
+            raise ApiError(10167)
+    return check

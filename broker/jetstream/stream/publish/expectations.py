@@ -1,0 +1,90 @@
+"""Checks of what a publisher expects of the stream: its name, its last sequence, a subject's last sequence, the last id.
+
+Source: nats-server, server/stream.go, getExpectedStream, getExpectedLastSeq, getExpectedLastSeqPerSubject,
+getExpectedLastMsgId.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish.duplicates import IDS
+from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.limits import Limits
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["LAST_MSG_ID", "LAST_SEQUENCE", "LAST_SUBJECT_SEQUENCE", "STREAM", "SUBJECT", "last_msg_id", "last_sequence",
+           "last_subject_sequence", "stream"]
+
+STREAM = b"Nats-Expected-Stream"
+LAST_SEQUENCE = b"Nats-Expected-Last-Sequence"
+LAST_SUBJECT_SEQUENCE = b"Nats-Expected-Last-Subject-Sequence"
+SUBJECT = b"Nats-Expected-Last-Subject-Sequence-Subject"
+LAST_MSG_ID = b"Nats-Expected-Last-Msg-Id"
+
+
+def stream(context: CheckContext, config: StreamConfig) -> Check:
+    """10060."""
+    name = config.name.encode()
+
+    def check(candidate: Candidate) -> None:
+        if (expected := candidate.headers[STREAM]) and expected != name:
+            raise ApiError(10060)
+    return check
+
+
+def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
+    """10071, with the last sequence of the message's subject, or of the one that a second header names; 10193."""
+    live, subjects, last_seqs = context.live, context.subjects, context.last_seqs
+    limits = Limits(config)
+    tracked = limits.per_subject and not limits.whole
+
+    def check(candidate: Candidate) -> None:
+        get, pending = candidate.headers.get, candidate.pending
+        subject = get(SUBJECT)
+        if not (text := get(LAST_SUBJECT_SEQUENCE)):
+            if subject:
+                raise ApiError(10193)
+            return
+        index = subjects.index
+        if tracked and not subject and index is not None and index.merged_seq == pending.last_seq:
+            # The index has what is pending too.
+            last = index.last(candidate.subject, live.first_seq) or 0
+        else:
+            context.commit_pending(pending)
+            last = last_seqs.of(subject or candidate.subject)
+        if last != parse_sequence(text):
+            raise ApiError(10071, seq=last)
+    return check
+
+
+def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
+    """10071, with the stream's last sequence."""
+    def check(candidate: Candidate) -> None:
+        if text := candidate.headers[LAST_SEQUENCE]:
+            last = candidate.pending.last_seq
+            if last != parse_sequence(text):
+                raise ApiError(10071, seq=last)
+    return check
+
+
+def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
+    """10070, with the id of the stream's last message."""
+    dedupe, load_ids = context.dedupe, context.load_ids
+
+    def check(candidate: Candidate) -> None:
+        if not (expected := candidate.headers[LAST_MSG_ID]):
+            return
+        pending = candidate.pending
+        last_id = pending.last_id if pending.msgs else dedupe.last_id
+        if last_id is None:
+            raise NotLoaded(IDS, work=load_ids)
+        if expected != last_id:
+            raise ApiError(10070, id=last_id.decode("utf-8", "replace"))
+    return check

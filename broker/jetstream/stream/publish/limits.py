@@ -1,0 +1,151 @@
+"""The limits of a stream, and the checks of its state and of sizes.
+
+Does not own: what limits remove after a publish (retention).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.numbers import SEQ_MAX
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+    from broker.jetstream.stream.state.live import Live
+
+__all__ = ["HEADERS_BYTES_MAX", "RECORD_BYTES_MAX", "Limits", "discard_new", "header_size", "last_sequence", "payload_size",
+           "record_size", "sealed", "storage", "subject_index", "trim_before"]
+
+RECORD_BYTES_MAX: Final = 32 << 20
+"""nats-server's bound on one message's record."""
+
+HEADERS_BYTES_MAX: Final = 65_535
+
+_FAR: Final = SEQ_MAX >> 1
+"""A stream below it has sequences for a century of a billion messages a second."""
+
+
+class Limits:
+    """A stream's limits as publishing uses them; 0: none.
+
+    Attributes: ``whole``: of the stream as a whole, not only of its subjects. ``trim_each``: removals by one kind of limit
+        make room for the other kind, so the order of replacing and trimming is visible to clients.
+    """
+
+    __slots__ = ("max_bytes", "max_msgs", "per_subject", "trim_each", "whole")
+
+    def __init__(self, config: StreamConfig) -> None:
+        self.per_subject = max(config.max_msgs_per_subject, 0)
+        self.max_msgs = max(config.max_msgs, 0)
+        self.max_bytes = max(config.max_bytes, 0)
+        self.whole = bool(self.max_msgs or self.max_bytes)
+        self.trim_each = self.whole and bool(self.per_subject)
+
+    def exceeded(self, live: Live, msgs: int, size: int) -> bool:
+        """Whether ``msgs`` more messages of ``size`` in all take the stream past max_msgs or max_bytes."""
+        return bool((self.max_msgs and live.msgs + msgs > self.max_msgs)
+                    or (self.max_bytes and live.bytes + size > self.max_bytes))
+
+
+def trim_before(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuses nothing: the stream is within its limits before each message. See ``Limits.trim_each``."""
+    limits, live = Limits(config), context.live
+
+    def check(candidate: Candidate) -> None:
+        pending = candidate.pending
+        if limits.exceeded(live, len(pending.msgs) - len(pending.removed), pending.bytes - pending.removed_bytes):
+            context.commit_pending(pending)
+    return check if limits.trim_each else None
+
+
+def record_size(context: CheckContext, config: StreamConfig) -> Check:
+    """10077: nats-server's files hold no larger record."""
+    def check(candidate: Candidate) -> None:
+        if candidate.size > RECORD_BYTES_MAX:
+            raise ApiError(10077, err="message too large")
+    return check
+
+
+def sealed(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10109."""
+    def check(candidate: Candidate) -> None:
+        raise ApiError(10109)
+    return check if config.sealed else None
+
+
+def payload_size(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10054, by max_msg_size, in which headers count."""
+    most = config.max_msg_size
+
+    def check(candidate: Candidate) -> None:
+        if len(candidate.body) > most:
+            raise ApiError(10054)
+    return check if most >= 0 else None
+
+
+def header_size(context: CheckContext, config: StreamConfig) -> Check:
+    """10097."""
+    def check(candidate: Candidate) -> None:
+        if candidate.hlen > HEADERS_BYTES_MAX:
+            raise ApiError(10097)
+    return check
+
+
+def storage(context: CheckContext, config: StreamConfig) -> Check:
+    """10023, by the bound on all streams of this storage."""
+    usage = context.live.usage
+
+    def check(candidate: Candidate) -> None:
+        pending = candidate.pending
+        if usage.bytes + pending.bytes - pending.removed_bytes > usage.bytes_max:
+            # What the stream's own limits remove for those before it makes room.
+            context.commit_pending(pending)
+            if usage.bytes > usage.bytes_max:
+                usage.refused(pending.time_ns)
+                raise ApiError(10023)
+    return check
+
+
+def subject_index(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuses nothing: has the index at hand in a stream that limits subjects."""
+    subjects = context.subjects
+
+    def check(candidate: Candidate) -> None:
+        index, pending = subjects.index, candidate.pending
+        if index is None or index.merged_seq < pending.last_seq:
+            pending.append()
+            index = subjects.ready()
+        candidate.index = index
+    return check if Limits(config).per_subject else None
+
+
+def last_sequence(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10077: there is no sequence left. Only streams that begin beyond ``_FAR`` ever get there."""
+    def check(candidate: Candidate) -> None:
+        if candidate.pending.last_seq >= SEQ_MAX:
+            raise ApiError(10077, err="the stream has used its last sequence")
+    return check if context.live.last_seq >= _FAR else None
+
+
+def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10077, by the limits of a stream that discards new messages."""
+    limits, live = Limits(config), context.live
+    per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
+    subject_is_full = config.discard_new_per_subject
+
+    def check(candidate: Candidate) -> None:
+        pending, index = candidate.pending, candidate.index
+        replaces, replaced_size = False, 0
+        if index is not None and index.count(candidate.subject, live.first_seq) >= per_subject:
+            if subject_is_full and not candidate.rollup:
+                raise ApiError(10077, err="maximum messages per subject exceeded")
+            replaces, replaced_size = True, index.first(candidate.subject, live.first_seq)[1]
+        if max_msgs and not replaces and live.msgs + len(pending.msgs) - len(pending.removed) >= max_msgs:
+            raise ApiError(10077, err="maximum messages exceeded")
+        if (max_bytes and live.bytes + pending.bytes - pending.removed_bytes + candidate.size > max_bytes
+                and (not replaces or replaced_size < candidate.size)):
+            raise ApiError(10077, err="maximum bytes exceeded")
+    return check if config.discard == "new" and (limits.whole or limits.per_subject) else None

@@ -1,0 +1,66 @@
+"""Publishes that a run has accepted and not appended yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg, Source
+
+__all__ = ["Pending"]
+
+
+class Pending:
+    """Messages accepted and not yet appended: all of one publisher and one time, with consecutive sequences.
+
+    Neither the stream nor its window of ids knows of them, so leaving them out leaves nothing behind. The index of a
+    stream that limits subjects does: ``indexed`` while it may hold a message that is not here.
+
+    Args: ``append`` appends them to the stream and begins anew; returns whether they were appended.
+    """
+
+    __slots__ = ("_append", "bytes", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
+                 "time_ns")
+
+    def __init__(self, first_seq: int, source: Source | None, time_ns: int, append: Callable[[Pending], bool]) -> None:
+        self.source = source
+        self.time_ns = time_ns
+        self._append = append
+        self.indexed = False
+        self.begin(first_seq)
+
+    def begin(self, first_seq: int) -> None:
+        """Hold nothing; the next message accepted is ``first_seq``."""
+        self.first_seq = first_seq
+        self.msgs: list[Msg] = []
+        self.bytes = 0
+        self.ids: dict[bytes, int] = {}
+        """Their ids: id → sequence."""
+        self.last_id = b""
+        """The id of the last of them, b"" when it has none."""
+        self.removed: list[tuple[int, int]] = []
+        """(sequence, size) of messages that the accepted ones replace."""
+        self.removed_bytes = 0
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence of the last one; of the stream's last message while there is none."""
+        return self.first_seq + len(self.msgs) - 1
+
+    def add(self, msg: Msg, size: int, msg_id: bytes, replaced: Sequence[tuple[int, int]]) -> None:
+        """Accept a message, which takes the place of messages (sequence, size)."""
+        msgs = self.msgs
+        if msg_id:
+            self.ids[msg_id] = self.first_seq + len(msgs)
+        self.last_id = msg_id
+        msgs.append(msg)
+        self.bytes += size
+        if replaced:
+            self.removed += replaced
+            for _, replaced_size in replaced:
+                self.removed_bytes += replaced_size
+
+    def append(self) -> bool:
+        """Append them to the stream; False: they were refused, since that failed. Holds nothing afterwards."""
+        return self._append(self)

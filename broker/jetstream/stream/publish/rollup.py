@@ -1,0 +1,48 @@
+"""The checks of roll-ups: which publishes are some, and what they will remove.
+
+Does not own: finding and removing it (retention.rollup).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["ROLLUP", "plan", "requested"]
+
+ROLLUP = b"Nats-Rollup"
+
+
+def requested(context: CheckContext, config: StreamConfig) -> Check:
+    """10111."""
+    allowed = config.allow_rollup_hdrs and not config.deny_purge
+
+    def check(candidate: Candidate) -> None:
+        value = candidate.headers[ROLLUP].lower()
+        if not value:
+            return
+        if not allowed:
+            raise ApiError(10111, err="rollup not permitted")
+        if value not in (b"sub", b"all"):
+            raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
+        candidate.rollup = value
+    return check
+
+
+def plan(context: CheckContext, config: StreamConfig) -> Check:
+    """Refuses nothing: finds what the roll-up removes, while it may still wait for that to be loaded."""
+    rollups = context.rollups
+
+    def check(candidate: Candidate) -> None:
+        if candidate.rollup:
+            # A roll-up and what it removes are stored in one block, so nothing else may be on its way to another.
+            context.commit_pending(candidate.pending)
+            candidate.after = rollups.plan(candidate.subject if candidate.rollup == b"sub" else None)
+    return check

@@ -1,0 +1,24 @@
+"""Messages that a stream copies from others. Streams have no sources yet, so a client alone could claim to be one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["SOURCE", "forged"]
+
+SOURCE = b"Nats-Stream-Source"
+
+
+def forged(context: CheckContext, config: StreamConfig) -> Check:
+    """10227."""
+    def check(candidate: Candidate) -> None:
+        if candidate.headers[SOURCE]:
+            raise ApiError(10227)
+    return check
