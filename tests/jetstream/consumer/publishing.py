@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 __all__ = ["SCENARIOS"]
 
 SCENARIOS: dict[str, str] = {
@@ -300,4 +302,43 @@ SCENARIOS: dict[str, str] = {
         api STREAM.PURGE.S
         api STREAM.PURGE.S {"filter": "s.a"}
         state""",
+}
+
+FAULTS = [
+    "Nats-Batch-Id: b", "Nats-Incr: 1", "Nats-Incr: one", "Nats-Expected-Stream: T", "Nats-TTL: 10s", "Nats-TTL: soon",
+    "Nats-Expected-Last-Subject-Sequence: 99", "Nats-Expected-Last-Subject-Sequence-Subject: s.b",
+    "Nats-Expected-Last-Sequence: 99", "Nats-Schedule: @every 5s", "Nats-Schedule-Time-Zone: Moon", "Nats-Schedule-Next: now",
+    "Nats-Scheduler: s.b", "Nats-Stream-Source: T 1", "Nats-Msg-Id: a", "Nats-Expected-Last-Msg-Id: z", "Nats-Rollup: sub",
+    "Nats-Rollup: week"]
+"""Headers that a stream refuses, at least under one of the configurations below."""
+
+STREAMS_WITH_FAULTS = {
+    "": "{}",
+    "roll-ups allowed": '{"allow_rollup_hdrs": true}',
+    "too large": '{"allow_rollup_hdrs": true, "max_msg_size": 20}',
+    "no room": '{"allow_rollup_hdrs": true, "max_msgs": 3, "discard": "new"}',
+    "subject full": '{"allow_rollup_hdrs": true, "max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": true}',
+}
+
+
+def _two_faults(config: str) -> str:
+    """Publishes with one fault and with each pair: which of the two is told shows the order of the checks."""
+    publishes = [f"pub[{one}] s.a x" for one in FAULTS] + [
+        f"pub[{one}; {other}] s.a x" for one, other in combinations(FAULTS, 2)
+        if one.partition(":")[0] != other.partition(":")[0]]
+    return "\n".join([f"stream {config}", "pub s.a 1", "pub s.b 1", "pub s.a 2", "pub[Nats-Msg-Id: a] s.a", *publishes, "state"])
+
+
+def _sealed(*publishes: str) -> str:
+    return "\n".join(["stream", "pub s.a 1", 'api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "sealed": true}',
+                      *publishes, "state"])
+
+
+_TOO_LARGE = f"X: {'y' * 66_000}"
+
+SCENARIOS |= {f"two faults, {name}": _two_faults(config) for name, config in STREAMS_WITH_FAULTS.items()}
+SCENARIOS |= {
+    "headers too large, and another fault": "\n".join([
+        "stream", "pub[Nats-Msg-Id: a] s.a 1", *(f"pub[{_TOO_LARGE}; {one}] s.a x" for one in FAULTS), "state"]),
+    "sealed, and another fault": _sealed(*(f"pub[{one}] s.a x" for one in [*FAULTS, _TOO_LARGE])),
 }

@@ -77,6 +77,8 @@ TABLE: Final = (
     Rule(batches.fast_ingest, bulk=True),                                                           # 10205
     Rule(batches.atomic, {batches.BATCH_ID}),                                                       # 10174
     Rule(limits.sealed),                                                                            # 10109
+    Rule(limits.payload_size, bulk=True),                                                           # 10054
+    Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
     Rule(counters.disabled, {counters.INCREMENT}),                                                  # 10171, 10168
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
@@ -87,8 +89,6 @@ TABLE: Final = (
     Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
     Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
-    Rule(limits.payload_size, bulk=True),                                                           # 10054
-    Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     # From here on nats-server is in its store.
