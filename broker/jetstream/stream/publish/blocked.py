@@ -1,13 +1,13 @@
-"""Makes the publish at the head of the queue wait for what its decision lacks; everything behind it waits too.
+"""Makes the publish at the head of the queue wait for what its decision needs to load; all that is queued behind it waits too.
 
-Owns: how long that may take, and what happens to the publish then. Does not own: the queue (queue), the loading (decision),
-the bytes of the refusal (replies).
+Owns: how long that may take, and what happens to the publish afterwards. Does not own: the queue (queue), the loading
+(decision), the bytes of the refusal (replies).
 
-    begin ──> here in time ─────> the queue goes on with it
-         ├──> it takes too long > it is refused, and loading goes on. Until that ends, what needs something too is
-         │                        refused at once; all else goes on
-         └──> it failed ────────> it is refused and logged. When that happens again and again, what needs something too
-                                  is refused at once for a while, longer each time
+    begin ──> loaded in time ───> the queue goes on with the publish
+         ├──> it takes too long > the publish is refused, and loading continues. Until that ends, publishes that need
+         │                        something to be loaded are refused at once; all others go on
+         └──> it failed ────────> the publish is refused, and the failure logged. If that happens again and again, publishes
+                                  that need something to be loaded are refused at once for a while, longer each time
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Owner(Protocol):
 
 
 class BlockedPublish:
-    """The publish at the head of one stream's queue, while its decision lacks something."""
+    """The publish at the head of one stream's queue, while its decision needs something that is not loaded."""
 
     def __init__(self, owner: Owner, live: Live, heads: Heads, tasks: Tasks, replies: Replies, clock: Clock) -> None:
         self._owner = owner
@@ -61,7 +61,7 @@ class BlockedPublish:
         self._replies = replies
         self._clock = clock
         self._msg: Msg | None = None
-        """The publish whose decision it is."""
+        """The publish that ``_decision`` is about."""
         self._decision: Decision | None = None
         self._until_ns = 0
         self._late: asyncio.Task[None] | None = None
@@ -69,12 +69,12 @@ class BlockedPublish:
         self._not_before_ns = 0
 
     def begin(self, msg: Msg, not_loaded: NotLoaded) -> bool:
-        """Keep publishes and requests waiting until what ``msg`` misses is loaded; False when that cannot be waited for."""
+        """Make publishes and requests wait until what ``msg`` needs is loaded; False: there is no waiting for it."""
         now_ns = self._clock.monotonic_ns()
         if self._late is not None or now_ns < self._not_before_ns:
             return False
         if self._decision is None or self._msg is not msg:
-            # Another one's is left over where a full log turned that publish away while it waited.
+            # The decision of another publish is left over if that was refused for a full log while it waited.
             self._msg = msg
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
@@ -82,8 +82,8 @@ class BlockedPublish:
         self._tasks.start(self._wait(msg, self._decision, not_loaded), "wait")
         return True
 
-    def over(self) -> None:
-        """The decision was taken: let go of what was loaded for it."""
+    def decided(self) -> None:
+        """The decision was taken: release what was loaded for it."""
         self._msg = self._decision = None
 
     async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:
@@ -105,7 +105,7 @@ class BlockedPublish:
             self._owner.queue.end()
 
     def _refuse(self, msg: Msg) -> None:
-        self.over()
+        self.decided()
         if self._owner.queue.drop_first(msg):
             self._replies.fail((msg,), ApiError(NOT_AVAILABLE))
 

@@ -1,14 +1,15 @@
 """Which message ids a stream has seen within its ``duplicate_window``, and the id of its very last message.
 
 Owns: the window's ids in memory, their expiry, and which ids the open block must record.
-Does not own: when a duplicate is an error or an answer (sequencer), nor where ids are stored (MSG_IDS records).
+Does not own: what a duplicate leads to (duplicates), nor where ids are stored (MSG_IDS records).
 
-Times never decrease, so the ids lie in order of time and of sequence alike: they are kept by runs, and expiry takes them
-off the front. Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
+Times never decrease, so ids are in order of time and of sequence alike: they are kept in runs, and expiry removes them from
+the front. Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
 
-There may be millions, so nothing here touches all of them at once. Expiry forgets so many a call, and what it has not come
-to yet counts as forgotten; a restart brings the ids back a slice at a time, the newest first, as far as the bound goes. Where
-it does not go far enough, ids are refused (``full``) until the others have left the window: a duplicate is never stored.
+There may be millions, so nothing here touches all of them at once. Each call to expire forgets a limited number, and those it
+has not reached yet count as forgotten. A restart brings the ids back in slices, the newest first, up to the bound. Where the
+bound is too low for all of them, ids are refused (``full``) until the missing ones have left the window: a duplicate is never
+stored.
 
 Memory: about 140 bytes and the id itself for each id; ``bytes_max`` bounds it.
 """
@@ -21,15 +22,14 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Dedupe"]
 
 _ENTRY_BYTES = 140
-"""A dictionary entry, the id's bytes object, its sequence and its place in the queue; measured (perf-notes)."""
-
+"""A dictionary entry, the id's bytes object, its sequence and its place in the queue, as measured."""
 
 _EXPIRED_AT_ONCE = 256
-"""Ids forgotten by one publish: more than it brings, and 25 µs at most."""
+"""Ids forgotten by one publish: more than it adds, and 25 µs at most."""
 
 
 class _Run:
-    """Ids that came at one time; ``last_seq``: of the message that brought the last of them."""
+    """Ids that arrived at one time; ``last_seq`` is the sequence of the last one's message."""
 
     __slots__ = ("ids", "last_seq", "time_ns")
 
@@ -43,9 +43,9 @@ class Dedupe:
     """The ids of one stream. ``window_ns`` 0: nothing is remembered but the last id.
 
     Attributes:
-        last_id: id of the stream's last message, b"" when it had none; None: not known since the restart.
-        known: False after a restart until ``restored`` says that the window's ids are back.
-        bytes: estimate of the memory held; ``full`` when it reached ``bytes_max``.
+        last_id: id of the stream's last message, b"" if it had none; None: not loaded since the restart.
+        known: False after a restart until ``restored`` says that the window's ids are loaded.
+        bytes: estimate of the memory used; ``full`` once it reaches ``bytes_max``.
     """
 
     __slots__ = ("_begin", "_limit_ns", "_older", "_runs", "_seqs", "_unheld_ns", "bytes", "bytes_max", "known", "last_id",
@@ -61,13 +61,13 @@ class Dedupe:
         self._seqs: dict[bytes, int] = {}
         self._runs: list[_Run] = []
         self._begin = 0
-        """Place of the first run that is not forgotten."""
+        """Index of the first run that is not forgotten."""
         self._limit_ns = -1
-        """Ids of this time and before are no longer in the window, forgotten or not."""
+        """Ids of this time or earlier are no longer in the window, forgotten or not."""
         self._older: list[_Run] = []
-        """Runs that a restart brought back so far, the newest first."""
+        """Runs loaded so far after a restart, the newest first."""
         self._unheld_ns = -1
-        """Time of the newest id of the window that found no room at a restart."""
+        """Time of the newest id of the window that there was no room for after a restart."""
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -88,7 +88,7 @@ class Dedupe:
         return begin < len(runs) and runs[begin].time_ns <= self._limit_ns
 
     def seen(self, msg_id: bytes) -> int:
-        """The sequence of the message that brought this id, or 0. Call ``expire`` first."""
+        """The sequence of the message with this id, or 0. Call ``expire`` first."""
         seq = self._seqs.get(msg_id, 0)
         if seq and self.behind:
             run = self._runs[bisect_left(self._runs, seq, self._begin, key=_last_seq)]
@@ -96,8 +96,8 @@ class Dedupe:
         return seq
 
     def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int) -> None:
-        """Remember the ids of messages, just sequenced at ``time_ns``, with their sequences, and that the open block must
-        record them. ``last_id`` is the last message's, b"" when it has none."""
+        """Remember the ids of messages sequenced at ``time_ns``, with their sequences, and that the open block must record
+        them. ``last_id`` is the last message's, b"" if it has none."""
         self.last_id = last_id
         if not ids:
             return
@@ -108,12 +108,12 @@ class Dedupe:
             self._runs.append(_Run(time_ns, max(ids.values()), list(ids)))
 
     def news(self, ids: Sequence[bytes]) -> bool:
-        """Whether no id in ``ids`` (b"": none) was seen before, nor stands in it twice; False where that is not sure."""
+        """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False also where that is uncertain."""
         given = [msg_id for msg_id in ids if msg_id]
         return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
 
     def add_run(self, ids: Sequence[bytes], first_seq: int, time_ns: int) -> None:
-        """``add`` for all messages from ``first_seq`` on; b"" has no id, but one of them has."""
+        """``add`` for all messages from ``first_seq`` on, at least one of which has an id (b"": none)."""
         self.last_id = ids[-1]
         pairs = [(seq, msg_id) for seq, msg_id in enumerate(ids, first_seq) if msg_id]
         self.recorded += pairs
@@ -124,7 +124,7 @@ class Dedupe:
             self._runs.append(_Run(time_ns, pairs[-1][0], given))
 
     def expire(self, now_ns: int, count: int = _EXPIRED_AT_ONCE) -> None:
-        """The ids whose window is over are in it no more, and ``count`` of them are forgotten."""
+        """End the window of ids that are too old, and forget ``count`` of them."""
         limit_ns = self._limit_ns = now_ns - self.window_ns
         runs, seqs = self._runs, self._seqs
         while self._begin < len(runs) and (run := runs[self._begin]).time_ns <= limit_ns and count > 0:
@@ -132,7 +132,7 @@ class Dedupe:
             some = ids[-count:]
             for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
-                if seqs[msg_id] <= last_seq:  # else it came again after its window, which leaves it to its later run
+                if seqs[msg_id] <= last_seq:  # else it was used again after its window, and belongs to a later run
                     del seqs[msg_id]
             count -= len(some)
             if len(some) < len(ids):
@@ -140,7 +140,7 @@ class Dedupe:
             else:
                 self._begin += 1
         if not seqs:
-            # A dictionary never gives its table back while it lives.
+            # A dictionary never shrinks while it is in use.
             self._seqs, self._runs, self._begin = {}, [], 0
         elif self._begin > _BEGIN_MAX and self._begin > len(runs) // 16:
             del runs[:self._begin]
@@ -152,8 +152,8 @@ class Dedupe:
         return recorded
 
     def restore(self, ids: Sequence[tuple[int, bytes, int]], now_ns: int) -> bool:
-        """Take ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence, all before those of the last
-        call, a few thousand at most. Returns whether to go on with older ones.
+        """Load ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence, all before those of the previous
+        call, a few thousand at most. Returns whether older ones are wanted, too.
 
         Called after a restart, before the first id is looked up: publishes with ids wait for ``restored``.
         """
@@ -175,7 +175,7 @@ class Dedupe:
         return True
 
     def restored(self) -> None:
-        """The window's ids are back."""
+        """The window's ids are loaded."""
         older, self._older = self._older, []
         older.reverse()
         self._runs[:0] = older
@@ -187,4 +187,4 @@ def _last_seq(run: _Run) -> int:
 
 
 _BEGIN_MAX = 1024
-"""Forgotten runs that are worth less than moving the others; of very many a sixteenth, lest too many are freed at once."""
+"""Up to this many forgotten runs are left in the list, or a sixteenth of a long one: deleting them moves all others."""

@@ -39,10 +39,10 @@ def find(block: bytes, names: Container[bytes]) -> dict[bytes, bytes]:
 
 
 def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None:
-    """The ``Nats-Msg-Id`` of each message of a run (b"": none), when nothing else in their headers could matter.
+    """The ``Nats-Msg-Id`` of each message of a run (b"": none), if nothing else in their headers could matter.
 
-    None: some header needs a closer look. This is the short way for publishers that only deduplicate, and for those whose
-    headers are none of the stream's business.
+    None: some header needs a closer look. This is the fast path for publishers that only deduplicate, and for those whose
+    headers mean nothing to the stream.
     """
     ids: list[bytes] = []
     for hlen, body in zip(hlens, bodies, strict=True):

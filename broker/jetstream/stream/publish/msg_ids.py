@@ -1,7 +1,7 @@
-"""Keeps a stream's window of message ids: reads it back after a restart, and lets it expire.
+"""Maintains a stream's window of message ids: loads it after a restart, and lets it expire.
 
-Owns: which stored blocks have ids of the window, reading them, the timer of expiry. Does not own: the ids (dedupe), what a
-duplicate leads to (sequencer), the records that store ids (stream).
+Owns: which stored blocks have ids of the window, reading them, the expiry timer. Does not own: the ids (dedupe), what a
+duplicate leads to (duplicates), the records that store ids (stream).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["MsgIds"]
 
 _IDS_BLOCKS_AT_ONCE = 24
-"""Blocks whose ids are read side by side after a restart: a busy window has thousands, and publishes wait for them."""
+"""Blocks whose ids are read in parallel after a restart: a busy window has thousands, and publishes wait for them."""
 
 _IDS_AT_ONCE = 65_536
-"""Messages that those blocks have together, unless one has more: their ids are in memory twice."""
+"""Messages in those blocks together, unless a single one has more: while they load, their ids are in memory twice."""
 
 _IDS_A_TURN = 2048
-"""Ids taken back, or forgotten, between two turns of the loop: about 2 ms."""
+"""Ids loaded or forgotten in one turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS = 100_000_000
-"""Messages of a block that lie no further apart may share its last time, where only the window of ids asks."""
+"""If a block spans no more time than this, all its ids count from its last message's time."""
 
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
@@ -56,18 +56,18 @@ class MsgIds:
             self._timer.cancel()
 
     def looked(self, blocks: Sequence[LiveBlock]) -> None:
-        """These persisted blocks are here, the next in order."""
+        """Take note of persisted blocks, as the stream loads their entries in order."""
         if self._dedupe.known or not blocks:
             return
-        # Noted here, since a message may leave before its id is asked for.
+        # At once, since a message may be removed before its id is asked for.
         since_ns, noted = self._clock.now_ns() - self._dedupe.window_ns, self._with_ids
         if noted and noted[-1].last_time_ns <= since_ns:
-            noted.clear()  # only the last one that was too old is kept
+            noted.clear()  # of those that are too old only the last one matters
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
     async def load(self) -> None:
-        """The ids of the window, and of the last message, from the cores of the blocks that are young enough: the newest
-        first, as many as may be held, a slice in each turn of the loop."""
+        """Load the ids of the window, and that of the last message, from the cores of the blocks that are recent enough: the
+        newest first, as many as may be held, a slice in each turn of the loop."""
         live, dedupe = self._live, self._dedupe
         await live.look()
         blocks, more = self._with_ids, True
@@ -90,7 +90,7 @@ class MsgIds:
         self.expire_later()
 
     async def _ids_of(self, block: LiveBlock) -> list[tuple[int, bytes, int]]:
-        """The ids that a block records: (sequence, id, time_ns) in order; none of one that has gone meanwhile."""
+        """The ids that a block records: (sequence, id, time_ns) in order; none if the block has been removed meanwhile."""
         try:
             core = await self._reader.core(block)
             pairs: list[Any] = []
@@ -101,7 +101,7 @@ class MsgIds:
             if not pairs:
                 return []
             if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:
-                # So little longer in the window saves a get of the index for each block.
+                # The ids stay in the window slightly longer, which saves reading each block's index.
                 return [(block.first_seq + at, msg_id, block.last_time_ns) for at, msg_id in pairs]
             rows = self._live.resident(block) or await self._reader.head(block)
         except NotFound:

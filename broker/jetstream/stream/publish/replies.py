@@ -1,6 +1,6 @@
-"""What a stream answers to publishers: PubAcks, duplicates and refusals, and when they go out.
+"""A stream's replies to publishers: PubAcks, duplicates and refusals, and when they are sent.
 
-Owns: their bytes, and that none shows what is not persisted. Does not own: the decisions (sequencer).
+Owns: their bytes, and that none reveals what is not persisted. Does not own: the decisions (checks, sequencer).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TOO_MANY_REQUESTS = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
 
 class Replies:
-    """The answers of one stream. ``configure`` follows each change of its configuration.
+    """The replies of one stream. ``configure`` follows each change of its configuration.
 
-    Attributes: ``prefix``: how each PubAck begins; the sequence and a brace follow. ``dropped``: publishes without a
-        reply that there was no room for.
+    Attributes: ``prefix``: how each PubAck begins; the sequence and a brace follow. ``dropped``: publishes without a reply
+        subject that there was no room for.
     """
 
     def __init__(self, owner: BlockOwner, log: Log | MemoryLog, bus: Bus, domain: str) -> None:
@@ -37,7 +37,7 @@ class Replies:
         self.dropped = 0
 
     def configure(self, config: StreamConfig) -> None:
-        """Take what ``config`` says of answers."""
+        """Take what ``config`` says about replies."""
         self._acks = not config.no_ack
         self._async = config.persist_mode == "async" and config.storage != "memory"
         name = json.dumps(config.name, ensure_ascii=False)
@@ -48,7 +48,7 @@ class Replies:
     # --- once it is persisted -----------------------------------------------------------------------------------------
 
     def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
-        """PubAcks for messages from ``first_seq`` on; b"" wants none."""
+        """PubAcks for messages from ``first_seq`` on; b"" among ``replies`` asks for none."""
         if self._acks and any(replies):
             self._later(self._bus.pub_acks, source, replies, self.prefix, first_seq, b"}")
 
@@ -58,7 +58,7 @@ class Replies:
             self._later(self._bus.publish, reply, b"", 0, b'%b%d,"duplicate": true}' % (self.prefix, seq))
 
     def refused(self, reply: bytes, error: ApiError) -> None:
-        """The message is not stored, by the state as it is sequenced."""
+        """The message is not stored, by what the sequenced state says."""
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self._refusal(error))
 
@@ -71,7 +71,7 @@ class Replies:
             log.wait(fn, *args, of=self._owner)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
-        """``items`` gathered for ``pub_acks_each`` without those of this stream: what they promise is not stored."""
+        """``items`` collected for ``pub_acks_each`` without those of this stream: what they acknowledge is not stored."""
         if fn != self._bus.pub_acks_each:
             return items
         prefix = self.prefix
@@ -80,7 +80,7 @@ class Replies:
     # --- at once ------------------------------------------------------------------------------------------------------
 
     def turn_away(self, run: Sequence[Msg]) -> None:
-        """Refuse publishes that there is no room for: at once, since nothing was decided about them."""
+        """Refuse publishes that there is no room for, at once: nothing was decided about them."""
         body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
         hlen = len(_TOO_MANY_REQUESTS)
         for _, reply, _, _ in run:
@@ -90,7 +90,7 @@ class Replies:
                 self.dropped += 1
 
     def fail(self, run: Sequence[Msg], error: ApiError) -> None:
-        """Refuse publishes whose decision could not be taken, because the store did not answer."""
+        """Refuse publishes that could not be decided on because the store did not answer."""
         body = self._refusal(error)
         for reply in (op[1] for op in run):
             if reply and self._acks:

@@ -122,7 +122,7 @@ class Sequencer:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def run(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Sequence ops[start:end], whose turn it is; what must wait goes back to the queue."""
+        """Sequence ops[start:end]; what must wait goes back to the queue."""
         live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling - _CEILING_MARGIN
@@ -135,7 +135,7 @@ class Sequencer:
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
-                # Behind it the queue is busy, so what is left is what comes next.
+                # The queue is busy with it, so the rest of the run comes next.
                 self._owner.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
@@ -147,8 +147,8 @@ class Sequencer:
         self._log.urgent()
 
     def one(self, msg: Msg, now_ns: int) -> bool:
-        """``run`` for a single message that nothing limits: publishes that go round over many streams come as nothing
-        else. False: it must be ``run``."""
+        """``run`` for a single message that nothing limits, which is how publishes to many streams in turn arrive.
+        Returns: False if it has to be ``run``."""
         subject, reply, hlen, body = msg
         size = len(body)
         if (not self._plain or hlen or size > RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
@@ -175,7 +175,7 @@ class Sequencer:
         return True
 
     def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """``_bulk``, or False: message by message, which also finds the one that an unforeseen error comes from."""
+        """``_bulk``. False: decide message by message, which also finds the one that causes an unexpected error."""
         last_seq = self._live.last_seq
         try:
             return self._bulk(run, source, time_ns)
@@ -184,7 +184,7 @@ class Sequencer:
             return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """Append a whole run at once, if no message in it needs a look of its own."""
+        """Append a whole run at once, if no message in it has to be looked at on its own."""
         subjects: Sequence[bytes]
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
@@ -267,7 +267,7 @@ class Sequencer:
                 replies.refused(msg[1], ApiError(NOT_AVAILABLE))
             if i == start:
                 # A publish that waits is the first of its run.
-                self._blocked.over()
+                self._blocked.decided()
         pending.append()
         return end
 
@@ -283,13 +283,13 @@ class Sequencer:
                 if not appended:
                     for _, reply, _, _ in pending.msgs:
                         self.replies.refused(reply, ApiError(NOT_AVAILABLE))
-        # A roll-up or a trim may have removed or skipped, too; sequences go on from wherever the stream is.
+        # Roll-ups and trims may remove messages and skip sequences.
         pending.begin(self._live.last_seq + 1)
         return appended
 
     def _commit(self, pending: Pending) -> None:
-        """Make messages of what was accepted: in the block, the numbers and the window of ids, then take out what they
-        replace. Their PubAcks are promised before that, since messages they are by then."""
+        """Turn what was accepted into messages: in the block, the counts and the window of ids. PubAcks are due from then on,
+        so they are queued before what the messages replace is removed."""
         live, first_seq, time_ns = self._live, pending.first_seq, pending.time_ns
         if first_seq != live.last_seq + 1:
             raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
