@@ -3,26 +3,28 @@
 Owns: the table of checks, and which of them a stream's configuration and a message's headers call for.
 Does not own: the checks (modules beside this one), what an accepted or refused candidate leads to (sequencer).
 
-    TABLE ── configure ──> the stream's checks ── names of the headers ──> the message's checks ──> candidate accepted
+    TABLE ── configuration ──> the stream's checks ── its headers ──> the message's checks ── all return ──> accepted
 
 A check is a function of the candidate. It returns, or raises
 
     ApiError    the message is refused
-    Duplicate   it was stored before, which its publisher is told
-    NotLoaded   the decision is taken again, from the first check on, once that is loaded
+    Duplicate   it was stored before, and its publisher is told the sequence
+    NotLoaded   something has to be loaded first; then the decision is taken again, from the first check on
 
-and it changes nothing but the candidate: its subject, headers and body (with ``size``), or what is to be done once it is
-stored (``after``). What counts what is pending itself, or cannot, calls ``context.commit_pending`` first.
+It changes nothing but the candidate: subject, headers and body (together with ``size``), or what follows once the message is
+stored (``after``). ``context.live`` does not include the messages of the same run that were accepted just before: a check
+either adds them (``candidate.pending``), or calls ``context.commit_pending`` first.
 
-To add a feature: write a module with a function ``(context, config) -> Check``, or None where the configuration does not
-call for the check, and enter it in TABLE at the place where nats-server does the same. In its row,
+To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration does not need
+the check), and add a row to TABLE where nats-server does the same. The columns of a row:
 
-    headers   None: every message; ANY: every message with headers; else the headers that the check reads: it is called
-              for messages with one of them, and finds in ``candidate.headers`` all that some check of the stream reads.
-              A check that acts on what an earlier one wrote into the candidate lists that one's headers too
-    bulk      whether ``Sequencer._bulk`` and ``Sequencer.one`` do without it, since they check the same for a whole run,
-              or pass on what it concerns. False is always right: while such a check is called for, every run is decided
-              message by message. Messages with ``Nats-`` headers other than an id never go in bulk
+    make      that function
+    headers   the headers that the check reads: it is called for messages with one of them, and finds in
+              ``candidate.headers`` those that any check reads. ANY: every message with headers; None: every message.
+              A check that depends on what an earlier one wrote into the candidate lists that one's headers too
+    bulk      of checks for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.one`` may pass over it, since they test
+              the same for a whole run, or leave such runs alone. False is always correct: where such a check is needed,
+              every run is decided message by message. With a ``Nats-`` header other than an id, it always is
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
@@ -97,7 +99,7 @@ TABLE: Final = (
     Rule(limits.discard_new),                                                                       # 10077
     Rule(rollup.plan, {rollup.ROLLUP}),
 )
-"""In order. Beside each rule: the errors that it answers with."""
+"""In order; beside each row, the errors that its check raises."""
 
 _READ: Final = frozenset(name for rule in TABLE for name in rule.headers or ())
 """The headers that some check reads."""
@@ -106,13 +108,13 @@ _ONE_BY_ONE: Final = tuple(rule.make for rule in TABLE if not rule.bulk and not 
 
 
 def may_go_in_bulk(context: CheckContext, config: StreamConfig) -> bool:
-    """Whether runs may go past the checks of a stream: see the module's docstring, ``bulk``."""
+    """Whether a stream's runs may pass over its checks: see ``bulk`` in the module's docstring."""
     return not any(make(context, config) for make in _ONE_BY_ONE)
 
 
 class Checks:
-    """The checks of one stream under one configuration, each made when the first message calls for it: there may be thousands
-    of streams, and most get only such messages as may go in bulk.
+    """The checks of one stream under one configuration. Each is made for the first message that needs it: there may be thousands
+    of streams, most of which only get messages that go in bulk.
 
     Attributes: ``of_all``: the checks of a message without headers.
     """

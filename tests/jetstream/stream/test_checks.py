@@ -1,0 +1,96 @@
+"""The table of checks: which checks a message passes, and what a check may do with it. What the broker's own checks refuse,
+and in which order, the tests of publishing show, beside the real nats-server."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.stream.publish.candidate import Candidate, Check
+from broker.jetstream.stream.publish.checks import ANY, TABLE, Checks, Rule
+from broker.jetstream.stream.publish.context import CheckContext
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.stream.stream import Stream
+from broker.storage.format.message_size import message_size
+from tests.jetstream.stream.world import World, ask, everything, pub, publish
+
+
+def add(stream: Stream, check: Check, headers: frozenset[bytes] | None) -> None:
+    """Let the stream's messages with ``headers`` pass one more check, before all others."""
+    def make(context: CheckContext, config: StreamConfig) -> Check:
+        return check
+    stream.sequencer.checks = Checks(stream.sequencer.context, stream.config, [Rule(make, headers), *TABLE])
+
+
+@pytest.mark.parametrize("headers, seen", [(None, ["none", "foreign", "id", "expected"]), (ANY, ["foreign", "id", "expected"]),
+                                           (frozenset([b"Nats-Expected-Stream"]), ["expected"])],
+                         ids=["every message", "messages with headers", "messages with one header"])
+async def test_a_check_sees_the_messages_that_its_row_says(headers: frozenset[bytes] | None, seen: list[str]) -> None:
+    """One publish of each kind, decided one by one."""
+    world = World()
+    stream = world.stream(max_msgs=100, discard="new")
+    payloads: list[str] = []
+    add(stream, lambda candidate: payloads.append(candidate.body[candidate.hlen:].decode()), headers)
+    publish(world, stream, pub(b"S.a", b"none"), pub(b"S.a", b"foreign", X="y"), pub(b"S.a", b"id", Nats_Msg_Id="1"),
+            pub(b"S.a", b"expected", Nats_Expected_Stream="S", X="y"))
+    await world.settle(stream)
+    assert payloads == seen
+    assert stream.msgs == 4
+    await world.close()
+
+
+async def test_headers_in_any_order_meet_the_same_checks() -> None:
+    """More orders than are remembered, each with the one that is wrong among them."""
+    world = World()
+    stream = world.stream()
+    right = {"Nats_Expected_Stream": "S", "Nats_Msg_Id": "", "Nats_Rollup": "", "Nats_Expected_Last_Msg_Id": ""}
+    wrong = {"Nats_Expected_Last_Sequence": "9"}
+    for order in permutations([*right, *wrong]):
+        told = await ask(world, stream, pub(b"S.a", **{name: (right | wrong)[name] for name in order}))
+        assert told["error"]["err_code"] == 10071
+    for order in permutations(right):
+        assert "error" not in await ask(world, stream, pub(b"S.a", **{name: right[name] for name in order}))
+    assert stream.msgs == 24
+    await world.close()
+
+
+async def test_what_a_check_changes_is_what_is_stored() -> None:
+    """Subject, headers and body of the candidate become the message's, and ``after`` is called once it is in the stream."""
+    world = World()
+    stream = world.stream(max_msgs_per_subject=2, discard="new")
+    stored: list[int] = []
+
+    def rewrite(candidate: Candidate) -> None:
+        candidate.subject, candidate.hlen, candidate.body = b"S.changed", 0, b"changed"
+        candidate.size = message_size(b"S.changed", 0, b"changed")
+        candidate.after = lambda: stored.append(stream.last_seq)
+
+    add(stream, rewrite, frozenset([b"Nats-Expected-Stream"]))
+    for seq in (1, 2, 3):
+        assert await ask(world, stream, pub(b"S.a", b"x", Nats_Expected_Stream="S")) == {"stream": "S", "seq": seq}
+    assert await everything(stream) == [(2, b"S.changed", b"changed"), (3, b"S.changed", b"changed")]
+    assert (stored, stream.bytes) == ([1, 2, 3], 2 * message_size(b"S.changed", 0, b"changed"))
+    await world.close()
+
+
+async def test_a_check_may_wait_for_what_it_needs() -> None:
+    """All checks are passed again once it is loaded; what was published behind it stays behind it."""
+    world = World()
+    stream = world.stream()
+    loaded: list[int] = []
+
+    async def load() -> None:
+        loaded.append(stream.last_seq)
+
+    def check(candidate: Candidate) -> None:
+        if not loaded:
+            raise NotLoaded("something", work=load)
+
+    add(stream, check, frozenset([b"Nats-Expected-Stream"]))
+    replies = publish(world, stream, pub(b"S.a", b"1"), pub(b"S.a", b"2", Nats_Expected_Stream="S"), pub(b"S.a", b"3"))
+    await world.settle(stream)
+    assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
+    assert loaded == [1]
+    await world.close()
