@@ -182,6 +182,10 @@ class ServerLimits:
         0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
         "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
 
+    def bytes_max(self, storage: str) -> int:
+        """The limit on all streams of one storage kind, "memory" or "file"."""
+        return self.max_memory if storage == "memory" else self.max_storage
+
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
@@ -198,6 +202,10 @@ class AccountLimits:
     memory_max_stream_bytes: int = -1
     storage_max_stream_bytes: int = -1
     max_bytes_required: bool = False
+
+    def bytes_max(self, storage: str) -> int:
+        """The limit on all streams of one storage kind, "memory" or "file"."""
+        return self.max_memory if storage == "memory" else self.max_storage
 
     def to_json(self) -> dict[str, object]:
         """The ``limits`` member of account info."""

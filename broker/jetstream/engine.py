@@ -1,10 +1,12 @@
 """JetStream of one broker: its accounts, the logs that their streams write, and when they may.
 
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
+        │     └─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
         └─ log (streams with storage file), memory_log (storage memory)
 
-``listen`` at the start of the process, ``open`` when the shard is ours, ``close`` when it no longer is; outside of that,
-requests are answered with 10008.
+Accounts come and go at any time (``add_account``, ``change_limits``, ``remove_account``). ``listen`` at the start of the
+process, ``open`` when the shard is ours, ``close`` when it no longer is; outside of that, requests are answered with
+10008. What an account has stored is kept in the store when the account goes, and is there again when it comes back.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
-from broker.config.settings import ClientSettings, JetStreamSettings
-from broker.jetstream.account import Account
+from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
+from broker.jetstream.account.account import Account
+from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
+from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.stream.stream import Stream
-from broker.jetstream.usage import Usage
+from broker.jetstream.usage import ServerUsage, Usage
+from broker.jetstream.wire.errors import ApiError
 from broker.storage.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
@@ -35,31 +41,36 @@ __all__ = ["JetStream"]
 
 _log = logging.getLogger(__name__)
 
+NO_LIMITS = AccountLimits()
+
 
 class JetStream:
     """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
 
-    Args: ``buses`` by account name; ``settings`` from the configuration;
-        ``direct_bytes_max`` are the bytes after which a batched direct get ends (nats-server: max_pending).
-    Attributes: ``accounts`` and ``apis``, the API of each account, by account name.
+    Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
+        (nats-server: max_pending).
+    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those of
+        which nothing more can be stored until the next ``open``, by id, and why.
     """
 
-    def __init__(self, buses: Mapping[str, Bus], clock: Clock, rng: random.Random,
-                 settings: JetStreamSettings | None = None, *, server_name: str = "jetblock",
-                 direct_bytes_max: int = ClientSettings().max_pending) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
+                 server_name: str = "jetblock", direct_bytes_max: int = ClientSettings().max_pending) -> None:
         self.settings = settings or JetStreamSettings()
         self.server_name = server_name
         self.direct_bytes_max = direct_bytes_max
         self.clock = clock
         self.rng = rng
+        self.accounts: dict[str, Account] = {}
+        self.apis: dict[str, Api | DisabledApi] = {}
+        self.failed_streams: dict[int, str] = {}
+        self._listening = False
         self._log: Log | None = None
         self._memory_log: MemoryLog | None = None
         self._reader: BlockReader | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
-        self._usage = {"memory": Usage("memory", limits.max_memory), "file": Usage("file", limits.max_storage)}
-        self.accounts = {name: Account(self, name, bus, clock, rng, self.settings) for name, bus in buses.items()}
-        self.apis = {name: Api(account) for name, account in self.accounts.items()}
+        self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
     def available(self) -> bool:
@@ -69,11 +80,111 @@ class JetStream:
 
     @property
     def log(self) -> Log:
-        assert self._log is not None, "JetStream is not open"
+        if self._log is None:
+            raise RuntimeError("JetStream is not open")
         return self._log
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+
+    def add_account(self, name: str, bus: Bus, limits: AccountLimits | None = NO_LIMITS) -> None:
+        """Serve an account on its ``bus``; what the store has of it is restored, now or at ``open``.
+
+        Args: ``limits`` None: JetStream is not enabled for the account, which every request is told (10039).
+        Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it is there.
+        """
+        if name in self.apis:
+            raise ValueError(f"account {name} has been added already")
+        api: Api | DisabledApi
+        if limits is None:
+            api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name)
+        else:
+            self._check_limits(name, limits)
+            account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
+            api = Api(account)
+            if self._log is not None:
+                self._start(self._restore_later(account), "restore account")
+        self.apis[name] = api
+        if self._listening:
+            api.start()
+
+    def change_limits(self, name: str, limits: AccountLimits | None) -> None:
+        """Give an account other limits; None: JetStream is no longer enabled for it. What is there already stays.
+
+        Raises: ApiError as ``add_account``, and nothing has changed; KeyError: there is no such account.
+        """
+        api, account = self.apis[name], self.accounts.get(name)
+        if account is not None and limits is not None:
+            self._check_limits(name, limits)
+            account.change_limits(limits)
+        elif account is not None or limits is not None:
+            if limits is not None:
+                self._check_limits(name, limits)
+            self.remove_account(name)
+            self.add_account(name, api.bus, limits)
+
+    def remove_account(self, name: str) -> asyncio.Future[None]:
+        """Serve an account no more: it is not answered from now on, and its stored streams stay in the store.
+
+        Returns: done once everything its streams had sequenced is stored. It may be added again before.
+        Raises: KeyError: there is no such account.
+        """
+        api, account = self.apis.pop(name), self.accounts.pop(name, None)
+        api.stop_listening()
+        task = self._start(self._leave(api, account, self._leaving.get(name)), "remove account")
+        self._leaving[name] = task
+        task.add_done_callback(lambda _: self._left(name, task))
+        return task
+
+    async def _leave(self, api: Api | DisabledApi, account: Account | None, before: asyncio.Task[None] | None) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await api.stop()
+            if account is None:
+                return
+            await account.openings.cancel()
+            account.prepare_shutdown()
+        finally:
+            if account is not None:
+                account.release()
+        if self._log is not None:
+            await self._log.persisted()
+
+    def _left(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._leaving.get(name) is task:
+            del self._leaving[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("account %s was removed while its streams could not be stored: %s", name, error)
+
+    async def _restore_later(self, account: Account) -> None:
+        """Restore an account once what was sequenced before it was removed is in the applied state."""
+        if leaving := self._leaving.get(account.name):
+            await asyncio.wait([leaving])
+        if self._log is not None and self.accounts.get(account.name) is account:
+            self._restore(account)
+
+    def _restore(self, account: Account) -> list[asyncio.Task[None]]:
+        return account.restore([state for state in self.log.state.streams.values() if state.account == account.name])
+
+    def _check_limits(self, name: str, limits: AccountLimits) -> None:
+        """Raises: ApiError 10028, 10047 where what is reserved for accounts, or by streams, exceeds what the server has.
+
+        Source: nats-server, server/jetstream.go sufficientResources.
+        """
+        account = self.accounts.get(name)
+        for storage in STORAGES:
+            server_max = self.settings.server.bytes_max(storage)
+            had = account.limits.bytes_max(storage) if account is not None else 0
+            more = max(limits.bytes_max(storage), 0) - max(had, 0)
+            given = sum(max(other.limits.bytes_max(storage), 0) for other in self.accounts.values())
+            if more > 0 and 0 <= server_max < more + max(given, self.reserved(storage)):
+                raise ApiError(NO_ROOM[storage])
+
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Begin to answer the API, with 10008 until ``open``."""
+        self._listening = True
         for api in self.apis.values():
             api.start()
 
@@ -86,15 +197,14 @@ class JetStream:
         self._log, self._reader = log, reader
         log.on_lease_renewed, log.on_small_segment = self._wake, reader.admit_segment
         self._memory_log = MemoryLog(log.clock_trusted)
-        tasks = []
-        for state in list(log.state.streams.values()):
-            account = self.accounts.get(state.account)
-            if account is None:
-                _log.error("stream %s belongs to account %s, which does not exist here", state.name, state.account)
-                continue
-            tasks += [self._loop_task(opening) for opening in account.restore(state)]
-        if tasks:
-            await asyncio.wait(tasks, timeout=wait_seconds)
+        self.failed_streams.clear()
+        unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
+        for name, count in unknown.items():
+            _log.warning("%d streams of account %s stay in the store unused: there is no such account here with JetStream",
+                         count, name)
+        openings = [opening for account in self.accounts.values() for opening in self._restore(account)]
+        if openings:
+            await asyncio.wait(openings, timeout=wait_seconds)
 
     async def close(self, *, tell: bool = False) -> None:
         """Let go of all streams and consumers at once.
@@ -107,10 +217,12 @@ class JetStream:
                 account.prepare_shutdown()
         for api in self.apis.values():
             await api.drop()
-        for task in self._opening:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for account in self.accounts.values():
+            await account.openings.cancel()
             account.release()
         if self._memory_log is not None:
             self._memory_log.stop()
@@ -118,20 +230,34 @@ class JetStream:
 
     async def stop(self) -> None:
         """Stop answering the API."""
+        self._listening = False
         for api in self.apis.values():
             await api.stop()
 
+    # --- what accounts ask of us (Host) -------------------------------------------------------------------------------
+
+    def server_usage(self, storage: str) -> ServerUsage:
+        """The bytes of all streams of a storage kind."""
+        return self._usage[storage]
+
+    def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
+        """The max_bytes of all streams of a storage kind, of all accounts, but one."""
+        return sum(reserved(account.streams, storage, except_stream=except_stream) for account in self.accounts.values())
+
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
-                    listeners: Mapping[str, Listener]) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it; ``listeners`` are its consumers by name."""
-        assert self._reader is not None
-        assert self._memory_log is not None
+                    listeners: Mapping[str, Listener], usage: Usage) -> Stream:
+        """A live stream: a new one, or one as its persisted blocks left it.
+
+        Args: ``listeners`` are its consumers by name; ``usage`` counts its bytes.
+        """
+        if self._reader is None or self._memory_log is None:
+            raise RuntimeError("JetStream is not open")
         memory = config.storage == "memory"
         return Stream(
             config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain, usage=self._usage[config.storage], listeners=listeners)
+            rng=self.rng, domain=self.settings.domain, usage=usage, listeners=listeners)
 
     def _wake(self) -> None:
         """The lease was renewed: consumers go on with deliveries that they held back."""
@@ -148,8 +274,8 @@ class JetStream:
             if stream_id not in taken:
                 return stream_id
 
-    def _loop_task(self, opening: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(opening, name="open consumer")
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task

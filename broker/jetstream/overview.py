@@ -25,7 +25,7 @@ def _stream(stream: Stream, consumers: Collection[Consumer]) -> dict[str, Any]:
     return {
         "name": stream.name, "created": format_time(stream.created_ns), "config": stream.config.to_json(),
         "state": {
-            "messages": stream.msgs, "bytes": stream.bytes, "first_seq": stream.first_seq,
+            "messages": stream.msgs, "bytes": stream.size_bytes, "first_seq": stream.first_seq,
             "first_ts": format_time(stream.first_time_ns) if stream.msgs else ZERO_TIME,
             "last_seq": stream.last_seq,
             "last_ts": format_time(stream.last_time_ns) if stream.last_time_ns else ZERO_TIME,

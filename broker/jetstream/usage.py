@@ -1,39 +1,111 @@
-"""The bytes of the live messages of all streams of one storage kind, and their bound.
+"""The bytes of live messages that count together, and the bound on them.
 
-One ``Usage`` for memory and one for what is stored; every stream of the kind adds to it what it sequences and takes from
-it what leaves. So a bound on all streams costs a publish one comparison.
+    ServerUsage    all streams of one storage kind ("memory" or "file"), of all accounts
+    AccountUsage   those of one account with a limit of its own; what it counts, the server's counts too
 
-nats-server's rule: a publish is refused once *more* than the bound is held, so the message that passes it is still taken.
+Every stream adds to its ``Usage`` what it sequences and takes from it what leaves, and a publish compares once:
+``size_bytes + size > bytes_max`` means that it needs a closer look, which ``refusal`` takes. The streams of an account
+without a limit count in the server's, so only accounts with a limit pay for one.
 
-Source: nats-server, server/jetstream.go (limitsExceeded), server/jetstream_cluster.go (resourcesExceededError).
+nats-server's rules differ: the server refuses once *more* than its bound is held, so the message that passes the bound is
+still taken; an account refuses the message that would pass it.
+
+Source: nats-server, server/jetstream.go (limitsExceeded, wouldExceedLimits), server/jetstream_cluster.go
+(resourcesExceededError).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from typing import Protocol
 
-__all__ = ["Usage"]
+__all__ = ["AccountUsage", "ServerUsage", "Usage"]
 
 _log = logging.getLogger(__name__)
 
-_TOLD_APART_NS = 10_000_000_000
+SERVER_EXCEEDED = 10023
+ACCOUNT_EXCEEDED = 10002
+
+_LOG_INTERVAL_NS = 10_000_000_000
 
 
-class Usage:
-    """Attributes: ``bytes``: user bytes of all live messages; ``bytes_max``: past it publishes are refused."""
+class Usage(Protocol):
+    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: up to it nothing is refused."""
 
-    __slots__ = ("_kind", "_told_at_ns", "bytes", "bytes_max")
+    size_bytes: int
+
+    @property
+    def bytes_max(self) -> int: ...
+
+    def refusal(self, size: int, now_ns: int) -> int:
+        """The error code that refuses one more message of ``size`` bytes, which is logged; 0: it is taken."""
+
+
+class ServerUsage:
+    """See ``Usage``."""
+
+    __slots__ = ("_limit_log", "bytes_max", "size_bytes")
 
     def __init__(self, kind: str = "", bytes_max: int = -1) -> None:
         """``kind`` as in a stream's ``storage``; ``bytes_max`` -1: no bound."""
-        self.bytes = 0
+        self.size_bytes = 0
         self.bytes_max = bytes_max if bytes_max >= 0 else sys.maxsize
-        self._kind = kind
-        self._told_at_ns: int | None = None
+        self._limit_log = _LimitLog(logging.ERROR, f"JetStream {kind} resource limits exceeded for server")
 
-    def refused(self, now_ns: int) -> None:
-        """A publish was refused for it: log that, but not for each one."""
-        if self._told_at_ns is None or now_ns - self._told_at_ns > _TOLD_APART_NS:
-            self._told_at_ns = now_ns
-            _log.error("JetStream %s resource limits exceeded for server", self._kind)
+    def refusal(self, size: int, now_ns: int) -> int:
+        """See ``Usage``."""
+        if self.size_bytes <= self.bytes_max:
+            return 0
+        self._limit_log.write(now_ns)
+        return SERVER_EXCEEDED
+
+
+class AccountUsage:
+    """See ``Usage``. ``account_max`` is the account's limit, 0 or more; ``server`` counts the same bytes."""
+
+    __slots__ = ("_account_max", "_limit_log", "_server", "_size_bytes")
+
+    def __init__(self, account: str, kind: str, account_max: int, server: ServerUsage) -> None:
+        self._account_max = account_max
+        self._server = server
+        self._size_bytes = 0
+        self._limit_log = _LimitLog(logging.WARNING, f'JetStream {kind} resource limits exceeded for account: "{account}"')
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @size_bytes.setter
+    def size_bytes(self, size_bytes: int) -> None:
+        self._server.size_bytes += size_bytes - self._size_bytes
+        self._size_bytes = size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        server = self._server
+        return min(self._account_max, self._size_bytes + server.bytes_max - server.size_bytes)
+
+    def refusal(self, size: int, now_ns: int) -> int:
+        """See ``Usage``."""
+        err_code = self._server.refusal(size, now_ns)
+        if not err_code and self._size_bytes + size > self._account_max:
+            self._limit_log.write(now_ns)
+            err_code = ACCOUNT_EXCEEDED
+        return err_code
+
+
+class _LimitLog:
+    """Logs that publishes are refused, but not for each one."""
+
+    __slots__ = ("_level", "_text", "_written_at_ns")
+
+    def __init__(self, level: int, text: str) -> None:
+        self._level = level
+        self._text = text
+        self._written_at_ns: int | None = None
+
+    def write(self, now_ns: int) -> None:
+        if self._written_at_ns is None or now_ns - self._written_at_ns > _LOG_INTERVAL_NS:
+            self._written_at_ns = now_ns
+            _log.log(self._level, "%s", self._text)

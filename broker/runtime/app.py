@@ -153,9 +153,9 @@ class App:
         log.info("  Max Storage:     %s", _friendly_bytes(limits.max_storage))
         log.info('  Store Directory: "%s"', url.removeprefix("file://"))
         await self.shard_host.check()
-        self.jetstream = JetStream({self.server.router.name: self.server.router}, self.clock, self.rng, settings.jetstream,
-                                   server_name=self.server.server_name,
+        self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
+        self.jetstream.add_account(self.server.router.name, self.server.router, settings.jetstream.account)
         self.jetstream.listen()
 
     async def _serve(self) -> None:

@@ -27,7 +27,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.jetstream.account import Account
+    from broker.jetstream.account.account import Account
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.state.stored import StoredMsg
     from broker.jetstream.stream.stream import Stream

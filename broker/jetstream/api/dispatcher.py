@@ -22,11 +22,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.jetstream.api import consumers as consumer_api
-from broker.jetstream.api import messages as message_api
-from broker.jetstream.api import streams as stream_api
 from broker.jetstream.api.direct_get import DirectGets
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
+from broker.jetstream.api.routes import (
+    API_PREFIX,
+    DIRECT_GET,
+    MSG_NEXT,
+    TYPE_PREFIX,
+    lane_of,
+    route_of,
+    subscribe_api,
+)
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
@@ -34,19 +40,12 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.jetstream.account import Account
+    from broker.jetstream.account.account import Account
     from broker.jetstream.bus import Msg, Source, Subscription
 
 __all__ = ["Api"]
 
 _log = logging.getLogger(__name__)
-
-ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **consumer_api.ROUTES, **message_api.ROUTES}
-
-TYPE_PREFIX = "io.nats.jetstream.api.v1."
-_PREFIX = b"$JS.API."
-_NEXT = b"CONSUMER.MSG.NEXT."
-_DIRECT = b"DIRECT.GET."
 
 REQUESTS_MAX = 10_000
 """JSON requests that may wait at once (nats-server's request_queue_limit); past it they are dropped unanswered."""
@@ -57,6 +56,7 @@ class Api:
 
     def __init__(self, account: Account) -> None:
         self.account = account
+        self.bus = account.bus
         self._directs = DirectGets(account)
         self._lanes: dict[str, deque[Request]] = {}
         self._waiting = 0
@@ -65,25 +65,17 @@ class Api:
 
     def start(self) -> None:
         """Listen."""
-        bus = self.account.bus
-        self._subscriptions.append(bus.subscribe(_PREFIX + b">", self.on_requests))
-        if self.account.domain:
-            prefix = b"$JS.%b.API." % self.account.domain.encode()
-            cut = len(prefix)
+        self._subscriptions += subscribe_api(self.bus, self.account.domain, self.on_requests)
 
-            def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None,
-                                   now_ns: int) -> None:
-                renamed = [(_PREFIX + subject[cut:], reply, hlen, body)
-                           for subject, reply, hlen, body in ops[start:end]]
-                self.on_requests(renamed, 0, len(renamed), source, now_ns)
-
-            self._subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
+    def stop_listening(self) -> None:
+        """Hear no more requests; those that came are served on."""
+        for subscription in self._subscriptions:
+            self.bus.unsubscribe(subscription)
+        self._subscriptions.clear()
 
     async def stop(self) -> None:
         """Stop listening, and ``drop``."""
-        for subscription in self._subscriptions:
-            self.account.bus.unsubscribe(subscription)
-        self._subscriptions.clear()
+        self.stop_listening()
         await self.drop()
 
     async def drop(self) -> None:
@@ -102,12 +94,12 @@ class Api:
         while at < end:
             op = ops[at]
             subject = op[0]
-            rest = subject[len(_PREFIX):]
-            if rest.startswith(_NEXT):
+            rest = subject[len(API_PREFIX):]
+            if rest.startswith(MSG_NEXT):
                 until = at + 1
                 while until < end and ops[until][0] == subject:
                     until += 1
-                consumer = self.account.pulled_from(rest[len(_NEXT):])
+                consumer = self.account.pulled_from(rest[len(MSG_NEXT):])
                 if consumer is not None:
                     consumer.on_next(ops, at, until, source, now_ns)
                 elif source is not None:
@@ -116,8 +108,8 @@ class Api:
                 at = until
                 continue
             at += 1
-            if rest.startswith(_DIRECT):
-                if not self._directs.take(rest[len(_DIRECT):], op) and source is not None:
+            if rest.startswith(DIRECT_GET):
+                if not self._directs.take(rest[len(DIRECT_GET):], op) and source is not None:
                     source.no_responders(subject, op[1])
             else:
                 self._take(rest, op, source)
@@ -126,7 +118,7 @@ class Api:
 
     def _take(self, rest: bytes, op: Msg, source: Source | None) -> None:
         tokens = rest.decode("utf-8", "replace").split(".")
-        route = _route(tokens)
+        route = route_of(tokens)
         if route is None:
             return
         _, reply, hlen, body = op
@@ -145,7 +137,7 @@ class Api:
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""
         request.route = route
-        key = _lane(request.tokens)
+        key = lane_of(request.tokens)
         self._waiting += 1
         lane = self._lanes.get(key)
         if lane is not None:
@@ -224,21 +216,3 @@ class Api:
                 account.log.wait(fn, *args)
             else:
                 about.log.wait(fn, *args, of=about)
-
-
-def _route(tokens: list[str]) -> Route | None:
-    """The row of ROUTES for these tokens: from the most literal form to the one with most stars."""
-    if "" in tokens:
-        return None
-    for stars in range(3):
-        literal = len(tokens) - stars
-        route = ROUTES.get((*tokens[:literal], *("*",) * stars))
-        if route is not None:
-            return route
-    return ROUTES.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
-
-
-def _lane(tokens: list[str]) -> str:
-    """The stream that a request is about: behind its verbs, which differ in number; "" for those about none."""
-    verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
-    return tokens[verbs] if len(tokens) > verbs else ""

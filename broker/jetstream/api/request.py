@@ -16,7 +16,7 @@ from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
-    from broker.jetstream.account import Account
+    from broker.jetstream.account.account import Account
     from broker.jetstream.bus import Source
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream

@@ -72,9 +72,6 @@ __all__ = ["Stream"]
 
 T = TypeVar("T")
 
-Subject = bytes
-"""Within the class ``bytes`` is the stream's size."""
-
 _log = logging.getLogger(__name__)
 
 _CEILING_STEP = 65_536
@@ -160,8 +157,8 @@ class Stream:
         """Take the numbers; the blocks wait for the first look at them."""
         live = self.live
         live.first_seq, live.last_seq = state.first_seq, state.last_seq
-        live.msgs, live.bytes = state.msgs, state.bytes
-        live.usage.bytes += state.bytes
+        live.msgs, live.size_bytes = state.msgs, state.bytes
+        live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1:
@@ -200,8 +197,8 @@ class Stream:
         return self.live.msgs
 
     @property
-    def bytes(self) -> int:
-        return self.live.bytes
+    def size_bytes(self) -> int:
+        return self.live.size_bytes
 
     @property
     def first_time_ns(self) -> int:
@@ -240,7 +237,7 @@ class Stream:
             self.msg_ids.expire_later()
         for delta in self.listeners.take_deltas():
             block.add_record(RecordKind.CONSUMER_STATE, delta)
-        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.bytes, self.first_time_ns)
+        block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
         live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -339,12 +336,12 @@ class Stream:
         await self._readable_blocks()
         return await self.queries.get(seq)
 
-    async def get_last(self, wanted: Subject) -> StoredMsg | None:
+    async def get_last(self, wanted: bytes) -> StoredMsg | None:
         """The last message whose subject matches ``wanted``, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_last(wanted)
 
-    async def get_next(self, wanted: Subject, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
+    async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None:
         """The first match at or after a sequence, or a time, or None. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.get_next(wanted, seq, start_time_ns)
@@ -383,7 +380,7 @@ class Stream:
         await self.look()
         return await self.retention.delete(seq)
 
-    async def purge(self, wanted: Subject | None, seq: int = 0, keep: int = 0) -> int:
+    async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
         """Remove what matches ``wanted`` (None: all) below ``seq`` (0: no bound) but the ``keep`` newest; returns how many.
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
@@ -415,14 +412,14 @@ class Stream:
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
-    def removed(self, gone: Sequence[Removal], subject: Subject | None, purged: bool) -> None:
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
         if self.listeners.by_name:
             self.tell_removed(joined(gone), subject, purged)
 
-    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: Subject | None, purged: bool) -> None:
+    def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
         self.listeners.removed(ranges, subject, purged)
 
@@ -450,7 +447,7 @@ class Stream:
 
     # --- what it shows ------------------------------------------------------------------------------------------------
 
-    async def info_state(self, deleted_details: bool = False, subjects_filter: Subject = b"") -> dict[str, Any]:
+    async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"") -> dict[str, Any]:
         """JetStream's StreamState as JSON values, less ``consumer_count``.
 
         Raises: ApiError 10008 past the lease; StoreError; FormatError.
@@ -464,7 +461,7 @@ class Stream:
         subjects = await self.subjects.distinct()
         first_time_ns = await decide(live, self.heads, self._first_time)
         shown: dict[str, Any] = {
-            "messages": live.msgs, "bytes": live.bytes,
+            "messages": live.msgs, "bytes": live.size_bytes,
             "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
             "last_seq": live.last_seq,
             "last_ts": format_time(live.last_time_ns) if live.last_time_ns else ZERO_TIME}

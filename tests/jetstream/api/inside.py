@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from broker.clock import SystemClock
-from broker.config.settings import ClientSettings, JetStreamSettings, Settings
+from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings, Settings
 from broker.jetstream.engine import JetStream
 from broker.server.server import Server
 from broker.storage.format.header import Position
@@ -35,18 +35,21 @@ class Inside:
             answer = await broker.api("STREAM.CREATE.S", {"name": "S"})
     """
 
-    def __init__(self, settings: JetStreamSettings | None = None, *, opened: bool = True) -> None:
+    def __init__(self, settings: JetStreamSettings | None = None, *, limits: AccountLimits | None = None,
+                 opened: bool = True) -> None:
         self.clock = SystemClock()
         self.rng = random.Random(1)
         self.store = MemoryStore()
         self.settings = settings or JetStreamSettings()
+        self.limits = limits or AccountLimits()
         self._opened = opened
 
     async def __aenter__(self) -> Self:
         self.server = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=-1), jetstream=JetStreamSettings(enabled=True)),
                              self.clock)
         await self.server.start()
-        self.js = JetStream({"$G": self.server.router}, self.clock, self.rng, self.settings)
+        self.js = JetStream(self.clock, self.rng, self.settings)
+        self.js.add_account("$G", self.server.router, self.limits)
         self.js.listen()
         self.state = ShardState()
         self.state.apply_segment(Position(1, 0))

@@ -134,7 +134,7 @@ async def test_a_lenient_server_passes_over_unknown_fields() -> None:
 ])
 async def test_what_an_account_may_have(account: AccountLimits, server: ServerLimits, first: dict[str, object],
                                         second: dict[str, object], err_code: int) -> None:
-    async with Inside(JetStreamSettings(account=account, server=server)) as broker:
+    async with Inside(JetStreamSettings(server=server), limits=account) as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", **first})
         assert await broker.error("STREAM.CREATE.T", {"name": "T", **second}) == err_code
         await broker.ok("STREAM.CREATE.S", {"name": "S", **first})

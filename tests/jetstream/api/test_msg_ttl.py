@@ -42,7 +42,7 @@ async def test_a_stream_that_an_earlier_version_took(monkeypatch: pytest.MonkeyP
     """It is loaded, without; an update that does not ask for it goes through."""
     async with Inside() as broker:
         with monkeypatch.context() as earlier:
-            earlier.setattr("broker.jetstream.account.check_supported", lambda config: None)
+            earlier.setattr("broker.jetstream.account.account.check_supported", lambda config: None)
             await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "allow_msg_ttl": True})
         assert await broker.publish("s") == 1
         await broker.restart()

@@ -71,7 +71,7 @@ async def test_what_a_check_changes_is_what_is_stored() -> None:
     for seq in (1, 2, 3):
         assert await ask(world, stream, pub(b"S.a", b"x", Nats_Expected_Stream="S")) == {"stream": "S", "seq": seq}
     assert await everything(stream) == [(2, b"S.changed", b"changed"), (3, b"S.changed", b"changed")]
-    assert (stored, stream.bytes) == ([1, 2, 3], 2 * message_size(b"S.changed", 0, b"changed"))
+    assert (stored, stream.size_bytes) == ([1, 2, 3], 2 * message_size(b"S.changed", 0, b"changed"))
     await world.close()
 
 

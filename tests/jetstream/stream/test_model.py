@@ -194,7 +194,7 @@ class StreamMachine(RuleBasedStateMachine):
             assert state["subjects"] == held
             assert state.get("num_subjects", 0) == len(held)
             assert (state["messages"], state["bytes"]) == (len(model.msgs), model.bytes)
-            assert stream.live.usage.bytes == model.bytes
+            assert stream.live.usage.size_bytes == model.bytes
             assert (state["first_seq"], state["last_seq"]) == (model.first_seq, model.last_seq)
             seqs = {msg.seq for msg in model.msgs}
             assert state.get("deleted", []) == (

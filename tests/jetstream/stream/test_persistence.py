@@ -171,7 +171,7 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
     def look() -> None:
         assert [block.first_seq for block in stream.live.blocks] == sorted({block.first_seq for block in stream.live.blocks})
         assert sum(block.live_msgs for block in stream.live.blocks) == stream.msgs
-        assert sum(block.live_bytes for block in stream.live.blocks) == stream.bytes
+        assert sum(block.live_bytes for block in stream.live.blocks) == stream.size_bytes
 
     expected = [(i + 1, b"S.%d" % (i // 3), b"%d" % i * (i + 1)) for i in range(12)]
     for at in range(0, 12, 3):

@@ -178,7 +178,7 @@ async def test_a_message_larger_than_max_bytes_is_acknowledged_and_goes() -> Non
     world = World()
     stream = world.stream(max_bytes=100)
     assert await ask(world, stream, pub(b"S.a", b"x" * 200)) == {"stream": "S", "seq": 1}
-    assert (stream.msgs, stream.bytes, stream.first_seq, stream.last_seq) == (0, 0, 2, 1)
+    assert (stream.msgs, stream.size_bytes, stream.first_seq, stream.last_seq) == (0, 0, 2, 1)
     await world.close()
 
 

@@ -168,7 +168,7 @@ async def check_messages(world: World, stream: Stream, told: dict[str, int]) -> 
     payloads = list(kept.values())
     assert len(set(payloads)) == len(payloads)
     assert stream.msgs == len(kept)
-    assert (stream.msgs, stream.bytes) == numbers(stream)
+    assert (stream.msgs, stream.size_bytes) == numbers(stream)
     assert stream.last_seq >= max(told.values())
 
 

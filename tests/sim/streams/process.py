@@ -53,7 +53,8 @@ class Process:
         self.put_ns = -1
         """When a put of ours landed last."""
         self.router = Router(world.clock, random.Random(self.rng.getrandbits(64)), world.loop.call_soon)
-        self.js = JetStream({"$G": self.router}, world.clock, random.Random(self.rng.getrandbits(64)))
+        self.js = JetStream(world.clock, random.Random(self.rng.getrandbits(64)))
+        self.js.add_account("$G", self.router)
         self.cache = Cache(world.cache_bytes)
         self.client = Client(world, self)
         self._me = Identity(name, self.rng.randbytes(NONCE_BYTES))

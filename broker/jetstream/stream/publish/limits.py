@@ -47,7 +47,7 @@ class Limits:
     def exceeded(self, live: Live, msgs: int, size: int) -> bool:
         """Whether ``msgs`` more messages of ``size`` in all take the stream past max_msgs or max_bytes."""
         return bool((self.max_msgs and live.msgs + msgs > self.max_msgs)
-                    or (self.max_bytes and live.bytes + size > self.max_bytes))
+                    or (self.max_bytes and live.size_bytes + size > self.max_bytes))
 
 
 def trim_before(context: CheckContext, config: StreamConfig) -> Check | None:
@@ -100,12 +100,12 @@ def storage(context: CheckContext, config: StreamConfig) -> Check:
 
     def check(candidate: Candidate) -> None:
         pending = candidate.pending
-        if usage.bytes + pending.bytes - pending.removed_bytes > usage.bytes_max:
+        if usage.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > usage.bytes_max:
             # What the stream's own limits remove for those before it makes room.
             context.commit_pending(pending)
-            if usage.bytes > usage.bytes_max:
-                usage.refused(pending.time_ns)
-                raise ApiError(10023)
+            err_code = usage.refusal(candidate.size, pending.time_ns)
+            if err_code:
+                raise ApiError(err_code)
     return check
 
 
@@ -145,7 +145,7 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
             replaces, replaced_size = True, index.first(candidate.subject, live.first_seq)[1]
         if max_msgs and not replaces and live.msgs + len(pending.msgs) - len(pending.removed) >= max_msgs:
             raise ApiError(10077, err="maximum messages exceeded")
-        if (max_bytes and live.bytes + pending.bytes - pending.removed_bytes + candidate.size > max_bytes
+        if (max_bytes and live.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > max_bytes
                 and (not replaces or replaced_size < candidate.size)):
             raise ApiError(10077, err="maximum bytes exceeded")
     return check if config.discard == "new" and (limits.whole or limits.per_subject) else None

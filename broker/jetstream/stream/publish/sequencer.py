@@ -155,15 +155,16 @@ class Sequencer:
                 or len(subject) + len(reply) > NAMES_BYTES or FAST_INGEST in reply):
             return False
         live, log = self._live, self._log
+        size += ROW_BYTES + len(subject)
         usage = live.usage
-        if usage.bytes > usage.bytes_max:
+        if usage.size_bytes + size > usage.bytes_max:
             return False
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         try:
             block = live.open or log.block(self._owner)
             block.append_one(seq, subject, body, time_ns)
-            live.appended(block, 1, ROW_BYTES + len(subject) + size, seq, time_ns)
+            live.appended(block, 1, size, seq, time_ns)
             self._dedupe.last_id = b""
             if reply:
                 log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
@@ -214,7 +215,7 @@ class Sequencer:
         first_seq = live.last_seq + 1
         subjects_bytes = sum(map(len, subjects))
         size = messages_size(count, with_headers, subjects_bytes, raw_bytes)
-        if live.usage.bytes + size > live.usage.bytes_max:
+        if live.usage.size_bytes + size > live.usage.bytes_max:
             return False
         removed = None
         if self._per_subject:

@@ -124,7 +124,7 @@ class Retention:
     def over(self) -> bool:
         """Whether the stream holds more than max_msgs or max_bytes allow."""
         return bool((self._max_msgs and self._live.msgs > self._max_msgs)
-                    or (self._max_bytes and self._live.bytes > self._max_bytes))
+                    or (self._max_bytes and self._live.size_bytes > self._max_bytes))
 
     def enforce(self) -> None:
         """Take the oldest messages out until max_msgs and max_bytes hold; when that needs the store, soon."""
@@ -145,8 +145,8 @@ class Retention:
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
-        if self._max_bytes and live.bytes > self._max_bytes:
-            self.remove_front(slice_below(live, after_bytes(live, live.bytes - self._max_bytes)), record=record)
+        if self._max_bytes and live.size_bytes > self._max_bytes:
+            self.remove_front(slice_below(live, after_bytes(live, live.size_bytes - self._max_bytes)), record=record)
 
     # --- max_age ------------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Decision:
 
     def _state(self) -> tuple[int, ...]:
         live = self._live
-        return live.first_seq, live.last_seq, live.msgs, live.bytes
+        return live.first_seq, live.last_seq, live.msgs, live.size_bytes
 
 
 async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:

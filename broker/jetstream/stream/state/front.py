@@ -36,7 +36,7 @@ def after_msgs(live: Live, count: int) -> int:
 
 def after_bytes(live: Live, size: int) -> int:
     """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: NotLoaded."""
-    return _after(live, size, live.bytes, _live_bytes, _after_bytes_in)
+    return _after(live, size, live.size_bytes, _live_bytes, _after_bytes_in)
 
 
 def _after(live: Live, amount: int, total: int, held_by: Callable[[LiveBlock], int],
@@ -115,7 +115,7 @@ def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
     if stay and stay[0].first_seq < end_seq:
         part = live.part(stay[0], stay[0].first_seq, end_seq - 1)
     msgs = live.msgs - sum(map(_live_msgs, stay)) + (part.msgs if part is not None else 0)
-    size = live.bytes - sum(map(_live_bytes, stay)) + (part.size if part is not None else 0)
+    size = live.size_bytes - sum(map(_live_bytes, stay)) + (part.size if part is not None else 0)
     last = part
     while last is None:
         whole -= 1

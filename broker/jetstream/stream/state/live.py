@@ -36,7 +36,7 @@ from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, ne
 from broker.jetstream.stream.state.loading import Look, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
-from broker.jetstream.usage import Usage
+from broker.jetstream.usage import ServerUsage, Usage
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class Live:
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
                  stored: Callable[[], StreamState | None] | None = None,
                  on_looked: Callable[[Sequence[LiveBlock]], object] | None = None, usage: Usage | None = None) -> None:
-        self.usage = usage or Usage()
+        self.usage = usage or ServerUsage()
         self.first_seq = 0
         self.last_seq = 0
         self.msgs = 0
-        self.bytes = 0
+        self.size_bytes = 0
         self.last_time_ns = 0
         self.first_time_ns = 0
         self.persisted_seq = 0
@@ -193,8 +193,8 @@ class Live:
         self.last_seq = last_seq
         self.last_time_ns = time_ns
         self.msgs += count
-        self.bytes += size
-        self.usage.bytes += size
+        self.size_bytes += size
+        self.usage.size_bytes += size
 
     def _begin(self, block: OpenBlock[Any]) -> None:
         self.open = block
@@ -301,10 +301,6 @@ class Live:
         seqs = map(rows.seq_of, range(rows.ordinal_of(start), rows.ordinal_of(end + 1)))
         return [seq for seq in seqs if dead is None or seq not in dead]
 
-    def live_before(self, seq: int) -> int:
-        """How many live messages lie below ``seq``. Raises: NotLoaded for a block with gaps."""
-        return self.msgs - self.live_from(seq)
-
     def live_from(self, seq: int) -> int:
         """How many live messages lie at or above ``seq``. Raises: NotLoaded for a block with gaps."""
         if seq <= self.first_seq:
@@ -378,8 +374,8 @@ class Live:
             block.live_msgs -= msgs
             block.live_bytes -= size
             self.msgs -= msgs
-            self.bytes -= size
-            self.usage.bytes -= size
+            self.size_bytes -= size
+            self.usage.size_bytes -= size
         blocks, whole = self.blocks, 0
         while whole < len(blocks) and blocks[whole].last_seq < end_seq and blocks[whole].persisted:
             whole += 1
@@ -399,8 +395,8 @@ class Live:
         self._blocks, self._begins = blocks[stay:], self._begins[stay:]
         let_go(blocks)
         self.msgs -= front.msgs
-        self.bytes -= front.size
-        self.usage.bytes -= front.size
+        self.size_bytes -= front.size
+        self.usage.size_bytes -= front.size
         if front.part is not None:
             front.part.block.live_msgs -= front.part.msgs
             front.part.block.live_bytes -= front.part.size
@@ -409,7 +405,7 @@ class Live:
     def let_go(self) -> None:
         """The stream is no more, and with it its blocks."""
         if self._stored is None:
-            self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.bytes, None))
+            self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
 
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
         """Remove live messages of one block, ``size`` user bytes in all; returns them as ranges.
@@ -424,8 +420,8 @@ class Live:
         block.live_msgs -= count
         block.live_bytes -= size
         self.msgs -= count
-        self.bytes -= size
-        self.usage.bytes -= size
+        self.size_bytes -= size
+        self.usage.size_bytes -= size
         if seqs[0] == self.first_seq or not self.msgs:
             self._seek_first(self.first_seq)
         if not block.live_msgs and block.persisted:
@@ -442,8 +438,13 @@ class Live:
 
     def leave(self) -> None:
         """The stream is let go of: what it holds, and what still happens to that, counts for nobody."""
-        self.usage.bytes -= self.bytes
-        self.usage = Usage()
+        self.count_in(ServerUsage())
+
+    def count_in(self, usage: Usage) -> None:
+        """Count what the stream holds in another ``usage`` from now on."""
+        self.usage.size_bytes -= self.size_bytes
+        usage.size_bytes += self.size_bytes
+        self.usage = usage
 
     def skip_to(self, last_seq: int) -> None:
         """Use up the sequences up to ``last_seq`` without storing anything."""

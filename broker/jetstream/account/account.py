@@ -1,15 +1,14 @@
-"""One account: its streams and consumers made, changed, removed, restored, and joined to the bus.
+"""One account: its streams and consumers made, changed, removed and restored.
 
-Owns: which streams and consumers exist, their records in the log, their subscriptions, the limits of the account.
-Does not own: what a request looks like (api), what happens inside a stream or consumer.
+Owns: which streams and consumers exist, and their records in the log.
+Does not own: what a request looks like (api), what happens inside a stream or consumer, what the bus brings them
+(subscriptions), what the limits allow (quota).
 
 Every decision here is taken at once, from the live state, and written into the stream's open block; whatever answers for
 it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
 not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
 
     Account "$G" ── Stream "ORDERS" ── Consumer "billing"
-                         │                  └─ its acks, subscribed to here; its pull requests come by the API
-                         └─ its subjects, subscribed to here
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock
-from broker.config.settings import JetStreamSettings
+from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.jetstream.account.quota import Quota
+from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
+from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
@@ -50,83 +52,35 @@ from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.ids import account_hash, unique_id
-from broker.storage.format.errors import FormatError
 from broker.storage.format.record import RecordKind
-from broker.storage.objectstore.base import StoreError
 from broker.storage.state.consumer import ConsumerState
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Subscription
-    from broker.storage.log.owner import BlockOwner
-    from broker.storage.log.writer import OpenBlock
-    from broker.storage.state.applied import ShardState
+    from broker.jetstream.account.host import Host, StreamLog
+    from broker.jetstream.bus import Bus
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Account", "Host", "StreamLog"]
+__all__ = ["Account"]
 
 _log = logging.getLogger(__name__)
-
-
-class StreamLog(Protocol):
-    """What is asked of a log here: storage.log.Log or storage.memory_log.MemoryLog."""
-
-    @property
-    def state(self) -> ShardState: ...
-    @property
-    def waiting_bytes(self) -> int: ...
-    @property
-    def tail_bytes_max(self) -> int: ...
-    def block(self, owner: BlockOwner) -> OpenBlock[Any]: ...
-    def urgent(self) -> None: ...
-    def barrier(self, owner: BlockOwner | None = None) -> None: ...
-    def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None: ...
-
-
-class Host(Protocol):
-    """What an account asks of the JetStream that it belongs to."""
-
-    server_name: str
-    direct_bytes_max: int
-
-    @property
-    def available(self) -> bool: ...
-    @property
-    def log(self) -> StreamLog: ...
-    def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
-                    listeners: Mapping[str, Consumer]) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it."""
-
-
-
-class OffLine(NamedTuple):
-    """A stream that cannot be used: why, and the subjects that stay its own."""
-
-    reason: str
-    subjects: list[str]
 
 
 class Account:
     """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
 
-    Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``available``
-        whether requests may be served (the shard is ours and our proof of that is fresh); ``log`` the shard's log.
+    Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``openings`` the
+        restored consumers that do not serve yet; ``log`` the shard's log.
     """
 
-    def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random,
-                 settings: JetStreamSettings) -> None:
+    def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
+                 limits: AccountLimits) -> None:
         self.name = name
         self.bus = bus
         self.streams: dict[str, Stream] = {}
-        self.offline: dict[str, OffLine] = {}
+        self.offline: dict[str, OfflineStream] = {}
+        self.openings = Openings()
         self.api_total = 0
         self.api_errors = 0
-        self._host = host
-        self._rng = rng
-        self._consumers: dict[Stream, dict[str, Consumer]] = {}
-        self._subscriptions: dict[Stream, dict[str, Subscription]] = {}
-        self._pulls: dict[bytes, Consumer] = {}
-        self._acks: dict[Consumer, list[Subscription]] = {}
-        self._ack_origin = f"{settings.domain or '_'}.{account_hash(name)}".encode()
         self.settings = settings
         self.server_name = host.server_name
         self.version = NATS_SERVER_VERSION
@@ -134,14 +88,30 @@ class Account:
         self.direct_bytes_max = host.direct_bytes_max
         self.clock = clock
         self.events = AccountEvents(bus, clock, rng, self.domain, self.server_name)
+        self._host = host
+        self._rng = rng
+        self._restored = False
+        self._consumers: dict[Stream, dict[str, Consumer]] = {}
+        self._quota = Quota(host, name, self.streams, limits, settings.server)
+        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{account_hash(name)}".encode())
 
     @property
     def available(self) -> bool:
-        return self._host.available
+        """Whether requests may be served: our streams are here, and our proof of owning the shard is fresh."""
+        return self._restored and self._host.available
 
     @property
     def log(self) -> StreamLog:
         return self._host.log
+
+    @property
+    def limits(self) -> AccountLimits:
+        """What the account may have."""
+        return self._quota.limits
+
+    def change_limits(self, limits: AccountLimits) -> None:
+        """Take other limits; what is there already stays, also where it exceeds them."""
+        self._quota.change(limits)
 
     def stream(self, name: str) -> Stream:
         """The live stream of that name.
@@ -160,105 +130,84 @@ class Account:
 
     def pulled_from(self, names: bytes) -> Consumer | None:
         """The consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
-        return self._pulls.get(names)
+        return self._subscriptions.pulled_from(names)
 
     def info(self) -> dict[str, Any]:
         """Members of account_info_response: what is used, reserved and allowed."""
-        used = {"memory": 0, "storage": 0, "reserved_memory": 0, "reserved_storage": 0}
-        for stream in self.streams.values():
-            kind = "memory" if stream.config.storage == "memory" else "storage"
-            used[kind] += stream.bytes
-            used[f"reserved_{kind}"] += max(stream.config.max_bytes, 0)
         shown: dict[str, Any] = {
-            **used, "streams": len(self.streams) + len(self.offline),
+            **self._quota.figures(), "streams": len(self.streams) + len(self.offline),
             "consumers": sum(map(len, self._consumers.values())),
-            "limits": self.settings.account.to_json()}
+            "limits": self.limits.to_json()}
         if self.domain:
             shown["domain"] = self.domain
         shown["api"] = {"level": JETSTREAM_API_LEVEL, "total": self.api_total, "errors": self.api_errors}
         return shown
 
-    def restore(self, state: StreamState) -> list[Coroutine[Any, Any, None]]:
-        """Take up a stream as its persisted blocks left it; returns what is to be awaited until its consumers serve."""
-        if state.offline is None:
-            try:
-                config = without_msg_ttl(StreamConfig.from_json(state.config), stored=True)
-                check_supported(config)
-            except ApiError as error:
-                state.offline = error.description
-        if state.offline is not None:
-            _log.error("stream %s is off line: %s", state.name, state.offline)
-            self.offline[state.name] = OffLine(state.offline, list(state.config.get("subjects", ())))
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def restore(self, states: Iterable[StreamState]) -> list[asyncio.Task[None]]:
+        """Take up our streams as their persisted blocks left them; from now on requests are served.
+
+        Returns: the openings of their consumers, each done once its consumer serves.
+        """
+        tasks = [task for state in states for task in self._restore(state)]
+        self._restored = True
+        return tasks
+
+    def _restore(self, state: StreamState) -> list[asyncio.Task[None]]:
+        config = stored_config(state)
+        reason = state.offline or self._host.failed_streams.get(state.stream_id)
+        if config is None or reason is not None:
+            _log.error("stream %s is offline: %s", state.name, reason)
+            self.offline[state.name] = OfflineStream(reason or "", list(state.config.get("subjects", ())))
             return []
         stream = self._make_stream(config, state)
-        openings = []
-        for name, consumer_state in state.consumers.items():
-            try:
-                consumer_config = ConsumerConfig.from_json(consumer_state.config)
-                check_consumer_supported(consumer_config)
-            except ApiError as error:
-                _log.error("consumer %s > %s is off line: %s", state.name, name, error)
-                continue
-            consumer = self._consumer(stream, consumer_config, consumer_state, restored=True)
+        tasks = []
+        for name, consumer_config in stored_consumers(state).items():
+            consumer = self._consumer(stream, consumer_config, state.consumers[name], restored=True)
             self._consumers[stream][name] = consumer
-            self._subscribe_acks(consumer)
-            openings.append(self._open(consumer))
-        self._join(stream)
-        return openings
+            self._subscriptions.subscribe_acks(consumer)
+            tasks.append(self.openings.start(consumer))
+        self._add(stream)
+        return tasks
 
     def prepare_shutdown(self) -> None:
         """Stop all consumers, telling waiting pull requests, and have each stream write its last record."""
         for stream in self.streams.values():
             for consumer in self.consumers(stream).values():
-                self._unsubscribe_acks(consumer)
+                self._subscriptions.unsubscribe_acks(consumer)
                 consumer.shutdown()
             stream.prepare_shutdown()
+            # Lazy news is written too, where somebody waits for all of it.
+            stream.log.barrier(stream)
 
     def release(self) -> None:
         """Drop everything: subscriptions, timers, state. Nothing is written."""
+        self._restored = False
         for stream in list(self.streams.values()):
             for consumer in self.consumers(stream).values():
-                self._unsubscribe_acks(consumer)
+                self._subscriptions.unsubscribe_acks(consumer)
                 consumer.stop()
-            for subscription in self._subscriptions.pop(stream).values():
-                self.bus.unsubscribe(subscription)
+            self._subscriptions.unsubscribe(stream)
             stream.close()
         self.streams.clear()
         self._consumers.clear()
         self.offline.clear()
-        self._pulls.clear()
-
-    async def _open(self, consumer: Consumer) -> None:
-        """Open a restored consumer, again and again while the store fails, or our proof of owning the shard is too old."""
-        delay = 1.0
-        while True:
-            try:
-                await consumer.open()
-            except (StoreError, FormatError, ApiError) as error:
-                _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
-            except Exception:
-                # Closed for good it would be of no use to anyone.
-                _log.exception("consumer %s > %s could not be opened", consumer.stream.name, consumer.name)
-            else:
-                return
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, 30.0)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def check(self, given: StreamConfig, *, pedantic: bool) -> None:
         """Judge a configuration on its own. Raises: ApiError."""
-        check_stream(given, self._configs(), self.settings.account, self.settings.server, pedantic=pedantic)
+        check_stream(given, self._configs(), self.limits, self.settings.server, pedantic=pedantic)
 
     def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
         """Make a stream, or return the one that is there already with the same configuration.
 
         Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or what the configuration breaks.
         """
-        settings = self.settings
-        self._check_room(given, given.max_bytes)
+        self._quota.check_create(given, max(given.max_bytes, 0))
         configs = self._configs()
-        config = without_msg_ttl(check_stream(given, configs, settings.account, settings.server, pedantic=pedantic))
+        config = without_msg_ttl(check_stream(given, configs, self.limits, self.settings.server, pedantic=pedantic))
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -269,13 +218,14 @@ class Account:
             if same_config(config, existing.config):
                 return existing
             raise ApiError(10058)
-        self._check_room(config, config.max_bytes if config.max_bytes >= 0 else 1)
+        # Without a bound it still needs room for something.
+        self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
         check_supported(config)
         stream = self._make_stream(config)
         self._record(stream, RecordKind.STREAM_CREATE, stream.enforcement.create_record())
-        self._join(stream)
+        self._add(stream)
         self.events.stream("create", stream.name, stream.log)
         return stream
 
@@ -285,10 +235,11 @@ class Account:
         Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration holds, and what it removes
             will leave later.
         """
-        old, settings, configs = stream.config, self.settings, self._configs()
-        config = check_update(old, without_msg_ttl(given), configs, settings.account, settings.server, pedantic=pedantic)
+        configs = self._configs()
+        config = check_update(stream.config, without_msg_ttl(given), configs, self.limits, self.settings.server,
+                              pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
-        self._check_room(config, max(0, max(config.max_bytes, 0) - max(old.max_bytes, 0)), whole=False)
+        self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)
         del configs[stream.name]
         if subjects_overlap(config.subjects, configs.values()):
@@ -296,7 +247,7 @@ class Account:
         check_supported(config)
         self._record(stream, RecordKind.STREAM_UPDATE, stream.enforcement.update_record(config))
         limits_applied = stream.update(config)
-        self._listen(stream)
+        self._subscriptions.subscribe(stream)
         self.events.stream("modify", stream.name, stream.log)
         await limits_applied
 
@@ -304,34 +255,33 @@ class Account:
         """Remove a stream with its consumers; waiting pull requests are told."""
         consumers = list(self.consumers(stream).values())
         for consumer in consumers:
-            self._unsubscribe_acks(consumer)
+            self._subscriptions.unsubscribe_acks(consumer)
             consumer.delete()
         self._forget_consumers(stream)
         self._record(stream, RecordKind.STREAM_DELETE, {})
         for consumer in consumers:
             self.events.consumer("delete", stream.name, consumer.name, stream.log)
         self.events.stream("delete", stream.name, stream.log)
-        for subscription in self._subscriptions.pop(stream).values():
-            self.bus.unsubscribe(subscription)
+        self._subscriptions.unsubscribe(stream)
         del self.streams[stream.name]
         stream.close()
         stream.live.let_go()
 
-    def _take_off_line(self, stream: Stream) -> None:
+    def _take_offline(self, stream: Stream) -> None:
         """Nothing of a stream can be stored any more: let go of it until the next start, which finds what was stored."""
         reason = stream.offline or ""
-        _log.error("stream %s is off line until the next start: %s", stream.name, reason)
+        _log.error("stream %s is offline until the next start: %s", stream.name, reason)
+        self._host.failed_streams[stream.stream_id] = reason
         stream.close()
         if self.streams.get(stream.name) is not stream:
             return  # deleted meanwhile; after a restart it is there again if that could not be stored
         del self.streams[stream.name]
-        self.offline[stream.name] = OffLine(reason, list(stream.config.subjects))
+        self.offline[stream.name] = OfflineStream(reason, list(stream.config.subjects))
         for consumer in self.consumers(stream).values():
-            self._unsubscribe_acks(consumer)
+            self._subscriptions.unsubscribe_acks(consumer)
             consumer.shutdown()
         self._forget_consumers(stream)
-        for subscription in self._subscriptions.pop(stream).values():
-            self.bus.unsubscribe(subscription)
+        self._subscriptions.unsubscribe(stream)
 
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
@@ -339,22 +289,6 @@ class Account:
             # Its subjects stay its own, whatever else its configuration says.
             configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
-
-    def _check_room(self, config: StreamConfig, add_bytes: int, *, whole: bool = True) -> None:
-        """Whether one more stream, and its reservation, fits the limits. ``whole`` False: it is there already."""
-        limits = self.settings.account
-        others = [stream for stream in self.streams.values() if stream.name != config.name]
-        if whole and 0 < limits.max_streams <= len(others):
-            raise ApiError(10027)
-        if config.max_consumers > 0 and 0 < limits.max_consumers < config.max_consumers:
-            raise ApiError(10026)
-        memory = config.storage == "memory"
-        reserved = sum(max(stream.config.max_bytes, 0) for stream in (others if whole else self.streams.values())
-                       if (stream.config.storage == "memory") == memory)
-        server = self.settings.server
-        caps = (limits.max_memory, server.max_memory) if memory else (limits.max_storage, server.max_storage)
-        if any(0 <= cap < reserved + max(add_bytes, 0) for cap in caps):
-            raise ApiError(10028 if memory else 10047)
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse limits that consumers of the stream exceed already."""
@@ -369,7 +303,8 @@ class Account:
 
     def _make_stream(self, config: StreamConfig, state: StreamState | None = None) -> Stream:
         consumers: dict[str, Consumer] = {}
-        stream = self._host.make_stream(self.name, self.bus, config, state, listeners=consumers)
+        stream = self._host.make_stream(self.name, self.bus, config, state, listeners=consumers,
+                                        usage=self._quota.usage(config.storage))
         self._consumers[stream] = consumers
         return stream
 
@@ -377,20 +312,10 @@ class Account:
         """Also for the stream, which reads the same mapping."""
         self._consumers.pop(stream, {}).clear()
 
-    def _join(self, stream: Stream) -> None:
+    def _add(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
-        stream.on_failed = self._take_off_line
-        self._subscriptions[stream] = {}
-        self._listen(stream)
-
-    def _listen(self, stream: Stream) -> None:
-        """Subscribe to what the stream's configuration names, and to nothing else."""
-        subscriptions, wanted = self._subscriptions[stream], set(stream.config.subjects)
-        for subject in [subject for subject in subscriptions if subject not in wanted]:
-            self.bus.unsubscribe(subscriptions.pop(subject))
-        for subject in stream.config.subjects:
-            if subject not in subscriptions:
-                subscriptions[subject] = self.bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
+        stream.on_failed = self._take_offline
+        self._subscriptions.subscribe(stream)
 
     @staticmethod
     def _record(stream: Stream, kind: RecordKind, body: dict[str, Any]) -> None:
@@ -411,8 +336,7 @@ class Account:
         if existing is not None:
             given = given.copy()
             given.pause_until = existing.config.pause_until
-        settings = self.settings
-        config = check_consumer(given, stream.config, settings.account, settings.server, pedantic=pedantic)
+        config = check_consumer(given, stream.config, self.limits, self.settings.server, pedantic=pedantic)
         if existing is not None:
             if action == "create" and not same_consumer(config, existing.config):
                 raise ApiError(10148)
@@ -420,8 +344,7 @@ class Account:
             return existing
         if action == "update":
             raise ApiError(10149)
-        caps = [cap for cap in (stream.config.max_consumers, settings.account.max_consumers) if cap > 0]
-        if caps and len(consumers) >= min(caps):
+        if 0 < self._quota.consumers_max(stream.config) <= len(consumers):
             raise ApiError(10026)
         name = config.durable_name or config.name
         if len(name.encode()) > NAME_MAX:
@@ -446,7 +369,7 @@ class Account:
             consumer.stop()
             consumers.pop(name, None)
             raise
-        self._subscribe_acks(consumer)
+        self._subscriptions.subscribe_acks(consumer)
         self._consumer_record(stream, consumer, RecordKind.CONSUMER_CREATE, created)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
@@ -456,19 +379,6 @@ class Account:
         consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored)
         consumer.on_inactive = self._inactive
         return consumer
-
-    def _subscribe_acks(self, consumer: Consumer) -> None:
-        """Bring the consumer what clients send it: pull requests (through the API) and acks, in both their forms."""
-        names = f"{consumer.stream.name}.{consumer.name}".encode()
-        self._pulls[names] = consumer
-        if consumer.config.ack_policy in ("all", "explicit"):
-            self._acks[consumer] = [self.bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
-                                    self.bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
-
-    def _unsubscribe_acks(self, consumer: Consumer) -> None:
-        self._pulls.pop(f"{consumer.stream.name}.{consumer.name}".encode(), None)
-        for subscription in self._acks.pop(consumer, ()):
-            self.bus.unsubscribe(subscription)
 
     def _inactive(self, consumer: Consumer) -> None:
         """The consumer was not used for its inactive_threshold."""
@@ -503,7 +413,7 @@ class Account:
         if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
             return
         del self._consumers[stream][consumer.name]
-        self._unsubscribe_acks(consumer)
+        self._subscriptions.unsubscribe_acks(consumer)
         self._consumer_record(stream, consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)

@@ -1,0 +1,113 @@
+"""What the streams of one account use and reserve, and what its limits and the server's allow.
+
+    used        bytes of live messages: bounds publishes (``Usage``)
+    reserved    ``max_bytes`` of all streams that have one: bounds the creation and update of streams
+
+Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go configUpdateCheck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from broker.config.settings import AccountLimits, ServerLimits
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.usage import AccountUsage
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.host import Host
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.usage import Usage
+
+__all__ = ["Quota", "reserved"]
+
+STORAGES = ("memory", "file")
+
+NO_ROOM = {"memory": 10028, "file": 10047}
+"""The error for each storage kind where more would be reserved than is allowed."""
+
+
+def reserved(streams: Mapping[str, Stream], storage: str, *, except_stream: Stream | None = None) -> int:
+    """The ``max_bytes`` of all streams of a storage kind but one."""
+    return sum(stream.config.max_bytes for stream in streams.values()
+               if stream.config.storage == storage and stream.config.max_bytes > 0 and stream is not except_stream)
+
+
+class Quota:
+    """The limits of the account called ``name``, and its figures; ``streams`` is the account's own mapping."""
+
+    def __init__(self, host: Host, name: str, streams: Mapping[str, Stream], limits: AccountLimits,
+                 server: ServerLimits) -> None:
+        self._host = host
+        self._name = name
+        self._streams = streams
+        self._server = server
+        self._usages: dict[str, Usage] = {}
+        self.limits = limits
+        self.change(limits)
+
+    def change(self, limits: AccountLimits) -> None:
+        """Take other limits; what is there already stays, also where it exceeds them."""
+        self.limits = limits
+        for storage in STORAGES:
+            self._usages[storage] = self._usage(storage)
+        for stream in self._streams.values():
+            stream.live.count_in(self._usages[stream.config.storage])
+
+    def _usage(self, storage: str) -> Usage:
+        server = self._host.server_usage(storage)
+        limit = self.limits.bytes_max(storage)
+        return server if limit < 0 else AccountUsage(self._name, storage, limit, server)
+
+    def usage(self, storage: str) -> Usage:
+        """Where a stream of that storage kind counts its bytes."""
+        return self._usages[storage]
+
+    def figures(self) -> dict[str, int]:
+        """Bytes used and reserved, by the names of account info."""
+        shown = {"memory": 0, "storage": 0}
+        for stream in self._streams.values():
+            shown["memory" if stream.config.storage == "memory" else "storage"] += stream.size_bytes
+        return {**shown, "reserved_memory": reserved(self._streams, "memory"),
+                "reserved_storage": reserved(self._streams, "file")}
+
+    def check_create(self, config: StreamConfig, add_bytes: int) -> None:
+        """Whether a stream and its reservation of ``add_bytes`` fit. One of that name that exists does not count.
+
+        Raises: ApiError 10027, 10026, 10028, 10047.
+        """
+        existing = self._streams.get(config.name)
+        if 0 < self.limits.max_streams <= len(self._streams) - (existing is not None):
+            raise ApiError(10027)
+        self._check_max_consumers(config)
+        storage = config.storage
+        self._check_bytes(storage, reserved(self._streams, storage, except_stream=existing) + add_bytes,
+                          self._host.reserved(storage, except_stream=existing) + add_bytes)
+
+    def check_update(self, stream: Stream, config: StreamConfig) -> None:
+        """Whether the stream's new configuration fits. Lowering ``max_bytes`` always fits the server.
+
+        Raises: ApiError 10026, 10028, 10047.
+        """
+        self._check_max_consumers(config)
+        storage, wanted = config.storage, max(config.max_bytes, 0)
+        more = max(wanted - max(stream.config.max_bytes, 0), 0)
+        self._check_bytes(storage, reserved(self._streams, storage, except_stream=stream) + wanted,
+                          self._host.reserved(storage) + more)
+
+    def _check_max_consumers(self, config: StreamConfig) -> None:
+        if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:
+            raise ApiError(10026)
+
+    def _check_bytes(self, storage: str, account_bytes: int, server_bytes: int) -> None:
+        """Raises: ApiError 10028 or 10047 where the account or the server would have reserved more than it may."""
+        account_max, server_max = self.limits.bytes_max(storage), self._server.bytes_max(storage)
+        if 0 <= account_max < account_bytes or 0 <= server_max < server_bytes:
+            raise ApiError(NO_ROOM[storage])
+
+    def consumers_max(self, config: StreamConfig) -> int:
+        """How many consumers a stream may have; 0: any number."""
+        caps = [cap for cap in (config.max_consumers, self.limits.max_consumers) if cap > 0]
+        return min(caps, default=0)

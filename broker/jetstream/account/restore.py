@@ -1,0 +1,101 @@
+"""How stored streams and consumers come back: their configurations read, their consumers opened.
+
+A stored configuration that this version cannot serve, such as a newer version's, makes its stream ``OfflineStream``: it
+keeps its name and subjects, and whoever asks for it hears the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.config.consumer_rules import check_consumer_supported
+from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream_rules import check_supported, without_msg_ttl
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.storage.state.stream import StreamState
+
+__all__ = ["OfflineStream", "Openings", "stored_config", "stored_consumers"]
+
+_log = logging.getLogger(__name__)
+
+_DELAY_SECONDS, _DELAY_MAX_SECONDS = 1.0, 30.0
+
+
+class OfflineStream(NamedTuple):
+    """A stream that cannot be used: why, and the subjects that stay its own."""
+
+    reason: str
+    subjects: list[str]
+
+
+def stored_config(state: StreamState) -> StreamConfig | None:
+    """The stream's configuration; None: it is offline, and ``state.offline`` says why."""
+    if state.offline is not None:
+        return None
+    try:
+        config = without_msg_ttl(StreamConfig.from_json(state.config), stored=True)
+        check_supported(config)
+    except ApiError as error:
+        state.offline = error.description
+        return None
+    return config
+
+
+def stored_consumers(state: StreamState) -> dict[str, ConsumerConfig]:
+    """The configurations of the stream's consumers by name, without those that this version cannot serve."""
+    configs = {}
+    for name, consumer_state in state.consumers.items():
+        try:
+            config = ConsumerConfig.from_json(consumer_state.config)
+            check_consumer_supported(config)
+        except ApiError as error:
+            _log.error("consumer %s > %s is offline: %s", state.name, name, error)
+        else:
+            configs[name] = config
+    return configs
+
+
+class Openings:
+    """The restored consumers of one account that are still being opened, each by a task."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, consumer: Consumer) -> asyncio.Task[None]:
+        """Open a consumer; the task is done once it serves."""
+        task = asyncio.get_running_loop().create_task(_open(consumer), name="open consumer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def cancel(self) -> None:
+        """End all that are under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _open(consumer: Consumer) -> None:
+    """Open a restored consumer, again and again while the store fails, or our proof of owning the shard is too old."""
+    delay = _DELAY_SECONDS
+    while True:
+        try:
+            await consumer.open()
+        except (StoreError, FormatError, ApiError) as error:
+            _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
+        except Exception:
+            # A consumer that never opens is of no use to anyone.
+            _log.exception("consumer %s > %s could not be opened", consumer.stream.name, consumer.name)
+        else:
+            return
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, _DELAY_MAX_SECONDS)

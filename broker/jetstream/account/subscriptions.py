@@ -1,0 +1,65 @@
+"""What an account's streams and consumers have subscribed to on the bus.
+
+    stream      the subjects of its configuration
+    consumer    its acks, in both forms; pull requests come by the API, which asks ``pulled_from``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.stream.stream import Stream
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Subscription
+
+__all__ = ["Subscriptions"]
+
+
+class Subscriptions:
+    """The subscriptions of one account; ``ack_origin`` is ``<domain>.<account hash>`` of the longer ack subjects."""
+
+    def __init__(self, bus: Bus, ack_origin: bytes) -> None:
+        self._bus = bus
+        self._ack_origin = ack_origin
+        self._subjects: dict[Stream, dict[str, Subscription]] = {}
+        self._acks: dict[Consumer, list[Subscription]] = {}
+        self._pulled: dict[bytes, Consumer] = {}
+
+    def subscribe(self, stream: Stream) -> None:
+        """Subscribe to what the stream's configuration names, and to nothing else."""
+        subscriptions, wanted = self._subjects.setdefault(stream, {}), set(stream.config.subjects)
+        for subject in [subject for subject in subscriptions if subject not in wanted]:
+            self._bus.unsubscribe(subscriptions.pop(subject))
+        for subject in stream.config.subjects:
+            if subject not in subscriptions:
+                subscriptions[subject] = self._bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
+
+    def unsubscribe(self, stream: Stream) -> None:
+        """Publishes reach the stream no more."""
+        for subscription in self._subjects.pop(stream, {}).values():
+            self._bus.unsubscribe(subscription)
+
+    def subscribe_acks(self, consumer: Consumer) -> None:
+        """Bring the consumer what clients send it: acks in both forms, and pull requests."""
+        names = _names(consumer)
+        self._pulled[names] = consumer
+        if consumer.config.ack_policy in ("all", "explicit"):
+            self._acks[consumer] = [
+                self._bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
+                self._bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
+
+    def unsubscribe_acks(self, consumer: Consumer) -> None:
+        """Undo ``subscribe_acks``."""
+        self._pulled.pop(_names(consumer), None)
+        for subscription in self._acks.pop(consumer, ()):
+            self._bus.unsubscribe(subscription)
+
+    def pulled_from(self, names: bytes) -> Consumer | None:
+        """The consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
+        return self._pulled.get(names)
+
+
+def _names(consumer: Consumer) -> bytes:
+    return f"{consumer.stream.name}.{consumer.name}".encode()

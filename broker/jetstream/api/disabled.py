@@ -1,0 +1,82 @@
+"""$JS.API of an account for which JetStream is not enabled.
+
+What a request would have been answered with decides the form of the refusal: the type of its answer and its zeros. Pull
+requests and direct gets have no responders, and what only a cluster serves is refused as everywhere.
+
+Source: nats-server 2.15, beside a configuration with such an account.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.clock import Clock
+from broker.config.settings import JetStreamSettings
+from broker.jetstream.api.request import Tracked
+from broker.jetstream.api.routes import API_PREFIX, DIRECT_GET, MSG_NEXT, TYPE_PREFIX, route_of, subscribe_api
+from broker.jetstream.api.streams import clustered_only
+from broker.jetstream.settings import level_refused
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.advisories import AccountEvents
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.api.request import Route
+    from broker.jetstream.bus import Bus, Msg, Source, Subscription
+
+__all__ = ["DisabledApi"]
+
+
+class DisabledApi:
+    """Refuses every request with 10039."""
+
+    def __init__(self, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
+                 server_name: str) -> None:
+        self.name = name
+        self.bus = bus
+        self._domain = settings.domain
+        self._events = AccountEvents(bus, clock, rng, settings.domain, server_name)
+        self._subscriptions: list[Subscription] = []
+
+    def start(self) -> None:
+        """Listen."""
+        self._subscriptions += subscribe_api(self.bus, self._domain, self.on_requests)
+
+    def stop_listening(self) -> None:
+        """Hear no more requests."""
+        for subscription in self._subscriptions:
+            self.bus.unsubscribe(subscription)
+        self._subscriptions.clear()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        self.stop_listening()
+
+    async def drop(self) -> None:
+        """Nothing is ever being served."""
+
+    def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Refuse a run of requests: the bus's handler."""
+        for op in ops[start:end]:
+            subject, reply = op[:2]
+            rest = subject[len(API_PREFIX):]
+            if not rest.startswith((MSG_NEXT, DIRECT_GET)):
+                route = route_of(rest.decode("utf-8", "replace").split("."))
+                if route is not None and route.tracked is not Tracked.NONE:
+                    self._refuse(route, op, source)
+            elif source is not None:
+                source.no_responders(subject, reply)
+
+    def _refuse(self, route: Route, op: Msg, source: Source | None) -> None:
+        subject, reply, hlen, body = op
+        if hlen and level_refused(body[:hlen]):
+            error = ApiError(10185)
+        else:
+            error = ApiError(10010 if route.handler is clustered_only else 10039)
+        data = wire.dump({"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros})
+        if reply:
+            self.bus.publish(reply, b"", 0, data)
+        if self._events.audited():
+            self._events.audit(source, subject.decode("utf-8", "replace"), body[hlen:], data)

@@ -1,0 +1,61 @@
+"""Which subjects of $JS.API there are, and what serves each.
+
+    pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   to its consumer, not a row of ROUTES
+    direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py, not a row of ROUTES
+    the rest       a row of ROUTES
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.jetstream.api import consumers as consumer_api
+from broker.jetstream.api import messages as message_api
+from broker.jetstream.api import streams as stream_api
+from broker.jetstream.api.request import Route
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import BatchHandler, Bus, Msg, Source, Subscription
+
+__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "ROUTES", "TYPE_PREFIX", "lane_of", "route_of", "subscribe_api"]
+
+ROUTES: dict[tuple[str, ...], Route] = {**stream_api.ROUTES, **consumer_api.ROUTES, **message_api.ROUTES}
+
+TYPE_PREFIX = "io.nats.jetstream.api.v1."
+API_PREFIX = b"$JS.API."
+MSG_NEXT = b"CONSUMER.MSG.NEXT."
+DIRECT_GET = b"DIRECT.GET."
+
+
+def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscription]:
+    """Bring ``handler`` all requests to $JS.API, and those to $JS.<domain>.API under the former's subjects."""
+    subscriptions = [bus.subscribe(API_PREFIX + b">", handler)]
+    if domain:
+        prefix = b"$JS.%b.API." % domain.encode()
+        cut = len(prefix)
+
+        def on_domain_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+            renamed = [(API_PREFIX + subject[cut:], reply, hlen, body) for subject, reply, hlen, body in ops[start:end]]
+            handler(renamed, 0, len(renamed), source, now_ns)
+
+        subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
+    return subscriptions
+
+
+def route_of(tokens: list[str]) -> Route | None:
+    """The row of ROUTES for these tokens: from the most literal form to the one with most stars."""
+    if "" in tokens:
+        return None
+    for stars in range(3):
+        literal = len(tokens) - stars
+        route = ROUTES.get((*tokens[:literal], *("*",) * stars))
+        if route is not None:
+            return route
+    return ROUTES.get((*tokens[:2], "*", "*", ">")) if len(tokens) > 4 else None
+
+
+def lane_of(tokens: list[str]) -> str:
+    """The stream that a request is about: behind its verbs, which differ in number; "" for those about none."""
+    verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
+    return tokens[verbs] if len(tokens) > verbs else ""
