@@ -86,15 +86,17 @@ class JetStream:
 
     # --- accounts -----------------------------------------------------------------------------------------------------
 
-    def add_account(self, name: str, bus: Bus, limits: AccountLimits | None = NO_LIMITS) -> None:
+    def add_account(self, name: str, bus: Bus, limits: AccountLimits | None = NO_LIMITS) -> asyncio.Future[None]:
         """Serve an account on its ``bus``; what the store has of it is restored, now or at ``open``.
 
         Args: ``limits`` None: JetStream is not enabled for the account, which every request is told (10039).
+        Returns: done once its streams are there, or at once while JetStream is not open.
         Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it is there.
         """
         if name in self.apis:
             raise ValueError(f"account {name} has been added already")
         api: Api | DisabledApi
+        restored = _done()
         if limits is None:
             api = DisabledApi(name, bus, self.clock, self.rng, self.settings, self.server_name)
         else:
@@ -102,14 +104,16 @@ class JetStream:
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
             api = Api(account)
             if self._log is not None:
-                self._start(self._restore_later(account), "restore account")
+                restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
         if self._listening:
             api.start()
+        return restored
 
-    def change_limits(self, name: str, limits: AccountLimits | None) -> None:
+    def change_limits(self, name: str, limits: AccountLimits | None) -> asyncio.Future[None]:
         """Give an account other limits; None: JetStream is no longer enabled for it. What is there already stays.
 
+        Returns: as ``remove_account`` where JetStream is disabled by it, else as ``add_account``.
         Raises: ApiError as ``add_account``, and nothing has changed; KeyError: there is no such account.
         """
         api, account = self.apis[name], self.accounts.get(name)
@@ -119,8 +123,10 @@ class JetStream:
         elif account is not None or limits is not None:
             if limits is not None:
                 self._check_limits(name, limits)
-            self.remove_account(name)
-            self.add_account(name, api.bus, limits)
+            removed = self.remove_account(name)
+            added = self.add_account(name, api.bus, limits)
+            return removed if limits is None else added
+        return _done()
 
     def remove_account(self, name: str) -> asyncio.Future[None]:
         """Serve an account no more: it is not answered from now on, and its stored streams stay in the store.
@@ -279,3 +285,9 @@ class JetStream:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _done() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done

@@ -155,7 +155,7 @@ class App:
         await self.shard_host.check()
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
-        self.jetstream.add_account(self.server.router.name, self.server.router, settings.jetstream.account)
+        await self.jetstream.add_account(self.server.router.name, self.server.router, settings.jetstream.account)
         self.jetstream.listen()
 
     async def _serve(self) -> None:

@@ -49,7 +49,7 @@ class Inside:
                              self.clock)
         await self.server.start()
         self.js = JetStream(self.clock, self.rng, self.settings)
-        self.js.add_account("$G", self.server.router, self.limits)
+        await self.js.add_account("$G", self.server.router, self.limits)
         self.js.listen()
         self.state = ShardState()
         self.state.apply_segment(Position(1, 0))
