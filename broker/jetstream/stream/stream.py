@@ -433,7 +433,7 @@ class Stream:
 
     def close(self) -> None:
         """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
-        off line is refused."""
+        offline is refused."""
         if self.offline is not None:
             error = ApiError(STREAM_OFFLINE, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))

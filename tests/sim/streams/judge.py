@@ -74,7 +74,7 @@ class Judge:
         found = {}
         for stream in state.streams.values():
             if stream.offline is not None:
-                raise Lost(f"{stream!r} is off line: {stream.offline}")
+                raise Lost(f"{stream!r} is offline: {stream.offline}")
             found[stream.stream_id] = messages = self._messages(stream)
             record = self.records.get(stream.stream_id)
             if record is not None:
@@ -137,8 +137,8 @@ class Judge:
         if len(messages) != stream.msgs:
             raise Lost(f"{stream!r} holds {len(messages)} messages")
         size = sum(message.size for message in messages.values())
-        if size != stream.size_bytes:
-            raise Lost(f"{stream!r} has {size} bytes, and says {stream.size_bytes}")
+        if size != stream.bytes:
+            raise Lost(f"{stream!r} has {size} bytes, and says {stream.bytes}")
         if messages and min(messages) != stream.first_seq:
             raise Lost(f"{stream!r} begins at {min(messages)}")
         times = [messages[seq].time_ns for seq in sorted(messages)]
