@@ -2,10 +2,10 @@
 
 Owns the consumer's configuration and life, and the order in which its parts are asked:
 
-    pull request ──> PullAdmission, Waiting ─┐                              ┌──> Deliveries to an inbox or the deliver_subject
-    listeners ─────> PushSide ────────┼─> DeliveryLoop ── Cursor (messages) ─┤
-    commit landed ─> wake ────────────┘     └─── AckState ───────────┴──> take_delta: a record in the stream's next block
-    ack ───────────> AckHandler ───────────────────────^
+    pull request ──> PullAdmission, Waiting ─┐                                ┌──> Deliveries to an inbox or deliver_subject
+    listeners ─────> PushSide ───────────────┼─> DeliveryLoop ── Cursor ──────┤
+    commit landed ─> wake ───────────────────┘        └─── AckState ──────────┴──> take_delta: a record in the stream's
+    ack ───────────> AckHandler ─────────────────────────────^                     next block
 
     Prefetcher: what has to come from the store first       InactivityTimer: whether anybody uses it
     DeadlineTimer: its one timer
@@ -14,9 +14,9 @@ All of it runs on the event loop in plain calls over whole runs of messages. Not
 the store is a ``Loading`` after which the delivery runs again. Time comes from the clock, timers from ``loop`` (call_soon,
 call_later), so a test may own both.
 
-It does not judge configurations (consumer_rules), say where a new consumer begins (consumer_start), store anything
-itself (the stream takes ``take_delta`` when it seals a block), or remove messages on acks: for interest and work-queue
-retention a stream sets ``on_acked``.
+It does not judge configurations (consumer_rules), say where a new consumer begins (start), store anything itself (the
+stream takes ``take_delta`` when it seals a block), or remove messages on acks: for interest and work-queue retention a
+stream sets ``on_acked``.
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
 """
@@ -47,7 +47,7 @@ from broker.jetstream.consumer.start import check_reset
 from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import level_refused
-from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
+from broker.jetstream.wire.advisories import ConsumerEvents
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.stream_view import StreamView
@@ -236,25 +236,10 @@ class Consumer:
 
         What was pending of them is over; but for a purge, that is told as TERMINATED.
         """
-        acks = self._acks
         self._cursor.removed(first_seq, last_seq, msgs, subject)
-        if acks.ahead:
-            acks.forget_ahead(last_seq + 1, first_seq)
-        if last_seq > acks.floor_sseq or acks.redelivered:
-            gone = acks.within(first_seq, last_seq)
-            if not purged:
-                for seq in gone:
-                    self._events.terminated(seq, acks.pending[seq].cseq_of(seq), max(1, acks.redelivered.get(seq, 0)),
-                                            DELETED_REASON)
-            lost = acks.exhausted(first_seq, last_seq)
-            if gone or lost:
-                acks.drop(gone)
-                acks.drop(lost)
-                acks.advance_floor()
-                if gone:
-                    acks.last_ack_ns = self._clock.now_ns()
-                self._changed()
-                self._kick()
+        if self._answers.removed(first_seq, last_seq, self._clock.now_ns(), purged=purged):
+            self._changed()
+            self._kick()
         if not self._cursor.exact:
             self._prefetcher.count()
 
@@ -293,8 +278,7 @@ class Consumer:
             return
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
-        for i in range(start, end):
-            _, reply, hlen, body = ops[i]
+        for _, reply, hlen, body in ops[start:end]:
             if not reply:
                 continue
             if hlen and level_refused(body[:hlen]):
@@ -303,7 +287,7 @@ class Consumer:
             self._request(reply, body[hlen:] if hlen else body, mono_ns)
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """AckHandler to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
+        """Acks, and all other answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
@@ -456,10 +440,7 @@ class Consumer:
         acks, delivery, push = self._acks, self._delivery, self._push
         due = acks.next_due_ns
         if due is not None and due <= mono_ns:
-            over = acks.expire(mono_ns)
-            for seq in over:
-                self._events.max_deliver(seq, acks.exhaust(seq))
-            if over:
+            if self._answers.expire(mono_ns):
                 self._changed()
             self._kick()
         if delivery.waiting is not None:

@@ -24,12 +24,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
-from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.context import CheckContext
@@ -44,11 +43,11 @@ from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.state import memory_blocks
-from broker.jetstream.stream.state.decision import WAIT_SECONDS, decide
-from broker.jetstream.stream.state.heads import Heads, blocks_from
+from broker.jetstream.stream.state.decision import WAIT_SECONDS
+from broker.jetstream.stream.state.heads import Heads
 from broker.jetstream.stream.state.live import Live, LiveBlock
 from broker.jetstream.stream.state.removal import Removal, joined
-from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows
+from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
@@ -77,9 +76,6 @@ _log = logging.getLogger(__name__)
 _CEILING_STEP = 65_536
 
 _TIDY_SECONDS = 0.1
-
-_SORTED_MAX = 100_000
-"""Subjects put in order for an answer; more are paged, and put in order by who pages them."""
 
 
 class Stream:
@@ -125,6 +121,7 @@ class Stream:
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self._tasks, clock)
+        self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self._tasks, empty=state is None)
         replies = Replies(self, log, bus, domain)
@@ -457,58 +454,7 @@ class Stream:
         self._readable()
         await self.queue.quiet()
         await self.look()
-        live = self.live
-        subjects = await self.subjects.distinct()
-        first_time_ns = await decide(live, self.heads, self._first_time)
-        shown: dict[str, Any] = {
-            "messages": live.msgs, "bytes": live.size_bytes,
-            "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
-            "last_seq": live.last_seq,
-            "last_ts": format_time(live.last_time_ns) if live.last_time_ns else ZERO_TIME}
-        if subjects:
-            shown["num_subjects"] = subjects
-        if subjects_filter:
-            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)))
-        deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
-        if deleted:
-            shown["num_deleted"] = deleted
-            if deleted_details:
-                shown["deleted"] = await self._deleted()
-        return shown
-
-    def _first_time(self) -> int:
-        """Time of the first live message. Raises: NotLoaded."""
-        first_time_ns, exact = self.live.first_time
-        if not exact:
-            raise NotLoaded("the time of the first message", (self.live.blocks[self.live.index_at(self.live.first_seq)],))
-        return first_time_ns
-
-    async def _subject_counts(self, filters: Filters) -> dict[str, int]:
-        names = await self.subjects.matching(filters)
-        index = await self.subjects.build()
-        if len(names) <= _SORTED_MAX:
-            names.sort()
-        counts: dict[str, int] = {}
-        for n, name in enumerate(names, 1):
-            if count := index.count(name, self.live.first_seq):
-                counts[name.decode("utf-8", "replace")] = count
-            if not n % 4096:
-                await asyncio.sleep(0)
-        return counts
-
-    async def _deleted(self) -> list[int]:
-        """Sequences between first and last that hold no message."""
-        live = self.live
-        deleted: list[int] = []
-        at = live.first_seq
-        async with aclosing(self.heads.each(blocks_from(live, at, live.last_seq))) as walk:
-            async for block, rows in walk:
-                for seq in live.live_seqs(block, rows, at, block.last_seq):
-                    if seq > at:
-                        deleted.extend(range(at, seq))
-                    at = seq + 1
-        deleted.extend(range(at, live.last_seq + 1))
-        return deleted
+        return await self._info.state(deleted_details, subjects_filter)
 
     # --- loading ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Takes clients' answers to deliveries: acks, and all that is not one.
 
 Owns what each kind of answer does to the ack state, and which answers are answered in turn. What an answer says is
-ack.py's, the state delivery.py's, and when the reply goes out (once the state is stored) the consumer's.
+protocol's, the state AckState's, and when the reply goes out (once the state is stored) the consumer's. Also what ends
+pending acks without an answer: messages that left the stream, and deliveries that were the last.
 
 A run of plain acks, which is what a busy consumer gets, is parsed by one split each and applied in one call.
 
@@ -19,7 +20,7 @@ from broker.jetstream.bus import Msg
 from broker.jetstream.consumer.acks.protocol import AckKind, parse_answer, parse_delay, parse_subject
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
-from broker.jetstream.wire.advisories import ConsumerEvents
+from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 
 __all__ = ["AckHandler", "sample_percent"]
@@ -64,7 +65,7 @@ class AckHandler:
         self.forgotten_seq = 0
 
     def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
-        """Take ops[start:end]; returns replies due once the state is stored. ``settle`` is the caller's."""
+        """Take ops[start:end]; returns replies due once the state is stored. ``advance_floor`` is the caller's."""
         prefix = self._prefix
         replies: list[bytes] = []
         plain: list[bytes] = []
@@ -87,6 +88,38 @@ class AckHandler:
         if plain:
             self._ack_run(plain, cseqs, now_ns)
         return replies
+
+    def removed(self, first_seq: int, last_seq: int, now_ns: int, *, purged: bool) -> bool:
+        """Messages within first..last left the stream: what was pending of them is over.
+
+        But for a purge, that is told as TERMINATED. Returns whether the state changed.
+        """
+        acks = self._acks
+        if acks.ahead:
+            acks.forget_ahead(last_seq + 1, first_seq)
+        if last_seq <= acks.floor_sseq and not acks.redelivered:
+            return False
+        pending = acks.within(first_seq, last_seq)
+        if not purged:
+            for seq in pending:
+                self._events.terminated(seq, acks.pending[seq].cseq_of(seq), max(1, acks.redelivered.get(seq, 0)),
+                                        DELETED_REASON)
+        exhausted = acks.exhausted(first_seq, last_seq)
+        if not pending and not exhausted:
+            return False
+        acks.drop(pending)
+        acks.drop(exhausted)
+        acks.advance_floor()
+        if pending:
+            acks.last_ack_ns = now_ns
+        return True
+
+    def expire(self, mono_ns: int) -> bool:
+        """Acks are due: redeliver, or give up what was delivered ``max_deliver`` times. Returns whether any was given up."""
+        exhausted = self._acks.expire(mono_ns)
+        for seq in exhausted:
+            self._events.max_deliver(seq, self._acks.exhaust(seq))
+        return bool(exhausted)
 
     def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
         """Plain acks that nobody wants answered, by their stream sequences; ``cseqs`` for ack all only."""

@@ -1,0 +1,90 @@
+"""The state of one stream as JetStream's API shows it.
+
+Source: nats-server, server/store.go, StreamState.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+from broker.gotime import ZERO_TIME, format_time
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.decision import decide
+from broker.jetstream.stream.state.heads import Heads, blocks_from
+from broker.jetstream.stream.state.live import Live
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.stream.state.subject_state import SubjectState
+
+__all__ = ["StreamInfo"]
+
+_SORTED_MAX = 100_000
+"""Up to so many subjects are put in order here; more are answered in pages, and ordered by what makes the pages."""
+
+_COUNTED_AT_ONCE = 4096
+
+
+class StreamInfo:
+    """Reads the live state, whose blocks the caller has looked at, and loads what an answer needs of the store."""
+
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState) -> None:
+        self._live = live
+        self._heads = heads
+        self._subjects = subjects
+
+    async def state(self, deleted_details: bool, subjects_filter: bytes) -> dict[str, Any]:
+        """StreamState as JSON values, less ``consumer_count``. Raises: StoreError; FormatError."""
+        live = self._live
+        subjects = await self._subjects.distinct()
+        first_time_ns = await decide(live, self._heads, self._first_time)
+        shown: dict[str, Any] = {
+            "messages": live.msgs, "bytes": live.size_bytes,
+            "first_seq": live.first_seq, "first_ts": format_time(first_time_ns) if live.msgs else ZERO_TIME,
+            "last_seq": live.last_seq,
+            "last_ts": format_time(live.last_time_ns) if live.last_time_ns else ZERO_TIME}
+        if subjects:
+            shown["num_subjects"] = subjects
+        if subjects_filter:
+            shown["subjects"] = await self._subject_counts(Filters((subjects_filter,)))
+        deleted = live.last_seq - live.first_seq + 1 - live.msgs if live.msgs else 0
+        if deleted:
+            shown["num_deleted"] = deleted
+            if deleted_details:
+                shown["deleted"] = await self._deleted()
+        return shown
+
+    def _first_time(self) -> int:
+        """Time of the first live message. Raises: NotLoaded."""
+        live = self._live
+        first_time_ns, exact = live.first_time
+        if not exact:
+            raise NotLoaded("the time of the first message", (live.blocks[live.index_at(live.first_seq)],))
+        return first_time_ns
+
+    async def _subject_counts(self, filters: Filters) -> dict[str, int]:
+        names = await self._subjects.matching(filters)
+        index = await self._subjects.build()
+        if len(names) <= _SORTED_MAX:
+            names.sort()
+        counts: dict[str, int] = {}
+        for n, name in enumerate(names, 1):
+            if count := index.count(name, self._live.first_seq):
+                counts[name.decode("utf-8", "replace")] = count
+            if not n % _COUNTED_AT_ONCE:
+                await asyncio.sleep(0)
+        return counts
+
+    async def _deleted(self) -> list[int]:
+        """Sequences between first and last that hold no message."""
+        live = self._live
+        deleted: list[int] = []
+        at = live.first_seq
+        async with aclosing(self._heads.each(blocks_from(live, at, live.last_seq))) as walk:
+            async for block, rows in walk:
+                for seq in live.live_seqs(block, rows, at, block.last_seq):
+                    if seq > at:
+                        deleted.extend(range(at, seq))
+                    at = seq + 1
+        deleted.extend(range(at, live.last_seq + 1))
+        return deleted
