@@ -106,7 +106,7 @@ async def _drained(world: World, owner: Process, record: StreamRecord, consumer:
     end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND
     while True:
         if hands_over:
-            owner.client.pull_from(record, name, 100)
+            owner.client.consumers.pull_from(record, name, 100)
         await asyncio.sleep(1.0)
         shown = await _until(world, lambda: _asked(owner, f"CONSUMER.INFO.{record.name}.{name}", None),
                              f"consumer {name} of {record} shows itself")
@@ -170,7 +170,7 @@ async def _until(world: World, done: Callable[[], Any], what: str | Callable[[],
 async def _asked(owner: Process, subject: str, body: Any) -> dict[str, Any] | None:
     """The answer to a request, None for an error or none within 10 s."""
     future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    owner.client.request(subject, body, lambda answer: future.done() or future.set_result(answer))
+    owner.client.requests.request(subject, body, lambda answer: future.done() or future.set_result(answer))
     try:
         answer = await asyncio.wait_for(future, 10)
     except TimeoutError:

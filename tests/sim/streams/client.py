@@ -1,112 +1,36 @@
-"""A client of whichever broker serves: requests through the bus, as a connection's would come, and what it is told.
+"""A client of whichever broker serves: what it does to streams and their messages, at random, and what it is told.
 
-Each request carries a reply subject of its own. What is answered goes into the record of the stream that the request
-was about; what is not stays open for ever, since the broker may have died before or after it did what was asked.
+What is answered goes into the record of the stream that the request was about.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.streams.record import ConsumerRecord, Lost, Publish, Removal, StreamRecord, error_of
-from tests.sim.streams.usage import CONSUMERS, STREAMS, UPDATES, one_subject, subject_of
+from tests.sim.streams.consumer_client import ConsumerClient
+from tests.sim.streams.record import Lost, Publish, Removal, StreamRecord
+from tests.sim.streams.requests import NOT_AVAILABLE, SECOND, Answered, Requests
+from tests.sim.streams.usage import STREAMS, UPDATES, subject_of
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Msg
     from tests.sim.streams.process import Process
     from tests.sim.streams.world import World
 
 __all__ = ["Client"]
 
-SECOND = 1_000_000_000
-NOT_AVAILABLE = frozenset((10008, 10167))
-"""Errors that say nothing about the state: not now."""
-
-Answered = Callable[[dict[str, Any]], None]
-
 
 class Client:
-    """What clients do to one process run of a broker, while it serves; also the ``Source`` of what they publish."""
-
-    headers = True
-    no_echo = False
-    wants_no_responders = False
-    pending_bytes = 0
+    """What clients do to one process run of a broker, while it serves."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.world = world
         self.process = process
         self.rng: random.Random = world.rng
-        self.open: dict[bytes, tuple[Answered, int, int]] = {}
-        """By reply subject: who takes the answer; when it was asked, the newest epoch that rightfully had answered anybody,
-        and the newest that had at all."""
-        router = process.router
-        router.subscribe(b"_R.>", self._on_answer)
-        router.subscribe(b"_D.>", self._on_delivery)
-        router.subscribe(b"_P.>", self._on_delivery)
-
-    # As a Source.
-
-    def identity(self) -> dict[str, Any]:
-        return {"name": "client"}
-
-    def no_responders(self, subject: bytes, reply: bytes) -> None: ...
-    def refuse_publish(self, subject: bytes) -> None: ...
-    def hold(self) -> None: ...
-    def release(self) -> None: ...
-
-    def _strike(self, probability: float) -> None:
-        """What was just said depends on the store: now is the moment to see whether it is there."""
-        if self.rng.random() < probability and not self.world.calm:
-            self.world.loop.call_soon(self.process.strike)
-
-    # Requests and answers.
-
-    def request(self, subject: str, body: Any, answered: Answered, inbox: bytes = b"_R") -> None:
-        """Ask the API."""
-        reply = self._reply(answered, inbox)
-        data = json.dumps(body).encode() if body is not None else b""
-        self._route([(f"$JS.API.{subject}".encode(), reply, 0, data)])
-
-    def _reply(self, answered: Answered, inbox: bytes = b"_R", fresh: bool = True) -> bytes:
-        reply = b"%b.%d" % (inbox, self.world.number())
-        # Memory's streams belong to a process run, whoever owns the shard.
-        self.open[reply] = answered, self.world.answered_epoch if fresh else 0, self.world.newest_epoch
-        return reply
-
-    def _route(self, ops: list[Msg]) -> None:
-        self.process.router.route(ops, 0, len(ops), self, self.world.clock.now_ns())
-
-    def _on_answer(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
-        if self.process.dead:
-            return
-        for subject, _, hlen, body in ops[start:end]:
-            waiting = self.open.pop(subject, None)
-            if waiting is None:
-                self.world.judged(_twice, subject, body)
-                continue
-            answered, since, newest = waiting
-            answer = error_of(body[hlen:])
-            if answer.get("error", {}).get("err_code") not in NOT_AVAILABLE:
-                self.world.judged(self._fresh, since, body)
-            self.world.note("answer", subject, body)
-            self.world.counts["refused" if "error" in answer else "answered"] += 1
-            if newest <= self.process.epoch:
-                self.world.judged(answered, answer)
-
-    def _fresh(self, since: int, what: bytes) -> None:
-        """It was asked when the epoch ``since`` had answered somebody: an earlier one must not answer any more."""
-        epoch = self.process.epoch
-        if since > epoch:
-            raise Lost(f"at {self.world.clock.monotonic_ns() / 1e9:.3f} {self.process.name} answers from epoch {epoch} what "
-                       f"was asked after epoch {since} had answered: {what!r}")
-        self.world.newest_epoch = max(self.world.newest_epoch, epoch)
-        if self.world.clock.monotonic_ns() >= self.process.rightful_ns:
-            self.world.answered_epoch = max(self.world.answered_epoch, epoch)
+        self.requests = Requests(world, process)
+        self.consumers = ConsumerClient(self.requests)
 
     # What is done at random.
 
@@ -129,13 +53,13 @@ class Client:
         if draw < 0.55:
             self.publish(record)
         elif draw < 0.70:
-            self.pull(record)
+            self.consumers.pull(record)
         elif draw < 0.76:
             self.delete_msg(record)
         elif draw < 0.79:
             self.purge(record)
         elif draw < 0.87:
-            self.consumer(record)
+            self.consumers.something(record)
         elif draw < 0.93:
             self.get(record)
         elif draw < 0.96:
@@ -167,7 +91,7 @@ class Client:
                     record.word = "made"
 
         if kind not in self.process.streams():
-            self.request(f"STREAM.CREATE.{kind}", config, answered)
+            self.requests.request(f"STREAM.CREATE.{kind}", config, answered)
 
     def _new(self, kind: str) -> dict[str, Any]:
         """A configuration that tells this incarnation from the others of its name."""
@@ -179,7 +103,7 @@ class Client:
             if "error" not in answer and record.word == "asked" and record.life == _life(answer):
                 record.word = "made"
 
-        self.request(f"STREAM.INFO.{record.name}", None, answered)
+        self.requests.request(f"STREAM.INFO.{record.name}", None, answered)
 
     def update(self, record: StreamRecord) -> None:
         changes = UPDATES.get(record.kind)
@@ -197,9 +121,9 @@ class Client:
                     record.configs.remove(config)
             elif not record.updates:
                 record.config = config
-            self._strike(0.3)
+            self.requests.strike(0.3)
 
-        self.request(f"STREAM.UPDATE.{record.name}", config, answered)
+        self.requests.request(f"STREAM.UPDATE.{record.name}", config, answered)
 
     def delete(self, record: StreamRecord, then: Callable[[], object] | None = None) -> None:
         def answered(answer: dict[str, Any]) -> None:
@@ -209,10 +133,10 @@ class Client:
                     then()
 
         record.word = "going"
-        self.request(f"STREAM.DELETE.{record.name}", None, answered)
+        self.requests.request(f"STREAM.DELETE.{record.name}", None, answered)
         if self.rng.random() < 0.7:
             # Behind it in the same lane: one name, two incarnations.
-            self.request(f"STREAM.CREATE.{record.name}", self._new(record.kind), lambda _: None)
+            self.requests.request(f"STREAM.CREATE.{record.name}", self._new(record.kind), lambda _: None)
 
     def info(self, record: StreamRecord) -> None:
         """Ask for the stream's state; its answer waits until what it shows is stored."""
@@ -234,7 +158,7 @@ class Client:
         high = record.high
         epoch = self.process.epoch
         mine = [seq for seq, by in record.acked_by.items() if by == epoch] if record.asynchronous else []
-        self.request(f"STREAM.INFO.{record.name}", {"subjects_filter": ">"}, answered)
+        self.requests.request(f"STREAM.INFO.{record.name}", {"subjects_filter": ">"}, answered)
 
     # Messages.
 
@@ -253,13 +177,13 @@ class Client:
             self.world.sent_to[message.payload] = record
             inbox = b"echo.ack" if kind == "echo" and rng.random() < 0.5 else b"_R"
             if inbox == b"_R":
-                reply = self._reply(lambda answer, message=message: self._published(record, message, answer),
-                                    fresh=not record.memory)
+                reply = self.requests.reply(lambda answer, message=message: self._published(record, message, answer),
+                                            fresh=not record.memory)
             else:
                 message.answers = False
                 reply = b"%b.%d" % (inbox, number)
             ops.append((message.subject, reply, len(block), block + message.payload))
-        self._route(ops)
+        self.requests.route(ops)
 
     def _published(self, record: StreamRecord, message: Publish, answer: dict[str, Any]) -> None:
         if answer.get("error", {}).get("err_code") == 10167:
@@ -267,7 +191,7 @@ class Client:
             return
         record.pub_ack(message, answer, self.process.epoch)
         if answer.get("duplicate"):
-            self._strike(0.2)
+            self.requests.strike(0.2)
         self.world.counts["duplicate" if answer.get("duplicate") else "acked"] += "error" not in answer
 
     def _headers(self, record: StreamRecord, message: Publish, number: int) -> list[tuple[bytes, bytes]]:
@@ -297,7 +221,7 @@ class Client:
             return
         seq = self.rng.choice(sorted(record.named)[-20:])
         removal = record.remove(Removal(seqs=frozenset((seq,))))
-        self.request(f"STREAM.MSG.DELETE.{record.name}", {"seq": seq}, self._removes(record, removal))
+        self.requests.request(f"STREAM.MSG.DELETE.{record.name}", {"seq": seq}, self._removes(record, removal))
 
     def purge(self, record: StreamRecord) -> None:
         rng = self.rng
@@ -315,7 +239,7 @@ class Client:
             body["keep"] = rng.randint(1, 5)
         certain = 0 if "keep" in body else high if below is None else min(high, below - 1)
         removal = record.remove(Removal(body.get("filter", "").encode(), below, certain))
-        self.request(f"STREAM.PURGE.{record.name}", body, self._removes(record, removal))
+        self.requests.request(f"STREAM.PURGE.{record.name}", body, self._removes(record, removal))
 
     def _removes(self, record: StreamRecord, removal: Removal) -> Answered:
         def answered(answer: dict[str, Any]) -> None:
@@ -343,7 +267,7 @@ class Client:
                         and record.word == "made"):
                     raise Lost(f"{record}: {seq}, acknowledged {publish}, was not found")
 
-            self.request(f"STREAM.MSG.GET.{record.name}", {"seq": seq}, answered)
+            self.requests.request(f"STREAM.MSG.GET.{record.name}", {"seq": seq}, answered)
             return
         subject = subject_of(record.kind, self.rng)
         # What was acknowledged before it was asked must be seen: the last one or a later one.
@@ -362,7 +286,7 @@ class Client:
                     record.asynchronous or record.memory):
                 raise Lost(f"{record}: the last of {subject} is {found}, {last} was acknowledged before")
 
-        self.request(f"STREAM.MSG.GET.{record.name}", {"last_by_subj": subject}, last_found)
+        self.requests.request(f"STREAM.MSG.GET.{record.name}", {"last_by_subj": subject}, last_found)
 
     def _read(self, record: StreamRecord, answer: dict[str, Any]) -> None:
         if record.word != "made":
@@ -370,155 +294,6 @@ class Client:
         message = answer["message"]
         record.names(message["seq"], base64.b64decode(message.get("data", "")), "a client's")
         self.world.counts["read"] += 1
-
-    # Consumers.
-
-    def consumer(self, record: StreamRecord) -> None:
-        """Make one, remove one, or look at one."""
-        rng = self.rng
-        name = rng.choice(self.world.consumers)
-        known = record.consumers.get(name)
-        if known is None:
-            self._create_consumer(record, name)
-        elif rng.random() < 0.15:
-            del record.consumers[name]
-            self.request(f"CONSUMER.DELETE.{record.name}.{name}", None, lambda _: None)
-        else:
-            self.look_at(record, known)
-
-    def _create_consumer(self, record: StreamRecord, name: str) -> None:
-        given = dict(CONSUMERS[name])
-        if record.kind == "audit":
-            given.pop("filtered", None)
-        if given.pop("filtered", False) or given.pop("wild", False):
-            wild = given.get("deliver_policy") == "last_per_subject"
-            given["filter_subject"] = ">" if wild else one_subject(record.kind)
-        config = {"durable_name": name, **given}
-        if "deliver_subject" in config:
-            config["deliver_subject"] = config["deliver_subject"].format(stream=record.name)
-        word = record.word
-
-        def answered(answer: dict[str, Any]) -> None:
-            if "error" in answer or word != "made" or record.word != "made" or name in record.consumers:
-                return
-            record.consumers[name] = ConsumerRecord(name, answer["config"])
-
-        self.request(f"CONSUMER.DURABLE.CREATE.{record.name}.{name}", {"stream_name": record.name, "config": config},
-                     answered)
-
-    def look_at(self, record: StreamRecord, consumer: ConsumerRecord,
-                then: Callable[[dict[str, Any]], object] | None = None) -> None:
-        """CONSUMER.INFO: the answer waits until what was delivered so far is stored."""
-        counts = dict(consumer.served_by(self.process.epoch))
-        delivered = max(counts, default=0)
-
-        def answered(answer: dict[str, Any]) -> None:
-            if record.consumers.get(consumer.name) is not consumer or record.word != "made":
-                return
-            if "error" in answer:
-                if answer["error"]["err_code"] == 10014:
-                    raise Lost(f"{record}: consumer {consumer.name} was not found")
-                return
-            if answer["delivered"]["stream_seq"] < delivered:
-                raise Lost(f"{record}: consumer {consumer.name} shows {answer}, {delivered} was delivered before")
-            if not (record.memory or record.asynchronous):
-                consumer.keeps(counts, delivered)
-                self._strike(0.05)
-            if then is not None:
-                then(answer)
-
-        self.request(f"CONSUMER.INFO.{record.name}.{consumer.name}", None, answered)
-
-    def pull(self, record: StreamRecord) -> None:
-        """Ask a consumer for messages."""
-        names = [name for name, consumer in record.consumers.items() if "deliver_subject" not in consumer.config]
-        if names:
-            self.pull_from(record, self.rng.choice(names), self.rng.choice((1, 5, 20)))
-
-    def pull_from(self, record: StreamRecord, name: str, batch: int) -> None:
-        reply = b"_D.%d" % self.world.number()
-        body = json.dumps({"batch": batch, "expires": 2 * SECOND}).encode()
-        self._route([(f"$JS.API.CONSUMER.MSG.NEXT.{record.name}.{name}".encode(), reply, 0, body)])
-
-    def _on_delivery(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
-        if self.process.dead:
-            return
-        for _, reply, hlen, body in ops[start:end]:
-            if not reply.startswith(b"$JS.ACK."):
-                continue  # a status: no messages, request timeout, …
-            tokens = reply.decode().split(".")
-            name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
-            self.world.note("delivery", reply, body)
-            self.world.counts["delivered"] += 1
-            record, certain = self._told_of(name, body[hlen:])
-            if record is None or not record.memory:
-                self.world.judged(self._fresh, self.world.answered_epoch, body)
-            consumer = None
-            if record is not None and certain:
-                self.world.judged(record.names, seq, body[hlen:], "a delivery's")
-            if record is not None:
-                record.seen[consumer_name].add(seq)
-            if record is not None and record.word == "made" and certain:
-                consumer = record.consumers.get(consumer_name)
-            if record is None or consumer is None:
-                self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
-            else:
-                self.world.judged(consumer.delivered, seq, count, self.process.epoch)
-                self._ack(record, consumer, reply, seq)
-
-    def _told_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
-        """Which stream a delivery is from, and whether that is certain.
-
-        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have been
-        said to several.
-        """
-        stream = self.process.js.accounts["$G"].streams.get(name)
-        if stream is None:
-            return None, False
-        record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
-        sent_to = self.world.sent_to.get(payload)
-        if sent_to is None:
-            return record, sum(1 for other in self.world.records.values() if other.name == name) == 1
-        return (record, True) if sent_to is record else (None, False)
-
-    def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
-        """Answer a delivery, a moment later, in one of the ways there are."""
-        draw, reply = self.rng.random(), b""
-        body = b"+ACK"
-        if self.world.calm:
-            pass
-        elif draw < 0.30:
-            covered = [seq]
-            if consumer.config["ack_policy"] == "all":
-                covered = [s for s in consumer.counts if s <= seq]
-
-            def answered(_: dict[str, Any]) -> None:
-                # An async stream answers for acks, too, before they are stored.
-                if not (record.memory or record.asynchronous):
-                    consumer.acked.update(covered)
-
-            if consumer.config["ack_policy"] in ("explicit", "all"):
-                reply = self._reply(answered)
-        elif draw < 0.55:
-            pass
-        elif draw < 0.75:
-            body = b"-NAK"
-        elif draw < 0.77:
-            body = b"+TERM"
-        elif draw < 0.79:
-            body = b"+WPI"
-        else:
-            return
-        self.world.loop.call_soon(self._say, subject, reply, body)
-
-    def _say(self, subject: bytes, reply: bytes, body: bytes) -> None:
-        if not self.process.dead and self.process.serving:
-            self._route([(subject, reply, 0, body)])
-
-
-def _twice(subject: bytes, body: bytes) -> None:
-    raise Lost(f"a second answer: {subject!r} {body!r}")
-
 
 def _life(answer: dict[str, Any]) -> str:
     """Which incarnation an answer is about."""

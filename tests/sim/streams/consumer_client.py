@@ -1,0 +1,171 @@
+"""What clients do with consumers: make them, look at them, pull from them, and answer what is delivered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+from tests.sim.streams.requests import SECOND, Requests
+from tests.sim.streams.usage import CONSUMERS, one_subject
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg
+
+__all__ = ["ConsumerClient"]
+
+
+class ConsumerClient:
+    """What clients do with the consumers of one process run of a broker, and what they are sent."""
+
+    def __init__(self, requests: Requests) -> None:
+        self.requests = requests
+        self.world = requests.world
+        self.process = requests.process
+        self.rng = requests.rng
+        router = requests.process.router
+        router.subscribe(b"_D.>", self._on_delivery)
+        router.subscribe(b"_P.>", self._on_delivery)
+
+    def something(self, record: StreamRecord) -> None:
+        """Make one, remove one, or look at one."""
+        rng = self.rng
+        name = rng.choice(self.world.consumers)
+        known = record.consumers.get(name)
+        if known is None:
+            self._create_consumer(record, name)
+        elif rng.random() < 0.15:
+            del record.consumers[name]
+            self.requests.request(f"CONSUMER.DELETE.{record.name}.{name}", None, lambda _: None)
+        else:
+            self.look_at(record, known)
+
+    def _create_consumer(self, record: StreamRecord, name: str) -> None:
+        given = dict(CONSUMERS[name])
+        if record.kind == "audit":
+            given.pop("filtered", None)
+        if given.pop("filtered", False) or given.pop("wild", False):
+            wild = given.get("deliver_policy") == "last_per_subject"
+            given["filter_subject"] = ">" if wild else one_subject(record.kind)
+        config = {"durable_name": name, **given}
+        if "deliver_subject" in config:
+            config["deliver_subject"] = config["deliver_subject"].format(stream=record.name)
+        word = record.word
+
+        def answered(answer: dict[str, Any]) -> None:
+            if "error" in answer or word != "made" or record.word != "made" or name in record.consumers:
+                return
+            record.consumers[name] = ConsumerRecord(name, answer["config"])
+
+        self.requests.request(f"CONSUMER.DURABLE.CREATE.{record.name}.{name}",
+                              {"stream_name": record.name, "config": config}, answered)
+
+    def look_at(self, record: StreamRecord, consumer: ConsumerRecord,
+                then: Callable[[dict[str, Any]], object] | None = None) -> None:
+        """CONSUMER.INFO: the answer waits until what was delivered so far is stored."""
+        counts = dict(consumer.served_by(self.process.epoch))
+        delivered = max(counts, default=0)
+
+        def answered(answer: dict[str, Any]) -> None:
+            if record.consumers.get(consumer.name) is not consumer or record.word != "made":
+                return
+            if "error" in answer:
+                if answer["error"]["err_code"] == 10014:
+                    raise Lost(f"{record}: consumer {consumer.name} was not found")
+                return
+            if answer["delivered"]["stream_seq"] < delivered:
+                raise Lost(f"{record}: consumer {consumer.name} shows {answer}, {delivered} was delivered before")
+            if not (record.memory or record.asynchronous):
+                consumer.keeps(counts, delivered)
+                self.requests.strike(0.05)
+            if then is not None:
+                then(answer)
+
+        self.requests.request(f"CONSUMER.INFO.{record.name}.{consumer.name}", None, answered)
+
+    def pull(self, record: StreamRecord) -> None:
+        """Ask a consumer for messages."""
+        names = [name for name, consumer in record.consumers.items() if "deliver_subject" not in consumer.config]
+        if names:
+            self.pull_from(record, self.rng.choice(names), self.rng.choice((1, 5, 20)))
+
+    def pull_from(self, record: StreamRecord, name: str, batch: int) -> None:
+        reply = b"_D.%d" % self.world.number()
+        body = json.dumps({"batch": batch, "expires": 2 * SECOND}).encode()
+        self.requests.route([(f"$JS.API.CONSUMER.MSG.NEXT.{record.name}.{name}".encode(), reply, 0, body)])
+
+    def _on_delivery(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
+        if self.process.dead:
+            return
+        for _, reply, hlen, body in ops[start:end]:
+            if not reply.startswith(b"$JS.ACK."):
+                continue  # a status: no messages, request timeout, …
+            tokens = reply.decode().split(".")
+            name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
+            self.world.note("delivery", reply, body)
+            self.world.counts["delivered"] += 1
+            record, certain = self._told_of(name, body[hlen:])
+            if record is None or not record.memory:
+                self.world.judged(self.requests.fresh, self.world.answered_epoch, body)
+            consumer = None
+            if record is not None and certain:
+                self.world.judged(record.names, seq, body[hlen:], "a delivery's")
+            if record is not None:
+                record.seen[consumer_name].add(seq)
+            if record is not None and record.word == "made" and certain:
+                consumer = record.consumers.get(consumer_name)
+            if record is None or consumer is None:
+                self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
+            else:
+                self.world.judged(consumer.delivered, seq, count, self.process.epoch)
+                self._ack(record, consumer, reply, seq)
+
+    def _told_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
+        """Which stream a delivery is from, and whether that is certain.
+
+        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have been
+        said to several.
+        """
+        stream = self.process.js.accounts["$G"].streams.get(name)
+        if stream is None:
+            return None, False
+        record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
+        sent_to = self.world.sent_to.get(payload)
+        if sent_to is None:
+            return record, sum(1 for other in self.world.records.values() if other.name == name) == 1
+        return (record, True) if sent_to is record else (None, False)
+
+    def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
+        """Answer a delivery, a moment later, in one of the ways there are."""
+        draw, reply = self.rng.random(), b""
+        body = b"+ACK"
+        if self.world.calm:
+            pass
+        elif draw < 0.30:
+            covered = [seq]
+            if consumer.config["ack_policy"] == "all":
+                covered = [s for s in consumer.counts if s <= seq]
+
+            def answered(_: dict[str, Any]) -> None:
+                # An async stream answers for acks, too, before they are stored.
+                if not (record.memory or record.asynchronous):
+                    consumer.acked.update(covered)
+
+            if consumer.config["ack_policy"] in ("explicit", "all"):
+                reply = self.requests.reply(answered)
+        elif draw < 0.55:
+            pass
+        elif draw < 0.75:
+            body = b"-NAK"
+        elif draw < 0.77:
+            body = b"+TERM"
+        elif draw < 0.79:
+            body = b"+WPI"
+        else:
+            return
+        self.world.loop.call_soon(self._say, subject, reply, body)
+
+    def _say(self, subject: bytes, reply: bytes, body: bytes) -> None:
+        if not self.process.dead and self.process.serving:
+            self.requests.route([(subject, reply, 0, body)])
