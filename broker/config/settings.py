@@ -191,7 +191,8 @@ class ServerLimits:
 class AccountLimits:
     """One account's limits, in wire names; bytes and counts, -1 = none (0 for the per-stream bytes and ack pending).
 
-    Not settings yet: every client is in one account, which has no limits of its own.
+    Not settings yet: every client is in one account, which has no limits of its own. JetStream enforces them for each
+    account that it is given.
     """
 
     max_memory: int = -1

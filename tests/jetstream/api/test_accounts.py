@@ -13,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
-from broker.jetstream.settings import AccountLimits, JetStreamSettings, ServerLimits
+from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
 from broker.jetstream.wire.errors import ApiError
 from broker.server.routing.router import Router
 from tests.harness import NatsServerProcess
