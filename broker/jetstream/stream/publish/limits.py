@@ -95,11 +95,12 @@ def header_size(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def storage(context: CheckContext, config: StreamConfig) -> Check:
-    """10023, by the bound on all streams of this storage."""
-    usage = context.live.usage
+    """10023 and 10002, by the bounds on all streams of this storage: the server's and the account's."""
+    live = context.live
 
     def check(candidate: Candidate) -> None:
         pending = candidate.pending
+        usage = live.usage  # another one once the account's limits change
         if usage.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > usage.bytes_max:
             # What the stream's own limits remove for those before it makes room.
             context.commit_pending(pending)
