@@ -15,7 +15,7 @@ from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Patience
-from tests.storage.engine import PATHS, Counting, in_virtual_time
+from tests.storage.rig import PATHS, Counting, in_virtual_time
 
 NONCE = bytes(16)
 

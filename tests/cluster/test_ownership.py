@@ -21,7 +21,7 @@ from broker.storage.put import Fenced, Patience
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
-from tests.storage.engine import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
+from tests.storage.rig import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
 
 OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)
 """A round every three segments, swept at once: what an old owner or a reader relies on goes as soon as it may."""

@@ -13,7 +13,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import ShardSettings
-from tests.storage.engine import PATHS, SECOND, Publisher, Rig, in_virtual_time
+from tests.storage.rig import PATHS, SECOND, Publisher, Rig, in_virtual_time
 
 T = 15 * SECOND
 LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSettings(segments=4), sweep_grace_ns=0)

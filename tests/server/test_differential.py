@@ -18,9 +18,8 @@ import pytest_asyncio
 
 from broker.config.settings import User
 from tests.harness import NatsServerProcess
-
-from .running import running
-from .wire import Wire
+from tests.server.in_process import running
+from tests.server.raw_client import Wire
 
 END = "end"
 PARTIAL = "partial"

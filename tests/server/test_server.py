@@ -19,9 +19,8 @@ from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
 from broker.server.connection.statistics import uptime
 from broker.server.server import Server
-
-from .running import running
-from .wire import Wire
+from tests.server.in_process import running
+from tests.server.raw_client import Wire
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1,"name":"n"}\r\n'
 

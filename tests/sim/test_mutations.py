@@ -10,8 +10,8 @@ import pytest
 from tests.cluster import test_ownership as ownership
 from tests.sim.mutations import MUTATIONS
 from tests.sim.streams.world import World
-from tests.storage import test_applied as applied
-from tests.storage import test_lease as lease
+from tests.storage.log import test_lease as lease
+from tests.storage.state import test_applied as applied
 
 KNOWN: dict[str, list[int]] = {
     "ceiling-lost-in-pages": [1], "late-applied-pages": [38], "lease-from-end": [81], "never-muted": [122],

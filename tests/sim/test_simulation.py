@@ -67,7 +67,7 @@ def test_the_seeds_try_what_they_mean_to() -> None:
 
 KNOWN = {"relist": [76], "letgo": [146]}
 """Rules that most seeds do without, with a seed that needs them: looked at first, and in the soak. What they rule out has
-a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and ``tests/storage/test_sweeper.py``."""
+a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and ``tests/storage/checkpoint/test_sweeper.py``."""
 
 
 @pytest.mark.timeout(900)

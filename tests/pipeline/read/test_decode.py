@@ -1,0 +1,333 @@
+"""Blocks as columns: what the broker's decoder makes of the same bytes, message by message, sound or damaged."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from broker.pipeline.plan.schema import PAIRS
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.columns import NUMPY
+from broker.pipeline.read.decode import Block, Rows, parse_headers, readable
+from broker.pipeline.read.subjects import SubjectTest
+from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.codec import Codec, decompress
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.state.dead import DeadSet
+from tests.pipeline.stores import HEADERS, T0
+
+GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "blocks").glob("*.bin"))
+INDEX = struct.Struct("<4sHBBQIQQQIIIIIIII")
+
+
+def encoded(runs: Sequence[tuple[int, Sequence[tuple[bytes, bytes, bytes]], int]], codec: Codec = Codec.ZSTD
+            ) -> tuple[BlockRef, bytes]:
+    """An object with one block of ``runs``: first sequence, (subject, headers, data), time."""
+    block: OpenBlock[None] = OpenBlock(7, None)
+    for first, rows, at in runs:
+        hlens = [len(headers) for _, headers, _ in rows]
+        block.append_run(first, [row[0] for row in rows], hlens if any(hlens) else None,
+                         [headers + data for _, headers, data in rows], at)
+    sealed = seal_block(block, Position(1, 2))
+    data = b"".join(encode_segment(Position(1, 2), bytes(16), [sealed], codec))
+    assert sealed.ref is not None
+    return sealed.ref, data
+
+
+def random_runs(rng: random.Random) -> list[tuple[int, list[tuple[bytes, bytes, bytes]], int]]:
+    runs = []
+    seq, at = rng.choice([1, 5, 1 << 40]), T0
+    subjects = [b"s.%d" % i for i in range(rng.choice([1, 3, 40, 300]))] + [b"\xff.x"] * rng.randrange(2)
+    headers = rng.choice([(b"",), (b"", HEADERS), (HEADERS,)])
+    size = rng.choice([0, 1, 50, 3000])
+    for _ in range(rng.choice([1, 1, 4])):
+        rows = [(rng.choice(subjects), rng.choice(headers), rng.randbytes(size if rng.random() < 0.5 else rng.randrange(size + 1)))
+                for _ in range(rng.choice([1, 7, 200]))]
+        runs.append((seq, rows, at))
+        seq += len(rows) + rng.choice([0, 0, 3, 1 << 20])
+        at += rng.choice([0, 1, 10**9, 10**12])
+    return runs
+
+
+def index_of(ref: BlockRef, data: bytes) -> bytes:
+    return data[ref.index_offset:ref.index_offset + ref.index_bytes]
+
+
+def frames_of(ref: BlockRef, head: Head, data: bytes, numbers: Sequence[int]) -> list[memoryview]:
+    base = ref.frames_offset
+    return [memoryview(data)[base + frame.offset:base + frame.offset + frame.stored_bytes]
+            for frame in (head.frames[number] for number in numbers)]
+
+
+def plain(column: Any) -> Any:
+    return None if column is None else column.to_pylist() if isinstance(column, pa.Array) else list(map(int, column))
+
+
+def assert_same_heads(head: Head, columns: Head) -> None:
+    for name in ("count", "first_seq", "last_seq", "time_ns", "hlen", "body_len", "frames", "frames_offset", "starts"):
+        assert getattr(head, name) == getattr(columns, name), name
+    for name in ("seqs", "times", "subject_ids", "hlens", "body_lens", "subject_counts", "subject_firsts", "subject_lasts"):
+        assert plain(getattr(head, name)) == plain(getattr(columns, name)), name
+    assert head.subjects == plain(columns.subjects)
+
+
+# ---- the same as the broker's decoder
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
+    """Shows that every column, and headers and payloads of all frames and of some, are those of ``decode_frame``."""
+    rng = random.Random(seed)
+    ref, data = encoded(random_runs(rng), rng.choice(list(Codec)))
+    head = decode_index(index_of(ref, data), ref)
+    block = Block.decode(index_of(ref, data), ref, "key")
+    assert block.head is not None
+    assert_same_heads(head, block.head)
+    chunks = [decode_frame(head, number, bytes(stored)) for number, stored in enumerate(
+        frames_of(ref, head, data, range(len(head.frames))))]
+    messages = [(chunk.seq(i), chunk.subjects[i], (body[:hlen] or None), body[hlen:], chunk.times[i])
+                for chunk in chunks for i, body in enumerate(chunk.bodies)
+                for hlen in [chunk.hlens[i] if chunk.hlens is not None else 0]]
+    some = sorted(rng.sample(range(ref.count), rng.randrange(1, ref.count + 1)))
+    for rows in (range(ref.count), range(some[0], some[-1] + 1), np.asarray(some)):
+        wanted = [messages[i] for i in rows]
+        numbers = block.frames_of(rows)
+        bodies = block.bodies(numbers, frames_of(ref, head, data, numbers))
+        columns = (block.seq(rows), block.subject(rows, pa.binary()), bodies.headers(rows), bodies.payloads(rows),
+                   block.time_ns(rows))
+        for column in columns:
+            column.validate(full=True)
+        assert list(zip(*map(pa.Array.to_pylist, columns), strict=True)) == wanted
+        assert block.ts(rows).cast(pa.int64()).to_pylist() == [row[4] // 1000 for row in wanted]
+        assert block.subject(rows, pa.string()).to_pylist() == [row[1].decode("utf-8", "replace") for row in wanted]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_objects(path: Path) -> None:
+    """Shows that of each golden object both decoders read the same, or refuse it alike."""
+    data = path.read_bytes()
+    try:
+        position = Position(*struct.unpack_from("<IQ", data, 12))
+        kind = ObjectKind(data[8])
+        head = decode_head(data, position, kind=kind, object_id=struct.unpack_from("<Q", data, 48)[0], complete=True)
+    except (FormatError, ValueError, struct.error):
+        return  # no object of blocks, or one that planning refuses
+    assert isinstance(head, SegmentHead)
+    for i, row in enumerate(head.rows):
+        try:
+            ref = row.ref(BlockPlace.LOG, head.core(i))
+        except FormatError:
+            continue
+        if row.messages:
+            assert_alike(ref, data[row.index_offset:row.index_offset + row.index_bytes],
+                         data[row.frames_offset:row.frames_offset + row.frames_bytes])
+
+
+def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
+    """Decode both ways; returns what was wrong, "" where nothing was."""
+    def outcome(decode: Callable[[], Any]) -> tuple[Any, str]:
+        try:
+            return decode(), ""
+        except FormatError as error:
+            return None, f"{type(error).__name__} {error}"
+
+    head, wrong = outcome(lambda: decode_index(index, ref, "key"))
+    block, also = outcome(lambda: Block.decode(index, ref, "key"))
+    assert wrong == also
+    if wrong:
+        return wrong
+    assert_same_heads(head, block.head)
+    for number, frame in enumerate(head.frames):
+        stored = frames[frame.offset:frame.offset + frame.stored_bytes]
+        chunk, wrong = outcome(lambda number=number, stored=stored: decode_frame(head, number, stored, "key"))
+        rows = range(frame.start, frame.start + frame.messages)
+        bodies, also = outcome(lambda number=number, stored=stored: block.bodies([number], [memoryview(stored)]))
+        # Which of two things that are wrong in one frame is told first may differ.
+        assert wrong.split(": ")[:2] == also.split(": ")[:2]
+        if wrong:
+            return wrong
+        assert [(headers or b"") + data for headers, data in zip(
+            bodies.headers(rows).to_pylist(), bodies.payloads(rows).to_pylist(), strict=True)] == list(chunk.bodies)
+    return ""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bytes_that_no_writer_wrote(seed: int) -> None:
+    """Shows that behind checksums that match, of whatever bytes, both decoders see the same, or refuse them alike."""
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(12):
+        ref, data = encoded(random_runs(rng), Codec.NONE)
+        frames = data[ref.frames_offset:ref.frames_offset + ref.frames_bytes]
+        sound = index_of(ref, data)
+        fields = list(INDEX.unpack_from(sound))
+        body = decompress(sound[INDEX.size:], fields[13])
+        for _ in range(25):
+            changed = bytearray(body)
+            # Most often where lengths, bases, widths and cells are, and not in the names at the end.
+            places = rng.choice([len(changed), min(len(changed), 16 * fields[10] + 81)])
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                changed[rng.randrange(places)] = rng.choice([0, 1, 2, 4, 8, 0x7F, 0xFF, rng.randrange(256)])
+            fields[2] = 0  # not compressed
+            fields[13] = fields[14] = len(changed)
+            fields[15] = crc32(changed)
+            fixed = INDEX.pack(*fields)[:-4]
+            refused += bool(assert_alike(ref, fixed + crc32(fixed).to_bytes(4, "little") + bytes(changed), frames))
+    assert refused > 100
+
+
+def test_lengths_against_frames() -> None:
+    """Shows what is refused of lengths that an index may well have, alone, but that its frames have not."""
+    rows = [(b"s.a", HEADERS, b"x" * 10), (b"s.a", HEADERS, b"y" * 12)]
+    ref, data = encoded([(1, rows, T0)], Codec.NONE)
+    [stored] = frames_of(ref, decode_index(index_of(ref, data), ref), data, [0])
+    for column, value, said in (("body_lens", [len(HEADERS) + 11, len(HEADERS) + 12], "do not add up"),
+                                ("body_lens", [(1 << 64) - 1, 2 * len(HEADERS) + 23], "do not add up"),
+                                ("hlens", [len(HEADERS) + 11, 1], "longer than its body")):
+        block = Block.decode(index_of(ref, data), ref, "key")
+        assert block.head is not None
+        setattr(block.head, column, np.asarray(value, np.uint64))
+        with pytest.raises(Corrupt, match=said) as raised:
+            block.bodies([0], [stored])
+        assert (raised.value.section, raised.value.offset) == ("frame 0", ref.frames_offset)
+
+
+def test_payloads_that_are_not_copied() -> None:
+    """Shows that where frames are not compressed and nothing has headers, payloads are the very bytes that were read."""
+    ref, data = encoded([(1, [(b"s.a", b"", b"%06d" % i * 20) for i in range(3000)], T0)], Codec.NONE)
+    block = Block.decode(index_of(ref, data), ref, "key")
+    assert block.head is not None
+    numbers = block.frames_of(range(5, 2990))
+    assert len(numbers) > 2
+    payloads = block.bodies(numbers, frames_of(ref, block.head, data, numbers)).payloads(range(5, 2990))
+    assert payloads.to_pylist() == [b"%06d" % i * 20 for i in range(5, 2990)]
+    assert payloads.buffers()[2].address == pa.py_buffer(data).address + ref.frames_offset
+
+
+# ---- which rows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows(seed: int) -> None:
+    """Shows which ordinals are wanted, beside a plain filter: sequences, the dead (as bits and as ranges), times,
+    subjects."""
+    rng = random.Random(seed)
+    runs = random_runs(rng)
+    ref, data = encoded(runs)
+    head = decode_index(index_of(ref, data), ref)
+    block = Block.decode(index_of(ref, data), ref, "key")
+    for _ in range(20):
+        first = rng.choice([0, ref.first_seq, rng.randrange(ref.first_seq, ref.last_seq + 1)])
+        last = rng.choice([ref.last_seq, (1 << 64) - 1, rng.randrange(first, max(first, ref.last_seq) + 1)])
+        dead = None
+        if rng.random() < 0.6:
+            dead = DeadSet(ref.first_seq, ref.last_seq, rng.choice([ref.count, 0]))
+            for _ in range(rng.randrange(6)):
+                start = rng.randrange(ref.first_seq, ref.last_seq + 1)
+                dead.add(start, min(ref.last_seq, start + rng.choice([0, 3, 40])))
+        low, high = (rng.choice([None, rng.choice(runs)[2] + rng.choice([-1, 0, 1])]) for _ in range(2))
+        selection = Selection(first_ns=low, last_ns=high,
+                              subjects=rng.choice([None, (b"s.1",), (b"s.*",), (b"s.1*", b"\xff.>"), (b"t",)]))
+        test = SubjectTest(selection) if selection.needs_subject() else None
+        rows = block.rows(first, last, dead, selection, test)
+        assert list(rows) == [
+            i for i in range(ref.count) if first <= head.seq_of(i) <= last
+            and (dead is None or head.seq_of(i) not in dead) and (low is None or head.time_of(i) >= low)
+            and (high is None or head.time_of(i) <= high) and selection.matches_subject(head.subject_of(i))]
+        if len(rows):
+            assert (len(rows) == rows[-1] - rows[0] + 1) == isinstance(rows, range)
+            assert block.frames_of(rows) == sorted({head.frame_of(int(i)) for i in rows})
+            assert_occurrences(block, head, rows)
+
+
+def assert_occurrences(block: Block, head: Head, rows: Rows) -> None:
+    ids, counts, firsts, lasts = (column.tolist() for column in block.occurrences(rows))
+    of_subject: dict[bytes, list[int]] = {}
+    for i in map(int, rows):
+        of_subject.setdefault(head.subject_of(i), []).append(i)
+    assert [head.subjects[i] for i in ids] == sorted(of_subject)
+    assert list(zip(counts, firsts, lasts, strict=True)) == [
+        (len(of_subject[name]), of_subject[name][0], of_subject[name][-1]) for name in sorted(of_subject)]
+
+
+def test_a_block_known_by_its_reference_alone() -> None:
+    """Shows the sequences of a block without gaps, and of the living among them, with no byte read."""
+    ref, _ = encoded([(11, [(b"s.a", b"", b"x")] * 100, T0)])
+    block = Block(ref, None, "key")
+    dead = DeadSet(11, 110, 100)
+    dead.add(20, 29)
+    rows = block.rows(15, 105, dead, Selection(), None)
+    assert block.seq(rows).to_pylist() == [*range(15, 20), *range(30, 106)]
+    assert block.seq(block.rows(15, 18, None, Selection(), None)).to_pylist() == [15, 16, 17, 18]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_subjects_are_found_by_name(seed: int) -> None:
+    """Shows the same choice of a block's subjects as testing each, of few and of many, and that of many most are not
+    tested."""
+    rng = random.Random(seed)
+    for count in (1, 60, 3000):
+        names = sorted({rng.choice([b"a.%d.x", b"orders.%d", b"orders.eu.%d", b"o.%d", b"\xff%d"]) % rng.randrange(count * 2)
+                        for _ in range(count)} | {b"orders.\xff\xff\xff\xff\xff\xff\xff\xff\xff\xffz"})
+        array = pa.array(names, pa.binary())
+        for selection in (
+                Selection(subjects=(b"orders.eu.*",)), Selection(subjects=(b"orders.>", b"a.7.x")), Selection(subjects=(b">",)),
+                Selection(subjects=(b"*.5",)), Selection(prefixes=(b"orders.", b"ord")), Selection(suffixes=(b"1",)),
+                Selection(equal=frozenset((b"o.3", b"orders.eu.9"))), Selection(prefixes=(b"\xff",)),
+                Selection(subjects=(b"orders.>",), equal=frozenset((b"a.1.x", b"orders.1")))):
+            assert SubjectTest(selection).ids(array).tolist() == list(map(selection.matches_subject, names)), selection
+    tested = []
+
+    class Counting(Selection):
+        def matches_subject(self, subject: bytes) -> bool:
+            tested.append(subject)
+            return super().matches_subject(subject)
+
+    test = SubjectTest(Counting(subjects=(b"orders.eu.*",)))
+    test.ids(array)
+    assert 0 < len(tested) < len(names) // 2
+    before = len(tested)
+    test.ids(array)
+    assert len(tested) == before
+
+
+# ---- text
+
+
+def test_text_of_any_bytes() -> None:
+    """Shows names that are no UTF-8 beside those that are, and nulls."""
+    names = pa.array([b"a", b"\xff.b", "ü".encode(), b"", None], pa.binary())
+    assert readable(names).to_pylist() == ["a", "�.b", "ü", "", None]
+    assert readable(names).type == pa.string()
+
+
+def test_parsed_headers() -> None:
+    """Shows pairs in their order, repeated names, odd lines and bytes, no headers, and headers without a pair."""
+    blocks = [HEADERS, None, b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0\r\nno colon\r\n:no name\r\nA:b\r\n\r\n",
+              b"NATS/1.0\r\n\xff: \xfe\r\n\r\n", b"\xff\xff", None]
+    parsed = parse_headers(pa.array(blocks, pa.binary()), PAIRS)
+    parsed.validate(full=True)
+    assert parsed.type == PAIRS
+    assert [pairs if pairs is None else [(pair["name"], pair["value"]) for pair in pairs] for pairs in parsed.to_pylist()] == [
+        [("Nats-Msg-Id", "1"), ("X-Kind", "a: b"), ("X-Kind", "twice")], None, [], [], [("A", "b")], [("�", "�")], [], None]
+    assert parse_headers(pa.nulls(3, pa.binary()), PAIRS).to_pylist() == [None] * 3
+    assert parse_headers(pa.array([], pa.binary()), PAIRS).to_pylist() == []
+
+
+def test_sums_beyond_64_bits() -> None:
+    """Shows that a sum does not wrap round to the one that is expected."""
+    high = np.asarray([1 << 63, 1 << 63, 5], np.uint64)
+    assert NUMPY.total(high) == (1 << 64) + 5
+    assert NUMPY.total(np.asarray([1, 2, 3], np.uint8)) == 6

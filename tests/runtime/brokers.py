@@ -1,0 +1,149 @@
+"""Whole tenures in virtual time: the real ``ShardHost`` waits, takes, recovers and gives back, on a store with S3's prices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from broker.clock import ManualClock
+from broker.config.settings import StorageSettings
+from broker.runtime.shard_host import ShardHost
+from broker.storage.format.header import Position
+from broker.storage.log.writer import encode_segment
+from broker.storage.objectstore.base import Listing, ObjectStore
+from broker.storage.objectstore.faulty import Faults, FaultyStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.shard import Shard
+from tests.storage import rig
+from tests.storage.rig import MS, PATHS, SECOND
+
+__all__ = ["Broker", "TrustedClock", "grow_log", "in_virtual_time", "log_size"]
+
+T = TypeVar("T")
+
+
+class TrustedClock(ManualClock):
+    """As ``GuardedClock`` beside a witness that always agrees."""
+
+    trusted = True
+
+    def compare(self, witness: int | None) -> None: ...
+
+
+class Inline(Executor):
+    """Encodes there and then: threads have no virtual time."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+class Costly(FaultyStore):
+    """One process's way to a store as S3: every call has its latency, a listing for each page of a thousand keys."""
+
+    def __init__(self, shared: ObjectStore, latency_ns: int, page_ns: int, seed: int) -> None:
+        super().__init__(shared, rng=random.Random(seed), faults=Faults(latency_ns=latency_ns))
+        self.puts_cost = True
+        self.try_lock = None
+        self.page_ns = page_ns
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        found = await super().list(prefix, after, limit)
+        await asyncio.sleep(self.page_ns * (len(found) // 1000) / 1e9)
+        return found
+
+
+class Broker:
+    """One process: owner, standby, owner again, as ``App`` has it. ``serve(shard)`` is what it does as owner."""
+
+    def __init__(self, name: str | None, shared: MemoryStore, clock: TrustedClock, *, latency_ns: int = 30 * MS,
+                 page_ns: int = 0, seed: int = 1, **settings: Any) -> None:
+        self.clock = clock
+        self.store = Costly(shared, latency_ns, page_ns, seed)
+        with patch("broker.runtime.shard_host.open_store", lambda *_, **__: self.store):
+            self.shard_host = ShardHost(StorageSettings(url="s3://x/y", **settings), name or "", clock, self._lost)
+        self.shard_host._executor = Inline()  # type: ignore[assignment]
+        self.served_since_ns: list[int] = []
+        """When each of its tenures began."""
+        self.losses: list[BaseException] = []
+        self.serve: Callable[[Shard], Coroutine[Any, Any, None]] | None = None
+        self._gone = asyncio.Event()
+        self._life = asyncio.create_task(self._live(), name=f"life of {name}")
+
+    @property
+    def serves(self) -> bool:
+        shard = self.shard_host.shard
+        return shard is not None and shard.log.failure is None and not shard.log.lease_expired and not self._life.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it."""
+        return self._life.exception() if self._life.done() else None
+
+    async def serving(self, seconds: float) -> float:
+        """Wait until it serves; returns after how many seconds. Fails when that takes longer than ``seconds``."""
+        began_ns = self.clock.monotonic_ns()
+        while not self.serves:
+            took = (self.clock.monotonic_ns() - began_ns) / SECOND
+            assert took < seconds, "it never serves"
+            assert self.error is None, self.error
+            await asyncio.sleep(0.1)
+        return (self.clock.monotonic_ns() - began_ns) / SECOND
+
+    async def kill(self) -> None:
+        """As SIGKILL: nothing of it reaches the store any more."""
+        self.store.halt()
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+        if self.shard_host.shard is not None:
+            await self.shard_host.shard.abandon()
+
+    async def stop(self) -> None:
+        """A clean stop."""
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+        await self.shard_host.give_back()
+
+    def _lost(self, error: BaseException) -> None:
+        self.losses.append(error)
+        self._gone.set()
+
+    async def _live(self) -> None:
+        while True:
+            shard = await self.shard_host.acquire()
+            self.served_since_ns.append(self.clock.monotonic_ns())
+            self._gone.clear()
+            work = asyncio.create_task(self.serve(shard)) if self.serve is not None else None
+            await self._gone.wait()
+            if work is not None:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            if self.shard_host.is_our_double(self.losses[-1]):
+                raise self.losses[-1]
+            await self.shard_host.abandon()
+            await asyncio.sleep(15)
+
+
+def grow_log(shared: MemoryStore, epoch: int, first: int, count: int, nonce: bytes) -> None:
+    """What ``count`` heartbeats of the owner of ``epoch`` leave, whom no checkpoint ever covered."""
+    for number in range(first, first + count):
+        position = Position(epoch, number)
+        shared.objects[PATHS.log(position)] = b"".join(encode_segment(position, nonce, []))
+    shared._keys[:] = sorted(shared.objects)
+
+
+def log_size(shared: MemoryStore) -> int:
+    return sum("/log/" in key for key in shared.objects)
+
+
+def in_virtual_time(main: Callable[[TrustedClock], Coroutine[Any, Any, T]]) -> T:
+    """As the engine's, with a clock that a shard host takes."""
+    return rig.in_virtual_time(main, TrustedClock)

@@ -1,0 +1,278 @@
+"""Logging in: bcrypt hashes as nats-server takes them, the lines of a refusal, and that a slow check harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import bcrypt
+import nats
+import pytest
+
+from broker.config.flags import read_flags
+from broker.config.load import load
+from broker.config.settings import AuthSettings, User
+from broker.server.auth.authenticator import BcryptCheck, Credentials, warnings
+from broker.server.auth.passwords import PasswordChecks
+from broker.server.connection.connect_options import go_quoted
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.server.in_process import running
+from tests.server.raw_client import Wire
+
+BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+
+
+def hashed(password: bytes, cost: int = 4) -> str:
+    return bcrypt.hashpw(password, bcrypt.gensalt(cost)).decode()
+
+
+HASH = hashed(b"secret")
+LONG = b"x" * 72
+
+USERS = {
+    **{letter: f"$2{letter}{HASH[3:]}" for letter in "abxyz"},
+    "long": hashed(LONG), "nul": hashed(b"ab\0cd"), "empty": hashed(b""), "accent": hashed("é".encode()),
+    "longer": HASH + "A", "shorter": HASH[:-1], "broken": "$2a$10$short", "cheap": "$2b$03" + HASH[6:],
+    "dear": "$2b$99" + HASH[6:], "plain": "pp", "none": "",
+}
+"""Every form of hash, and what only looks like one."""
+
+RIGHT = [
+    ("a", "secret"), ("b", "secret"), ("x", "secret"), ("y", "secret"), ("z", USERS["z"]), ("long", "x" * 72),
+    ("long", "x" * 73), ("long", "x" * 200), ("nul", "ab\0cd"), ("empty", ""), ("accent", "é"), ("longer", "secret"),
+    ("plain", "pp"), ("none", ""),
+]
+WRONG = [
+    ("a", HASH.replace("$2b", "$2a", 1)), ("b", HASH), ("b", "wrong"), ("b", ""), ("z", "secret"), ("long", "x" * 71),
+    ("nul", "ab"), ("empty", "x"), ("shorter", "secret"), ("broken", "x"), ("broken", USERS["broken"]),
+    ("cheap", "secret"), ("dear", "secret"), ("plain", "p"), ("none", "x"), ("nobody", "secret"),
+    ('we"i\nrd\x7f é\u2028', "x"),
+]
+
+
+async def login(port: int, **fields: Any) -> bytes:
+    """What the server answers to a CONNECT with these fields and a PING."""
+    async with Wire(port) as wire:
+        wire.send(b"CONNECT " + json.dumps({"verbose": False, **fields}).encode() + b"\r\nPING\r\n")
+        return await wire.until(b"\r\n")
+
+
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+
+
+@BOTH
+async def test_bcrypt_users(process: type[ServerProcess], tmp_path: Path) -> None:
+    """The password comes in and the hash does not; every refusal has its line, and none of them has a secret."""
+    config = tmp_path / "x.conf"
+    rows = "\n".join(f"{{ user: {name}, password: {json.dumps(password)} }}" for name, password in USERS.items())
+    config.write_text(f"authorization {{ users: [ {rows} ] }}")
+    async with process("-c", str(config), monitor=False) as server:
+        for user, password in RIGHT:
+            assert await login(server.port, user=user, **{"pass": password}) == b"PONG\r\n", (user, password)
+        for user, password in WRONG:
+            assert await login(server.port, user=user, **{"pass": password}) == REFUSED, (user, password)
+        for fields in ({"auth_token": "hush-hush"}, {}, {"nkey": "UABC", "sig": "hush-hush"}):
+            assert await login(server.port, **fields) == REFUSED
+        async with Wire(server.port) as wire:
+            wire.send(b'CONNECT {"user":"plain","pass":"pp","name":"n","lang":"l","version":"1"}\r\nPING\r\n')
+            await wire.until(b"PONG\r\n")
+            wire.send(b'CONNECT {"user":"plain","pass":"hush-hush"}\r\n')
+            assert await wire.end() == REFUSED
+        await server.wait_line('"v1:l:n" - "[$]G/user:plain" - authentication error - User "plain"')
+        lines = [line for line in server.stderr if "authentication error" in line]
+        form = re.compile(r'\[\d+\] \S+ \S+ \[ERR\] 127\.0\.0\.1:\d+ - cid:\d+ - (?:"v1:l:n" - "\$G/user:plain" - )?'
+                          r"authentication error(.*)\n")
+        users = [f" - User {go_quoted(user)}" for user, _ in WRONG]
+        assert [form.fullmatch(line)[1] for line in lines] == [  # type: ignore[index]
+            *users, ' - Token "[REDACTED]"', "", ' - Nkey "UABC"', ' - User "plain"']
+        assert any("[WRN] Plaintext passwords detected, use " in line for line in server.stderr)
+        assert not [line for line in server.stderr if "hush-hush" in line or "$2" in line]
+
+
+@BOTH
+async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A token may be a hash, too; unquoted in a file as well, where ``$`` begins a variable."""
+    config = tmp_path / "x.conf"
+    config.write_text(f"authorization {{ token: {HASH.replace('$2b', '$2a', 1)} }}")
+    async with process("-c", str(config), monitor=False) as server:
+        assert await login(server.port, auth_token="secret") == b"PONG\r\n"
+        assert await login(server.port, auth_token=HASH.replace("$2b", "$2a", 1)) == REFUSED
+        assert await login(server.port, user="u", **{"pass": "secret"}) == REFUSED
+
+
+@BOTH
+async def test_authentication_timeout_is_logged(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A client that never says who it is: a debugging line, as nats-server's."""
+    config = tmp_path / "x.conf"
+    config.write_text("authorization { user: u, password: p, timeout: 0.1 }")
+    async with process("-D", "-c", str(config), monitor=False) as server, Wire(server.port) as wire:
+        assert await wire.end() == b"-ERR 'Authentication Timeout'\r\n"
+        await server.wait_line(r"\[DBG\] 127\.0\.0\.1:\d+ - cid:\d+ - Authentication Timeout")
+
+
+async def test_stock_client() -> None:
+    """nats-py logs in with the password of a hash, by user and by token."""
+    async with running(user="joe", password=HASH) as server:
+        url = f"nats://127.0.0.1:{server.port}"
+        await (await nats.connect(url, user="joe", password="secret")).close()
+        with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+            await nats.connect(url, user="joe", password=HASH, allow_reconnect=False)
+    async with running(token=HASH) as server:
+        await (await nats.connect(f"nats://127.0.0.1:{server.port}", token="secret")).close()
+
+
+def test_an_unknown_user_costs_what_a_known_one_does() -> None:
+    """The comparison is made all the same, at the highest cost there is, and never succeeds."""
+    dear = hashed(b"other", 5)
+    credentials = Credentials(AuthSettings(users=(User("a", HASH), User("b", dear), User("c", "plain"))))
+    check = credentials({"user": "nobody", "pass": "other"})
+    assert check == BcryptCheck(dear, "other", known=False)
+    assert isinstance(check, BcryptCheck)
+    assert not check.run()
+    assert BcryptCheck(dear, "other").run()
+    assert Credentials(AuthSettings(users=(User("c", "plain"),)))({"user": "nobody", "pass": "plain"}) is False
+
+
+def test_warnings_name_what_cannot_work() -> None:
+    """Plaintext, and hashes that are none: with the user's name and without the password."""
+    said = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
+    assert said == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
+                    "Nobody can log in with the token: it begins like a bcrypt hash and is none"]
+    assert warnings(AuthSettings(user="a", password="p")) == ["Plaintext passwords detected, use bcrypt"]
+    assert warnings(AuthSettings(user="a", password=HASH)) == warnings(AuthSettings()) == []
+
+
+def test_hash_from_every_source() -> None:
+    """Flag, environment and file give the hash as it was written."""
+    assert load(read_flags(["--user", "u", "--pass", HASH]), {}).auth.password == HASH
+    assert load(read_flags([]), {"JETBLOCK_USER": "u", "JETBLOCK_PASSWORD": HASH}).auth.password == HASH
+    for text in (f'"{HASH}"', f"'{HASH}'"):
+        found = load(read_flags(["-c", "x"]), {}, lambda _path, text=text: f"authorization {{ token: {text} }}")
+        assert found.auth.token == HASH
+
+
+async def test_text_that_is_no_utf8() -> None:
+    """Half a surrogate pair, which JSON can escape: a refusal or U+FFFD as in Go, and no connection that hangs."""
+    async with running(user="joe", password="p") as server:
+        async with Wire(server.port) as wire:
+            wire.send(b'CONNECT {"user":"joe","pass":"\\ud800"}\r\n')
+            assert await wire.end() == REFUSED
+        async with Wire(server.port) as wire:
+            wire.send(b'CONNECT {"user":"joe","pass":"p","name":"a\\udfffb","verbose":false}\r\nPING\r\n')
+            await wire.until(b"PONG\r\n")
+            assert [row["name"] for row in server.connections()] == ["a\ufffdb"]
+
+
+class Gated(BcryptCheck):
+    """A check that takes until ``gate`` opens."""
+
+    gate: ClassVar[threading.Event]
+    begun: ClassVar[list[str]]
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def run(self) -> bool:
+        with self.lock:
+            self.begun.append(self.given)
+        self.gate.wait(20)
+        return self.given.startswith("right")
+
+
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[threading.Event]:
+    Gated.gate, Gated.begun = threading.Event(), []
+    yield Gated.gate
+    Gated.gate.set()
+
+
+def gated(connect: Any) -> Any:
+    return Gated("", connect.get("pass", "")) if connect.get("user") else True
+
+
+def say(password: str, more: bytes = b"PING\r\n") -> bytes:
+    return b'CONNECT {"verbose":false,"user":"u","pass":"%s"}\r\n' % password.encode() + more
+
+
+@pytest.mark.parametrize("more", [0, 100, 300_000], ids=["alone", "with the rest", "a large read"])
+async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, more: int) -> None:
+    """In its order and none of it before the verdict, whether it came with CONNECT, after it, or in slices."""
+    async with running(authenticate=gated) as server, Wire(server.port) as wire, Wire(server.port) as other:
+        other.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\n')
+        await other.settled()
+        publishes = b"".join(b"PUB a.%d 0\r\n\r\n" % i for i in range(more // 12))
+        wire.send(say("right", publishes))
+        await asyncio.sleep(0)
+        wire.send(b"PUB last 0\r\n\r\nPING\r\n")
+        for _ in range(20):
+            assert b"MSG" not in await other.settled()
+        gate.set()
+        assert (await wire.until(b"PONG\r\n")).endswith(b"PONG\r\n")
+        got = await other.until(b"MSG last 1 0\r\n\r\n")
+        assert re.findall(rb"MSG a\.(\d+) ", got) == [b"%d" % i for i in range(more // 12)]
+
+
+async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
+    """Some checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
+    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
+        server.password_checks = PasswordChecks(at_once=2)
+        wires = []
+        passwords = ["right0", *(f"right{i % 10}" for i in range(40)), "wrong"]
+        for password in passwords:
+            wire = await Wire(server.port).__aenter__()
+            wires.append(wire)
+            wire.send(say(password))
+        async with Wire(server.port) as other:
+            other.send(b'CONNECT {"verbose":false}\r\n')
+            await other.settled()
+            assert len(Gated.begun) <= 2
+            gate.set()
+            answers = [await wire.until(b"\r\n") for wire in wires]
+        assert answers == [b"PONG\r\n"] * 41 + [REFUSED]
+        assert sorted(set(Gated.begun)) == sorted(set(passwords))
+        assert len(Gated.begun) == 11, "each password once"
+        for wire in wires:
+            wire.writer.close()
+
+
+async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
+    """A client that gave up while it waited its turn costs nothing; one whose check runs harms nobody."""
+    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
+        server.password_checks = PasswordChecks(at_once=1)
+        async with Wire(server.port) as first, Wire(server.port) as last:
+            first.send(say("right1"))
+            await until(lambda: Gated.begun == ["right1"])
+            async with Wire(server.port) as leaver:
+                leaver.send(say("right2"))
+                await until(lambda: BcryptCheck("", "right2") in server.password_checks._waiting)
+            await until(lambda: len(server.clients) == 2)
+            last.send(say("right3"))
+            first.writer.close()
+            await until(lambda: len(server.clients) == 1)
+            gate.set()
+            assert await last.until(b"\r\n") == b"PONG\r\n"
+        assert Gated.begun == ["right1", "right3"]
+
+
+async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
+    """The timeout counts while a check waits, and no more once it runs, however long it takes."""
+    async with running(authenticate=gated, timeout_ns=50_000_000) as server:
+        server.password_checks = PasswordChecks(at_once=1)
+        async with Wire(server.port) as first, Wire(server.port) as second:
+            first.send(say("right1"))
+            await until(lambda: Gated.begun == ["right1"])
+            second.send(say("right2"))
+            assert await second.end() == b"-ERR 'Authentication Timeout'\r\n"
+            gate.set()
+            assert await first.until(b"\r\n") == b"PONG\r\n"
+        assert Gated.begun == ["right1"]
+
+
+async def until(condition: Any) -> None:
+    """Wait for what happens on this loop or in a thread of it."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (threads change it, too)
+            await asyncio.sleep(0.001)

@@ -1,0 +1,325 @@
+"""Rounds: what a root and its pages hold beside the log, when rounds start, what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.pages as pages
+import broker.storage.state.table as table
+from broker.clock import ManualClock
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.format.checkpoint import Root
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import parse
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.shard import ShardSettings
+from tests.storage.rig import MS, PATHS, SECOND, Counting, Publisher, Rig, Stream, dump, in_virtual_time
+
+NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,
+                                                    replayed_epochs=1 << 30))
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
+    monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
+    monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
+    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 3)
+    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 5)
+
+
+def roots_in(shared: MemoryStore) -> list[Position]:
+    return [parse(key).position for key in sorted(shared.objects) if "/checkpoint/" in key]  # type: ignore[union-attr]
+
+
+class Crowd:
+    """Streams with consumers, changed at random by every kind of record."""
+
+    def __init__(self, rig: Rig, rng: random.Random) -> None:
+        self.rig, self.rng = rig, rng
+        self.streams: dict[int, Stream] = {}
+        self.live: dict[int, list[int]] = {}
+        self.number = 10
+        self.cseq = 0
+
+    def step(self) -> None:
+        rng = self.rng
+        if len(self.streams) < 3 or (len(self.streams) < 12 and rng.random() < 0.1):
+            self.number += 1
+            stream = Stream(self.rig.log, self.number, f"s{self.number % 13}-{self.number}")
+            self.streams[self.number], self.live[self.number] = stream, []
+            stream.create()
+            stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
+            return
+        stream = rng.choice(list(self.streams.values()))
+        live = self.live[stream.stream_id]
+        draw = rng.random()
+        if draw < 0.5:
+            count = rng.randint(1, 5)
+            stream.publish(count, b"x" * 5)
+            live += range(stream.last_seq - count + 1, stream.last_seq + 1)
+        elif draw < 0.7 and live:
+            seq = live.pop(rng.randrange(len(live)))
+            self.rig.log.block(stream).remove(seq, seq, 1, 43)
+            stream.msgs -= 1
+            stream.first_seq = live[0] if live else stream.last_seq + 1
+            self.rig.log.urgent()
+        elif draw < 0.92:
+            self.cseq += 1
+            seqs = sorted(rng.sample(range(1, 60), rng.randint(1, 9)))
+            stream.record(RecordKind.CONSUMER_STATE, {
+                "n": "c", "d": [self.cseq, seqs[-1], 1], "add": [seqs, seqs, seqs],
+                "drop": rng.sample(range(1, 60), 5), "re": {rng.choice(seqs): 2}, "x": {"n": self.cseq}})
+        elif draw < 0.95:
+            stream.record(RecordKind.STREAM_UPDATE, {"config": {"n": self.cseq}})
+        elif draw < 0.98:
+            stream.record(RecordKind.CONSUMER_DELETE, {"name": "c"})
+            stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"again": 1}, "created_ns": 2})
+        else:
+            del self.streams[stream.stream_id]
+            stream.record(RecordKind.STREAM_DELETE, {})
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("seed", range(12))
+def test_checkpoint_and_log_agree(seed: int) -> None:
+    """Streams come, change and go while rounds run over a slow store: whichever root a reader begins with, and without
+    any, it arrives at the owner's applied state."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rng = random.Random(seed)
+        for life in range(3):
+            rig = Rig(shared, clock, "a", life, faults=Faults(latency_ns=5 * MS), settings=NEVER)
+            shard = await rig.open()
+            crowd = Crowd(rig, rng)
+            crowd.number = 100 * life + 10
+            for _ in range(6):
+                cutting = asyncio.ensure_future(shard.checkpointer.cut())
+                for _ in range(rng.randint(5, 25)):
+                    crowd.step()
+                    await asyncio.sleep(rng.choice((0.0, 0.001, 0.004)))
+                await cutting
+            await rig.log.persisted()
+            want = dump(rig.log.state)
+            kept = dict(shared.objects)
+            for drop in range(5):
+                snapshot = await read_snapshot(shared)
+                assert dump(snapshot.state) == want, f"without the newest {drop} roots"
+                if not snapshot.roots:
+                    break
+                await shared.delete(PATHS.checkpoint(snapshot.roots[-1]))
+            for key, data in kept.items():
+                if key not in shared.objects:
+                    await shared.put(key, [data])
+            await shard.abandon()
+    in_virtual_time(main)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_round_writes_what_changed() -> None:
+    """Of a stream with many blocks only the open page of its table and its entry are written anew."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=NEVER)
+        shard = await rig.open()
+        big, small = Stream(rig.log, 7, "big"), [Stream(rig.log, 20 + i, f"small{i}") for i in range(8)]
+        for stream in (big, *small):
+            stream.create()
+        for _ in range(42):
+            big.publish()
+            await rig.log.persisted()
+        await shard.checkpointer.cut()
+        first = max((k for k in shared.objects if "/pages/" in k), key=lambda k: len(shared.objects[k]))
+        big.publish()
+        await rig.log.persisted()
+        before = set(shared.objects)
+        await shard.checkpointer.cut()
+        new = [key for key in shared.objects if key not in before and "/pages/" in key]
+        assert len(new) == 2
+        assert sum(len(shared.objects[key]) for key in new) < len(shared.objects[first])
+        root = Root.decode(shared.objects[PATHS.checkpoint(roots_in(shared)[-1])], roots_in(shared)[-1])
+        assert len({ref.position for ref in root.pages}) == 2, "two of three directory pages stay where they are"
+        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+    in_virtual_time(main)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_no_old_object_is_pinned_by_one_page() -> None:
+    """The pages of the oldest object are written anew when a root would name too many objects."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=NEVER)
+        shard = await rig.open()
+        streams = [Stream(rig.log, 20 + i, f"s{i}") for i in range(30)]
+        for stream in streams:
+            stream.create()
+            await rig.log.persisted()
+            await shard.checkpointer.cut()
+        assert len(shard.checkpointer.roots[-1].objects) <= 7
+        for _ in range(4):
+            streams[0].publish()
+            await rig.log.persisted()
+            await shard.checkpointer.cut()
+        assert len(shard.checkpointer.roots[-1].objects) <= 7
+        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+    in_virtual_time(main)
+
+
+def test_rounds_start_after_so_many_segments() -> None:
+    """Whatever a stream says counts; an idle owner's empty segments have a bound of their own."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND),
+                                 checkpoint=CheckpointSettings(segments=10, empty_segments=40, interval_ns=None))
+        rig = Rig(shared, clock, settings=settings)
+        await rig.open()
+        await asyncio.sleep(36)
+        assert len(rig.log_keys()) > 35
+        assert roots_in(shared) == []
+        client = Publisher(rig, {})
+        await client.publish_many(8)
+        await asyncio.sleep(0.5)
+        assert len(roots_in(shared)) == 0
+        await client.publish_many(12)
+        await asyncio.sleep(0.5)
+        assert len(roots_in(shared)) == 2
+        await asyncio.sleep(39)
+        assert len(roots_in(shared)) == 2
+        await asyncio.sleep(5)
+        assert len(roots_in(shared)) == 3
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("lease_ns", [None, 15 * SECOND])
+def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease_ns: int | None) -> None:
+    """A minute after an owner began, and after the first commit since the last round. What a round writes itself is no
+    reason for another: without a lease an idle broker writes nothing, with one it cuts a round for many empty segments."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=ShardSettings(log=LogSettings(lease_ns=lease_ns)))
+        shard = await rig.open()
+        await asyncio.sleep(59)
+        assert shard.checkpointer.rounds == 0
+        await asyncio.sleep(2)
+        assert shard.checkpointer.rounds == 1
+        await asyncio.sleep(200)
+        assert shard.checkpointer.rounds == 1
+        client = Publisher(rig, {})
+        await client.publish_many(1)
+        await asyncio.sleep(59)
+        assert shard.checkpointer.rounds == 1
+        await asyncio.sleep(2)
+        assert shard.checkpointer.rounds == 2
+        await asyncio.sleep(60)
+        before = dict(shared.objects)
+        await asyncio.sleep(6 * 3600)
+        if lease_ns is None:
+            assert shared.objects == before
+        else:
+            assert 6 * 3600 / 5 / 64 <= shard.checkpointer.rounds <= 6 * 3600 / 5 / 64 + 8
+            assert len(rig.log_keys()) < 300
+    in_virtual_time(main)
+
+
+def test_rounds_start_after_so_many_bytes_of_heads_too() -> None:
+    """Consumer state is read at recovery as well, however few the segments."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(head_bytes=100_000)))
+        await rig.open()
+        stream = Stream(rig.log)
+        stream.create()
+        for _ in range(10):
+            stream.record(RecordKind.CONSUMER_STATE, {"n": "none", "x": {"k": bytes(20_000)}})
+            await rig.log.persisted()
+        await asyncio.sleep(1)
+        assert len(roots_in(shared)) == 2
+    in_virtual_time(main)
+
+
+def test_commits_wait_for_a_checkpoint_that_does_not_come() -> None:
+    """At four times the bound nothing more is put until a root landed; then all goes on. Recovery stays bounded."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(segments=5)))
+        await rig.open()
+        acked: dict[int, bytes] = {}
+        client = Publisher(rig, acked)
+        put = shared.put
+
+        async def no_pages(key: str, data: Any) -> None:
+            if "/pages/" in key:
+                from broker.storage.objectstore.base import Transient
+                raise Transient("busy")
+            await put(key, data)
+
+        shared.put = no_pages  # type: ignore[method-assign]
+        work = asyncio.ensure_future(client.publish_many(60))
+        await asyncio.sleep(600)
+        assert len(acked) == 18, "with the opening and the create record, twenty segments"
+        assert not work.done()
+        shared.put = put  # type: ignore[method-assign]
+        await work
+        assert len(acked) == 60
+    in_virtual_time(main)
+
+
+def test_a_recovery_that_replayed_much_cuts_one_at_once() -> None:
+    """More than 64 segments, or more than 8 epochs."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=NEVER)
+        await rig.open()
+        await Publisher(rig, {}).publish_many(70)
+        again = Rig(shared, clock, seed=2)
+        await again.open()
+        await asyncio.sleep(1)
+        assert roots_in(shared) == [Position(2, 0)]
+        for epoch in range(3, 13):
+            await Rig(shared, clock, seed=epoch, settings=NEVER).open()
+        assert len(roots_in(shared)) == 1
+        last = Rig(shared, clock, seed=99)
+        await last.open()
+        await asyncio.sleep(1)
+        assert roots_in(shared)[-1] == Position(13, 0)
+    in_virtual_time(main)
+
+
+def test_a_clean_stop_cuts_one() -> None:
+    """The next start reads a root, its pages and one opening."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock)
+        shard = await rig.open()
+        await Publisher(rig, {}).publish_many(20)
+        assert await shard.close() == Position(1, 21)
+        assert roots_in(shared) == [Position(1, 20)]
+        counting = Counting(shared)
+        again = Rig(counting, clock, seed=2)
+        await again.open()
+        gets = [key for operation, key in counting.calls if operation == "get"]
+        assert len(gets) < 12
+    in_virtual_time(main)
+
+
+def test_a_round_is_tried_until_it_landed_and_answers_lost_are_settled() -> None:
+    """Pages and root whose answers are lost are ours by their nonce."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=NEVER)
+        shard = await rig.open()
+        await Publisher(rig, {}).publish_many(5)
+        rig.store.faults = Faults(unanswered=0.5, refused=0.2, latency_ns=MS)
+        assert await shard.checkpointer.cut()
+        assert not await shard.checkpointer.cut(), "nothing new"
+        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+    in_virtual_time(main)

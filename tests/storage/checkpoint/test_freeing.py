@@ -1,0 +1,175 @@
+"""Objects follow what lives: deleting, purging and expiring free the store within minutes, on an idle broker too.
+
+All in virtual time, counting objects: nothing is written by a broker that has nothing more to free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.format.record import RecordKind
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.shard import ShardSettings
+from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
+
+MINUTE = 60.0
+SEGMENTS = 10_000
+"""More than two records of what is let go of hold."""
+
+
+async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0, **log: int) -> Rig:
+    """A shard with a directory's settings: a round in 4096 segments."""
+    rig = Rig(shared, clock, faults=Faults(latency_ns=latency_ns),
+              settings=ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=4096)))
+    await rig.open()
+    return rig
+
+
+async def filled(rig: Rig, segments: int, stream_id: int = 7, name: str = "s") -> Stream:
+    """A stream with one message in each of so many segments."""
+    stream = Stream(rig.log, stream_id, name)
+    stream.create()
+    for _ in range(segments):
+        stream.publish()
+        await rig.log.persisted()
+    return stream
+
+
+async def stays_still(shared: MemoryStore) -> None:
+    """A day passes, and not an object comes or goes."""
+    there = dict(shared.objects)
+    await asyncio.sleep(86_400)
+    assert shared.objects.keys() == there.keys()
+
+
+def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
+    """Ten thousand segments go within ten minutes of the delete, though nothing is written any more; then it is still."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        kept = await filled(rig, 1, 9, "kept")
+        stream = await filled(rig, SEGMENTS)
+        assert len(shared.objects) > SEGMENTS
+        stream.record(RecordKind.STREAM_DELETE, {})
+        await asyncio.sleep(10 * MINUTE)
+        assert len(shared.objects) < 40
+        await stays_still(shared)
+        assert kept.msgs == len(await read_all(shared, "kept"))
+        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+        assert not rig.log.state.released, "what is deleted is told, so that no later owner deletes it again"
+    in_virtual_time(main)
+
+
+def test_a_purge_frees_all_but_what_stays() -> None:
+    """All but the last ten messages are purged: about ten segments stay."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        stream = await filled(rig, 3000)
+        stream.remove(1, 2990)
+        await asyncio.sleep(10 * MINUTE)
+        assert len(shared.objects) < 50
+        await stays_still(shared)
+        assert sorted(await read_all(shared)) == list(range(2991, 3001))
+    in_virtual_time(main)
+
+
+def test_expiry_of_one_message_after_the_other() -> None:
+    """A message leaves every ten seconds, as by max_age: a few minutes later its segment has gone, and rounds do not come
+    more often than once a minute for that."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        stream = await filled(rig, 500)
+        rounds = rig.shard.checkpointer.rounds  # type: ignore[union-attr]
+        for seq in range(1, 491):
+            stream.remove(seq, seq)
+            await asyncio.sleep(10)
+            if seq % 100 == 0:
+                assert len(shared.objects) < 600 - seq
+        assert rig.shard.checkpointer.rounds - rounds <= 490 / 6 + 1  # type: ignore[union-attr]
+        await asyncio.sleep(10 * MINUTE)
+        assert len(shared.objects) < 50
+        await stays_still(shared)
+    in_virtual_time(main)
+
+
+def test_heartbeats_of_a_quiet_broker_are_bounded() -> None:
+    """On a store with a lease, a publish an hour into a stream of ten messages: what lies there after five days is what
+    lay there after one."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock, latency_ns=5 * MS, lease_ns=300 * SECOND)
+        stream = await filled(rig, 10)
+        most: list[int] = []
+        for _ in range(5):
+            most.append(0)
+            for _ in range(24):
+                stream.publish()
+                stream.remove(stream.first_seq, stream.first_seq)
+                await asyncio.sleep(3600)
+                most[-1] = max(most[-1], len(shared.objects))
+        assert max(most) < 120
+    in_virtual_time(main)
+
+
+def test_a_crash_before_anything_was_let_go_of() -> None:
+    """The next owner frees what the one before had no time for, without being told that it was ever there."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        stream = await filled(rig, 300)
+        stream.record(RecordKind.STREAM_DELETE, {})
+        await rig.log.persisted()
+        await rig.shard.abandon()  # type: ignore[union-attr]
+        rig = await a_broker(shared, clock)
+        await asyncio.sleep(10 * MINUTE)
+        assert len(shared.objects) < 40
+        await stays_still(shared)
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_few_large_segments_are_enough(segments: int) -> None:
+    """It is not the number that counts: one segment may hold megabytes."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        stream = await filled(rig, segments)
+        mine = [PATHS.log(entry.ref.position) for entry in rig.log.state.streams[7].blocks]
+        assert len(mine) == segments
+        stream.remove(1, segments)
+        await asyncio.sleep(10 * MINUTE)
+        assert not any(key in shared.objects for key in mine)
+        await stays_still(shared)
+    in_virtual_time(main)
+
+
+def test_a_record_lets_go_of_so_many_segments_at_most() -> None:
+    """A record's size, and the time to apply it, are bounded; what is left has records of its own, in segments of their own."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await a_broker(shared, clock)
+        stream = await filled(rig, SEGMENTS)
+        stream.record(RecordKind.STREAM_DELETE, {})
+        sizes: list[int] = []
+        apply = rig.log.state._apply_shard_records
+
+        def applied(records: list[object]) -> None:
+            before = len(rig.log.state.segments)
+            apply(records)  # type: ignore[arg-type]
+            sizes.append(before - len(rig.log.state.segments))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(rig.log.state), "_apply_shard_records", lambda _, records: applied(records))
+            await asyncio.sleep(10 * MINUTE)
+        assert sum(sizes) >= SEGMENTS
+        assert max(sizes) <= 4096
+    in_virtual_time(main)

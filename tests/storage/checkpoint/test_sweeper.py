@@ -1,0 +1,339 @@
+"""Let go, then delete: what goes, when, by whom; and what never does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.sweeper import Sweeper
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log.settings import LogSettings
+from broker.storage.log.writer import encode_segment
+from broker.storage.objectstore.base import StoreError, StoreRefused, Transient
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import parse
+from broker.storage.put import Fenced
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.shard import Shard, ShardSettings
+from tests.storage.rig import (
+    MS,
+    PATHS,
+    SECOND,
+    Counting,
+    Publisher,
+    Rig,
+    Stream,
+    dump,
+    in_virtual_time,
+    read_all,
+)
+
+
+def often(grace_ns: int = 0, segments: int = 4, **log: int) -> ShardSettings:
+    return ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=segments),
+                         sweep_grace_ns=grace_ns)
+
+
+def keys(shared: MemoryStore, folder: str) -> list[str]:
+    return [key for key in sorted(shared.objects) if f"/{folder}/" in key]
+
+
+def position_of(key: str) -> Position:
+    parsed = parse(key)
+    assert parsed is not None
+    assert parsed.position is not None
+    return parsed.position
+
+
+async def churn(rig: Rig, rounds: int) -> Stream:
+    """Publish and remove everything, so many times."""
+    stream = Publisher(rig, {}).stream
+    for _ in range(rounds):
+        for _ in range(3):
+            stream.publish()
+            await rig.log.persisted()
+        stream.remove(stream.first_seq, stream.last_seq)
+        await rig.log.persisted()
+        await asyncio.sleep(0.2)
+    return stream
+
+
+def test_dead_segments_old_pages_and_old_roots_go() -> None:
+    """After a long churn the store holds three roots, their pages, the segments since the oldest of them, and claims."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often())
+        await rig.open()
+        await churn(rig, 60)
+        await asyncio.sleep(10)
+        assert len(keys(shared, "checkpoint")) <= 4
+        assert len(keys(shared, "pages")) <= 8
+        assert len(keys(shared, "log")) <= 30
+        assert keys(shared, "epochs") == [PATHS.epoch(1)]
+        assert len(rig.log.state.released) <= 2, "what is deleted is forgotten"
+        assert dump((await read_snapshot(shared)).state) == dump(rig.log.state)
+    in_virtual_time(main)
+
+
+def test_a_live_block_keeps_its_segment() -> None:
+    """One message of a hundred segments lives: its segment stays, the others go."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often())
+        await rig.open()
+        keeper = Stream(rig.log, 9, "keep")
+        keeper.create()
+        keeper.publish(1, b"precious")
+        await rig.log.persisted()
+        held = PATHS.log(rig.log.position)
+        await churn(rig, 40)
+        await asyncio.sleep(10)
+        assert held in shared.objects
+        assert len(keys(shared, "log")) <= 31
+        assert await read_all(shared, "keep") == {1: b"precious"}
+    in_virtual_time(main)
+
+
+def test_nothing_goes_before_its_record_is_persisted() -> None:
+    """The put with the record is stalled: a root is stored beyond it, but nothing is deleted until the record is in the log."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often(segments=1 << 20))
+        shard = await rig.open()
+        await churn(rig, 3)
+        for _ in range(3):
+            await shard.checkpointer.cut()
+            await churn(rig, 1)
+        before = len(keys(shared, "log"))
+        stall = rig.store.stall_put(rig.store.puts)
+        await shard.sweeper.after_round(shard.checkpointer)
+        await asyncio.sleep(100)
+        assert len(keys(shared, "log")) == before
+        stall.release()
+        await asyncio.sleep(10)
+        assert len(keys(shared, "log")) < before
+    in_virtual_time(main)
+
+
+def test_a_fenced_owner_deletes_nothing_more() -> None:
+    """O sleeps two hours between its root and its record; N is owner by then. O's record does not persist, so nothing of
+    N's, fresh and unnamed to O, is touched."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20))
+        shard = await old.open()
+        await churn(old, 3)
+        for _ in range(4):
+            await churn(old, 1)
+            await shard.checkpointer.cut()
+        new = Rig(shared, clock, "new", 2, settings=often())
+        await new.open()
+        await Publisher(new, {}).publish_many(30)
+        await asyncio.sleep(7200)
+        there = dict(shared.objects)
+        await shard.sweeper.after_round(shard.checkpointer)
+        with pytest.raises(Fenced):
+            await old.log.persisted()
+        await asyncio.sleep(7200)
+        assert shared.objects == there
+        assert len(await read_all(shared)) == 30
+    in_virtual_time(main)
+
+
+def test_the_grace_period_serves_readers() -> None:
+    """A reader that planned before has that long; then it goes."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often(grace_ns=60 * SECOND, segments=1 << 20))
+        shard = await rig.open()
+        for _ in range(4):
+            await churn(rig, 2)
+            await shard.checkpointer.cut()
+        before = len(keys(shared, "log"))
+        await shard.sweeper.after_round(shard.checkpointer)
+        await asyncio.sleep(58)
+        assert len(keys(shared, "log")) >= before
+        await asyncio.sleep(10)
+        assert len(keys(shared, "log")) < before
+    in_virtual_time(main)
+
+
+def test_nothing_goes_while_the_clocks_disagree() -> None:
+    """Neither is anything let go of, nor deleted that was; both go on once the clocks are trusted again."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock)
+        taken = await rig.take()
+        trusted = True
+        rig.shard = shard = await Shard.open(rig.store, PATHS, taken.epoch, rig.me.nonce, clock, rig.rng, often(),
+                                             clock_trusted=lambda: trusted)
+        await churn(rig, 12)
+        trusted = False
+        await asyncio.sleep(5)
+        deleted, log = shard.sweeper.deleted, len(keys(shared, "log"))
+        assert deleted
+        await churn(rig, 12)
+        await asyncio.sleep(100)
+        assert shard.sweeper.deleted == deleted
+        trusted = True
+        await churn(rig, 12)
+        await asyncio.sleep(10)
+        assert len(keys(shared, "log")) <= log + 20
+        assert shard.sweeper.deleted > deleted
+    in_virtual_time(main)
+
+
+def test_claims_and_seals_are_never_deleted() -> None:
+    """Twenty owners one after the other: every claim is there, and so is every seal, though all segments of old are gone."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        for epoch in range(1, 21):
+            rig = Rig(shared, clock, f"b{epoch}", epoch, settings=often())
+            shard = await rig.open()
+            await churn(rig, 6)
+            await asyncio.sleep(5)
+            await shard.abandon()
+        assert len(keys(shared, "epochs")) == 20
+        old = [key for key in keys(shared, "log") if key[key.index("/log/"):] < "/log/00000012-"]
+        assert [shared.objects[key][8] for key in old] == [4] * 17, "one seal for each epoch, nothing else"
+    in_virtual_time(main)
+
+
+async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
+    """An owner that dies and leaves segments beyond its epoch's end, and pages that no root names: their keys."""
+    old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
+    shard = await old.open()
+    stream = await churn(old, 2)
+    await shard.checkpointer._put_pages(1, [])
+    old.store.stall_put(old.store.puts)
+    for _ in range(3):
+        stream.publish()
+        await asyncio.sleep(0.1)
+    end = old.log.position.number
+    orphans = [PATHS.log(Position(1, end + 2)), PATHS.log(Position(1, end + 3)), PATHS.pages(Position(1, 1))]
+    assert all(key in shared.objects for key in orphans)
+    return orphans
+
+
+def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None:
+    """Segments beyond an epoch's end, and pages that no root names."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        orphans = await leave_strays(shared, clock)
+        new = Rig(shared, clock, "new", 2, settings=often())
+        await new.open()
+        await churn(new, 2)
+        await asyncio.sleep(10)
+        assert not any(key in shared.objects for key in orphans)
+        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+    in_virtual_time(main)
+
+
+def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
+    """Seals stay for ever, one for each process run: the next owner tells them by what the log knows, not by a GET each."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        orphans = await leave_strays(shared, clock)
+        for epoch in range(2, 12):
+            await (await Rig(shared, clock, f"b{epoch}", epoch, settings=often(segments=1 << 20)).open()).abandon()
+        counting = Counting(shared)
+        new = Rig(counting, clock, "new", 20, settings=often())
+        await new.open()
+        counting.calls.clear()
+        await churn(new, 3)
+        await asyncio.sleep(20)
+        assert not any(key in shared.objects for key in orphans)
+        seals = {key for key in keys(shared, "log") if shared.objects[key][8] == ObjectKind.SEAL}
+        assert len(seals) == 11
+        asked = {key for operation, key in counting.calls if operation == "get" and key in seals}
+        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "where orphans are"
+    in_virtual_time(main)
+
+
+def test_many_strays_are_asked_for_side_by_side() -> None:
+    """A thousand headers at 30 ms each, in about a second; and what was found goes though the log is idle."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await leave_strays(shared, clock)
+        for number in range(1000, 2000):
+            position = Position(1, number)
+            await shared.put(PATHS.log(position), encode_segment(position, bytes(16), []))
+        new = Rig(shared, clock, "new", 2, settings=often(segments=1 << 20), faults=Faults(latency_ns=30 * MS))
+        shard = await new.open()
+        assert await shard.checkpointer.cut()
+        await shard.sweeper.after_round(shard.checkpointer)
+        await asyncio.sleep(3)  # the record goes within a second
+        assert sum(len(released.segments) for released in new.log.state.released.values()) >= 1000
+        await asyncio.sleep(60)
+        assert len(keys(shared, "log")) < 20
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("operation", ["list", "get", "delete"])
+@pytest.mark.parametrize("error", [Transient, StoreRefused])
+def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: type[StoreError]) -> None:
+    """What the sweeper asks for is asked for again: its answers can wait, and the log goes on meanwhile."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        orphans = await leave_strays(shared, clock)
+        new = Rig(shared, clock, "new", 2, settings=often())
+        await new.open()
+        failed: list[str] = []
+
+        async def fail(called: str, key: str) -> None:
+            if called == operation and (called == "list" or key in orphans) and len(failed) < 5:
+                failed.append(key)
+                raise error(f"{called} {key}: injected")
+
+        new.store.before = fail
+        await churn(new, 2)
+        await asyncio.sleep(60)
+        assert len(failed) == 5
+        assert not any(key in shared.objects for key in orphans)
+        await churn(new, 2)
+        assert dump((await read_snapshot(shared)).state) == dump(new.log.state)
+    in_virtual_time(main)
+
+
+def test_what_an_owner_let_go_of_and_did_not_delete_the_next_one_deletes() -> None:
+    """The record is in the log; its writer died in the grace period."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        old = Rig(shared, clock, "old", 1, settings=often(grace_ns=1000 * SECOND))
+        shard = await old.open()
+        await churn(old, 30)
+        assert old.log.state.released
+        dead = [PATHS.log(p) for released in old.log.state.released.values() for p in released.segments]
+        assert all(key in shared.objects for key in dead)
+        await shard.abandon()
+        new = Rig(shared, clock, "new", 2, settings=often())
+        await new.open()
+        await asyncio.sleep(10)
+        assert not any(key in shared.objects for key in dead)
+    in_virtual_time(main)
+
+
+def test_a_deleted_stream_frees_its_segments() -> None:
+    """Everything that it alone lived in goes."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, settings=often())
+        await rig.open()
+        stream = Stream(rig.log, 9, "t")
+        stream.create()
+        for _ in range(20):
+            stream.publish()
+            await rig.log.persisted()
+        mine = [PATHS.log(entry.ref.position) for entry in rig.log.state.streams[9].blocks]
+        stream.record(RecordKind.STREAM_DELETE, {})
+        await rig.log.persisted()
+        await churn(rig, 12)
+        await asyncio.sleep(10)
+        assert not any(key in shared.objects for key in mine)
+        assert isinstance(rig.shard.sweeper, Sweeper)  # type: ignore[union-attr]
+    in_virtual_time(main)

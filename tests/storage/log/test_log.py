@@ -1,0 +1,665 @@
+"""The commit rules, the waiters' order, back-pressure, the lease; one test for each rule of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.cluster.ownership import seal_at
+from broker.storage.format.block import Outcome
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log.log import Log
+from broker.storage.log.memory_log import MemoryLog
+from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Transient
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.put import Fenced
+from broker.storage.shard import Shard
+from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
+
+
+async def opened(clock: ManualClock, latency_ms: int = 10, **log: Any) -> tuple[Rig, Stream]:
+    """A fresh shard with one stream, persisted."""
+    rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=latency_ms * MS), settings=fast(**log))
+    await rig.open()
+    stream = Stream(rig.log)
+    stream.create()
+    await rig.log.persisted()
+    return rig, stream
+
+
+def test_a_put_begins_at_once_when_none_is_in_flight() -> None:
+    """One publish: in the store after one put's time, not a commit interval later."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        began_ns = clock.monotonic_ns()
+        stream.publish()
+        await rig.log.persisted()
+        assert clock.monotonic_ns() - began_ns < 11 * MS
+        assert rig.log_keys()[-1] == Position(1, 2)
+    in_virtual_time(main)
+
+
+def test_gathers_while_a_put_is_in_flight() -> None:
+    """What comes during a put goes together in the next."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        for _ in range(20):
+            stream.publish()
+            await asyncio.sleep(0.0004)
+        await rig.log.persisted()
+        assert rig.log.commit_count == 3
+        assert [b.core.count for b in stream.persisted_blocks] == [0, 1, 19]
+    in_virtual_time(main)
+
+
+def test_full_segments_go_without_waiting_up_to_w() -> None:
+    """Full segments begin while others are in flight; the window counts from the oldest that is not persisted."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, segment_bytes=50, puts_in_flight=3)
+        stall = rig.store.stall_put(rig.store.puts)
+        for _ in range(8):
+            stream.publish(10)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.sleep(5)
+        # 2 is stalled, 3 and 4 landed; nothing further begins, for readers look at most W beyond a missing number.
+        assert rig.log_keys() == [Position(1, n) for n in (0, 1, 3, 4)]
+        assert rig.log.position == Position(1, 1)
+        stall.release()
+        await rig.log.persisted()
+        assert rig.log.position == Position(1, 9)
+    in_virtual_time(main)
+
+
+def test_commit_interval_spaces_the_beginnings_of_puts() -> None:
+    """With 50 ms between puts of 10 ms, an ack-by-ack publisher gets 20 a second; full segments are excepted."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=50 * MS, segment_bytes=1000)
+        await asyncio.sleep(1)
+        began_ns = clock.monotonic_ns()
+        for _ in range(10):
+            stream.publish()
+            await rig.log.persisted()
+        assert 9 * 50 * MS <= clock.monotonic_ns() - began_ns < 9 * 50 * MS + 15 * MS
+        began_ns = clock.monotonic_ns()
+        for _ in range(4):
+            stream.publish(300)
+            await rig.log.persisted()
+        assert clock.monotonic_ns() - began_ns < 50 * MS
+    in_virtual_time(main)
+
+
+def test_with_an_interval_puts_overlap() -> None:
+    """A slow put does not keep the next from beginning once the interval has passed."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, latency_ms=200, commit_interval_ns=50 * MS)
+        await asyncio.sleep(1)
+        began_ns = clock.monotonic_ns()
+        for _ in range(4):
+            stream.publish()
+            await asyncio.sleep(0.050001)
+        await rig.log.persisted()
+        assert rig.log.commit_count == 1 + 4
+        assert clock.monotonic_ns() - began_ns < 500 * MS
+    in_virtual_time(main)
+
+
+def test_waiters_run_in_log_order_though_puts_land_out_of_order() -> None:
+    """The first put is stalled, the second lands: nothing is answered until the first is there, then all in order."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, segment_bytes=50)
+        answered: list[int] = []
+        stall = rig.store.stall_put(rig.store.puts)
+        for i in range(6):
+            stream.publish(10)
+            rig.log.wait(answered.append, i)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(3)
+        assert answered == []
+        stall.release()
+        await rig.log.persisted()
+        assert answered == list(range(6))
+    in_virtual_time(main)
+
+
+def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
+    """A reply that depends on persisted state alone is not held up by lazy news either."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        rig.log.lazy(stream)
+        answered: list[int] = []
+        rig.log.wait(answered.append, 1)
+        assert answered == [1]
+    in_virtual_time(main)
+
+
+def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
+    """An exception in one reply goes to the loop's handler; the next reply is made."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        seen: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: seen.append(context["exception"]))
+        stream.publish()
+        rig.log.wait(int, "not a number")
+        rig.log.wait(seen.append, "second")
+        await rig.log.persisted()
+        assert isinstance(seen[0], ValueError)
+        assert seen[1:] == ["second"]
+    in_virtual_time(main)
+
+
+def test_lazy_news_goes_within_a_second_or_rides_along() -> None:
+    """Alone it waits for a second; with another owner's urgent news it goes at once."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        other = Stream(rig.log, 8, "t")
+        other.create()
+        await rig.log.persisted()
+        consumer = {"name": "c", "config": {}, "created_ns": 1}
+        stream.record(RecordKind.CONSUMER_CREATE, consumer)
+        await rig.log.persisted()
+        state = rig.log.state.streams[7].consumers["c"]
+        for wait_s, urgent in ((1.02, False), (0.02, True)):
+            want = state.delivered_sseq + 1
+            stream.lazy_records.append((RecordKind.CONSUMER_STATE, {"n": "c", "d": [want, want, 5]}))
+            rig.log.lazy(stream)
+            if urgent:
+                other.publish()
+            else:
+                await asyncio.sleep(0.9)
+                assert state.delivered_sseq == want - 1
+                wait_s -= 0.9
+            await asyncio.sleep(wait_s)
+            assert state.delivered_sseq == want
+    in_virtual_time(main)
+
+
+def test_barrier_makes_lazy_news_urgent() -> None:
+    """An API read after an ack shows the ack: barrier, then wait."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
+        await rig.log.persisted()
+        stream.lazy_records.append((RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 3, 5]}))
+        rig.log.lazy(stream)
+        rig.log.barrier(stream)
+        began_ns = clock.monotonic_ns()
+        await rig.log.persisted()
+        assert clock.monotonic_ns() - began_ns < 30 * MS
+        assert rig.log.state.streams[7].consumers["c"].delivered_sseq == 3
+    in_virtual_time(main)
+
+
+def test_no_news_no_segment() -> None:
+    """An owner that turns out to have nothing to say costs no put, and what waits for it is answered all the same."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        rig.log.lazy(stream)
+        rig.log.barrier(stream)
+        await rig.log.persisted()
+        assert rig.log.commit_count == 1
+        rig.log.block(stream)  # asked for, nothing added
+        await asyncio.sleep(2)
+        assert rig.log.commit_count == 1
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("fault", ["refused", "unanswered", "lost", "late"])
+def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
+    """Whatever is said or not said: the object is there once, and the reply goes out once."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        tries: list[bytes] = []
+        put = rig.shared.put
+
+        async def watching(key: str, data: Any) -> None:
+            if key == PATHS.log(Position(1, 2)):
+                tries.append(b"".join(data))
+            await put(key, data)
+
+        rig.shared.put = watching  # type: ignore[method-assign]
+        answered: list[int] = []
+        rig.store.faults = Faults(latency_ns=MS, **{fault: 1.0})
+        stream.publish()
+        rig.log.wait(answered.append, 1)
+        await asyncio.sleep(0.01)
+        rig.store.faults = Faults(latency_ns=MS)
+        await rig.log.persisted()
+        await rig.store.settle()
+        await asyncio.sleep(60)
+        assert answered == [1]
+        assert len(set(tries)) == 1
+        assert rig.log_keys() == [Position(1, 0), Position(1, 1), Position(1, 2)]
+    in_virtual_time(main)
+
+
+def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
+    """Disk full for an hour: nothing is answered, nothing rolled back; then it goes on. Meanwhile the reason shows."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        put = rig.shared.put
+
+        async def full(key: str, data: Any) -> None:
+            raise StoreRefused("the disk is full; free some room and it goes on")
+
+        rig.shared.put = full  # type: ignore[method-assign]
+        answered: list[int] = []
+        stream.publish()
+        rig.log.wait(answered.append, 1)
+        await asyncio.sleep(3600)
+        assert answered == []
+        assert "disk is full" in str(rig.log.store_error)
+        rig.shared.put = put  # type: ignore[method-assign]
+        await rig.log.persisted()
+        assert answered == [1]
+        assert rig.log.store_error is None
+    in_virtual_time(main)
+
+
+def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
+    """Nothing that waits is ever answered; a waiting coroutine gets Fenced."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        other = Rig(rig.shared, clock, "b", 2)
+        assert await seal_at(other.store, PATHS, Position(1, 2), 2, other.me, clock, other.rng) == ObjectKind.SEAL
+        answered: list[int] = []
+        failures: list[BaseException] = []
+        rig.log.on_failure = failures.append
+        stream.publish()
+        rig.log.wait(answered.append, 1)
+        with pytest.raises(Fenced, match="b has taken the shard") as fenced:
+            await rig.log.persisted()
+        assert fenced.value.by == "b"
+        assert failures == [fenced.value]
+        assert not rig.log.room()
+        with pytest.raises(Fenced):
+            await rig.log.persisted()
+        rig.log.wait(answered.append, 2)
+        stream.publish()
+        await asyncio.sleep(10)
+        assert answered == []
+    in_virtual_time(main)
+
+
+def test_a_stranger_in_the_slot_stops_the_log() -> None:
+    """Neither ours nor a seal: no other writer may put there. Stop, and name the object."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        key = PATHS.log(Position(1, 2))
+        await rig.shared.put(key, [ObjectHeader(ObjectKind.SEGMENT, Position(1, 2), bytes(16), 64).pack()])
+        stream.publish()
+        with pytest.raises(Corrupt, match=key):
+            await rig.log.persisted()
+    in_virtual_time(main)
+
+
+def test_our_own_object_in_the_slot_is_ours() -> None:
+    """The answer to the first try was lost, the second is refused: the header says that it landed."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        seen = 0
+
+        async def lose(operation: str, key: str) -> None:
+            nonlocal seen
+            if operation == "put" and not seen:
+                seen = 1
+                raise Transient("lost")
+
+        rig.store.after = lose
+        stream.publish()
+        await rig.log.persisted()
+        assert seen
+        assert rig.log.position == Position(1, 2)
+    in_virtual_time(main)
+
+
+def test_back_pressure_in_bytes() -> None:
+    """The tail counts what is open and in flight; a caller that waits for room is called when it has shrunk."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, tail_bytes_max=10_000)
+        stall = rig.store.stall_put(rig.store.puts)
+        called: list[int] = []
+        rig.log.when_room(lambda: called.append(0))
+        assert called == [0]
+        for _ in range(4):
+            stream.publish(10, b"x" * 300)
+            await asyncio.sleep(0.001)
+        assert rig.log.tail_bytes == 12_000
+        assert not rig.log.room()
+        rig.log.when_room(lambda: called.append(1))
+        await asyncio.sleep(30)
+        assert called == [0]
+        stall.release()
+        await rig.log.persisted()
+        assert called == [0, 1]
+        assert rig.log.tail_bytes == 0
+    in_virtual_time(main)
+
+
+def test_what_waits_for_a_commit_takes_room_too() -> None:
+    """Answers that put nothing into the tail, as to duplicates, are bounded as well while the store is away."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, tail_bytes_max=100_000)
+        stall = rig.store.stall_put(rig.store.puts)
+        stream.publish(10)
+        called: list[int] = []
+        answers = 0
+        while rig.log.room():
+            rig.log.wait(called.append, b"x" * 100)
+            answers += 1
+            assert answers < 1000
+        assert rig.log.tail_bytes < 1000
+        assert rig.log.waiting_bytes > 90_000
+        rig.log.when_room(lambda: called.append(-1))
+        await asyncio.sleep(0.1)
+        assert not called
+        stall.release()
+        await rig.log.persisted()
+        assert len(called) == answers + 1
+        assert rig.log.waiting_bytes == 0
+        assert rig.log.room()
+    in_virtual_time(main)
+
+
+def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> None:
+    """Idle, it is kept by empty segments every T/3. A store that is gone mutes after T, and the next put unmutes."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
+        await asyncio.sleep(60)
+        assert not rig.log.lease_expired
+        assert 11 <= rig.log.position.number <= 13
+        assert all(len(b.core.records) for b in stream.persisted_blocks)
+        rig.store.down = True
+        stream.publish()
+        await asyncio.sleep(9)
+        assert not rig.log.lease_expired
+        await asyncio.sleep(11)
+        assert rig.log.lease_expired
+        rig.store.down = False
+        await rig.log.persisted()
+        assert not rig.log.lease_expired
+    in_virtual_time(main)
+
+
+def test_the_end_of_a_mute_time_is_told() -> None:
+    """Also when an empty segment ends it: only that call wakes streams that held something back."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
+        told: list[int] = []
+        rig.log.on_lease_renewed = lambda: told.append(clock.monotonic_ns())
+        await asyncio.sleep(60)
+        assert not told
+        rig.store.down = True
+        await asyncio.sleep(25)
+        assert rig.log.lease_expired
+        rig.store.down = False
+        await asyncio.sleep(30)
+        assert not rig.log.lease_expired
+        assert len(told) == 1
+    in_virtual_time(main)
+
+
+def test_a_slow_put_times_out_and_is_tried_again() -> None:
+    """A put that never comes back does not hold the log for ever."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, put_timeout_ns=5 * SECOND)
+        rig.store.stall_put(rig.store.puts)
+        stream.publish()
+        began_ns = clock.monotonic_ns()
+        await rig.log.persisted()
+        assert 5 * SECOND <= clock.monotonic_ns() - began_ns < 6 * SECOND
+    in_virtual_time(main)
+
+
+def test_without_a_lease_an_idle_log_writes_nothing() -> None:
+    """A directory's lock is its lease."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock)
+        await asyncio.sleep(3600)
+        assert rig.log.commit_count == 1
+        assert not rig.log.lease_expired
+    in_virtual_time(main)
+
+
+def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> None:
+    """Better no answer than an outcome that is made up: nothing more of it is stored or told, and the log goes on."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        before = stream.last_seq
+
+        def broken(block: Any) -> None:
+            raise RuntimeError("no idea")
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        told: list[str] = []
+        for _ in range(3):
+            stream.publish()
+            rig.log.wait(told.append, "of the stream", of=stream)
+            rig.log.wait(told.append, "of none")
+            await rig.log.persisted()
+        assert [str(error) for error in stream.failures] == ["no idea"]
+        assert told == ["of none"] * 3
+        assert rig.log.failure is None
+        assert rig.log.state.streams[stream.stream_id].last_seq == before
+        assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
+    in_virtual_time(main)
+
+
+def test_a_stream_that_fails_twice_is_off_line_from_its_first_failure_on() -> None:
+    """Its block of one segment cannot be encoded, and before that put has landed it cannot say how it stands for the next:
+    nothing of either is stored, so nothing of either is told."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=MS)
+        other = Stream(rig.log, 8, "other")
+        other.create()
+        await rig.log.persisted()
+        before = stream.last_seq
+        told: list[int] = []
+        outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000)])
+
+        def broken(block: Any) -> None:
+            block.outcome = next(outcomes)  # the second time there is none
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        for number in range(3):
+            stream.publish()
+            other.publish()
+            rig.log.wait(told.append, number, of=stream)
+            rig.log.wait(told.append, -number)
+            await asyncio.sleep(0.003)
+        assert stream.failures
+        assert not told
+        await rig.log.persisted()
+        assert told == [0, -1, -2]
+        assert rig.log.state.streams[stream.stream_id].last_seq == before
+        assert len(stream.failures) == 1
+        assert rig.log.failure is None
+        assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
+    in_virtual_time(main)
+
+
+class Later(Executor):
+    """Encodes 10 ms later."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                done.set_exception(error)
+
+        asyncio.get_running_loop().call_later(0.01, run)
+        return done
+
+
+def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() -> None:
+    """Three segments are cut before the first is encoded: its block cannot be, the third's cannot even be sealed. What the
+    second one says builds on the first, so it is not stored either."""
+    async def main(clock: ManualClock) -> None:
+        rig = Rig(MemoryStore(), clock, settings=fast(inline_bytes_max=0, segment_bytes=1, puts_in_flight=4))
+        taken = await rig.take()
+        rig.shard = await Shard.open(rig.store, PATHS, taken.epoch, rig.me.nonce, clock, rig.rng, rig.settings,
+                                     executor=Later())
+        stream = Stream(rig.log)
+        stream.create()
+        await rig.log.persisted()
+        told: list[int] = []
+        outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000), Outcome(1, 2, 2, 86, 1000)])
+
+        def broken(block: Any) -> None:
+            block.outcome = next(outcomes)
+
+        stream.sealing = broken  # type: ignore[method-assign]
+        for number in range(3):
+            stream.publish()
+            rig.log.wait(told.append, number, of=stream)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await rig.log.persisted()
+        await asyncio.sleep(1)
+        assert len(stream.failures) == 1
+        assert not told
+        assert rig.log.state.streams[stream.stream_id].msgs == 0
+        assert not stream.persisted_blocks[1:]
+    in_virtual_time(main)
+
+
+def test_the_shard_cannot_do_without_its_own_block() -> None:
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+
+        def broken(block: Any) -> None:
+            raise RuntimeError("no idea")
+
+        rig.log.shard.sealing = broken  # type: ignore[method-assign]
+        rig.log.block(rig.log.shard).add_record(RecordKind.LETGO, {})
+        stream.publish()
+        with pytest.raises(RuntimeError, match="no idea"):
+            await rig.log.persisted()
+        assert rig.log_keys()[-1] == Position(1, 1)
+    in_virtual_time(main)
+
+
+def test_drain_and_stop() -> None:
+    """Everything said is persisted, and the number to seal at is the first that was never used."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        stream.publish(urgent=False)
+        await rig.log.drain()
+        assert rig.log.position == Position(1, 2)
+        assert rig.log.stop() == Position(1, 3)
+        stream.publish()
+        await asyncio.sleep(5)
+        assert rig.log_keys()[-1] == Position(1, 2)
+    in_virtual_time(main)
+
+
+def test_small_blocks_of_many_streams_wait_for_company() -> None:
+    """Where many blocks of a few messages gather, a put waits while more come: until they are worth it, until a pause, or
+    as long as the last such put took. What is no message waits for nothing."""
+    async def main(clock: ManualClock) -> None:
+        rig, _ = await opened(clock)
+        streams = [Stream(rig.log, 100 + i, f"s{i}") for i in range(300)]
+        began_ns = clock.monotonic_ns()
+        for stream in streams:
+            stream.create()
+        await rig.log.persisted()
+        assert clock.monotonic_ns() - began_ns < 11 * MS
+
+        for _ in range(8):
+            for stream in streams:
+                stream.publish()
+            await asyncio.sleep(0.001)
+        await rig.log.persisted()
+        assert {stream.persisted_blocks[-1].core.count for stream in streams} == {8}
+
+        began_ns = clock.monotonic_ns()
+        for stream in streams:
+            stream.publish()
+        await rig.log.persisted()
+        assert 11 * MS < clock.monotonic_ns() - began_ns < 15 * MS
+
+        landed: list[int] = []
+        for stream in streams:
+            stream.publish()
+        began_ns = clock.monotonic_ns()
+        rig.log.wait(lambda: landed.append(clock.monotonic_ns()))
+        while not landed:
+            streams[0].publish()
+            await asyncio.sleep(0.001)
+        assert landed[0] - began_ns < 25 * MS
+    in_virtual_time(main)
+
+
+def test_segments_are_cut_at_a_count_too() -> None:
+    """So that the columns of one segment never hold the loop for long."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, segment_count=100)
+        for _ in range(10):
+            stream.publish(50, b"")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await rig.log.persisted()
+        assert all(block.core.count <= 150 for block in stream.persisted_blocks)
+        stream.publish(1000, b"")
+        stream.publish(1, b"")
+        await rig.log.persisted()
+        assert stream.persisted_blocks[-1].core.count <= 1001
+        assert stream.last_seq == 1501
+    in_virtual_time(main)
+
+
+def test_memory_log_answers_in_order_and_stores_nothing() -> None:
+    """The same calls: blocks come back sealed, without a place in any store."""
+    async def main(clock: ManualClock) -> None:
+        log = MemoryLog()
+        stream = Stream(log)  # type: ignore[arg-type]
+        answered: list[int] = []
+        log.wait(answered.append, 0)
+        stream.publish(3)
+        log.wait(answered.append, 1)
+        assert answered == [0]
+        await log.persisted()
+        assert answered == [0, 1]
+        [block] = stream.persisted_blocks
+        assert block.ref is None
+        assert sum(map(len, block.chunks)) == 3
+        stream.lazy_records.append((RecordKind.CONSUMER_STATE, {"n": "c"}))
+        log.lazy(stream)
+        log.barrier(stream)
+        await log.persisted()
+        assert len(stream.persisted_blocks) == 2
+        log.lazy(stream)
+        await asyncio.sleep(1.1)
+        assert len(stream.persisted_blocks) == 2
+        assert log.room()
+    in_virtual_time(main)
+
+
+def test_log_keeps_the_contract_of_refusals() -> None:
+    """PreconditionFailed without an object behind it is asked again, not believed."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock)
+        lies = 2
+
+        async def lie(operation: str, key: str) -> None:
+            nonlocal lies
+            if operation == "put" and lies:
+                lies -= 1
+                raise PreconditionFailed(f"{key} exists")
+
+        rig.store.before = lie
+        stream.publish()
+        await rig.log.persisted()
+        assert lies == 0
+        assert isinstance(rig.log, Log)
+    in_virtual_time(main)

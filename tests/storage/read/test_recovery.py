@@ -1,0 +1,312 @@
+"""What a new owner, and a reader without a broker, make of a store: whole, damaged, cut off, or changing under them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.header import Position
+from broker.storage.format.record import RecordKind
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.base import ObjectInfo
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.put import Fenced
+from broker.storage.read.recovery import recover
+from broker.storage.read.snapshot import read_snapshot, replay, run_blocking
+from broker.storage.shard import ShardSettings
+from broker.storage.state.applied import ShardState
+from tests.storage.rig import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
+
+NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,
+                                                    replayed_epochs=1 << 30))
+
+
+async def filled(clock: ManualClock, shared: MemoryStore, count: int = 10, settings: ShardSettings = NEVER) -> Rig:
+    rig = Rig(shared, clock, "a", 1, settings=settings)
+    await rig.open()
+    await Publisher(rig, {}).publish_many(count)
+    return rig
+
+
+def test_an_empty_store_is_an_empty_shard() -> None:
+    """No claim, no log: nothing, at the beginning."""
+    async def main(clock: ManualClock) -> None:
+        snapshot = await read_snapshot(MemoryStore())
+        assert snapshot.state.position == Position(0, 0)
+        assert snapshot.state.streams == {}
+    in_virtual_time(main)
+
+
+def test_a_replay_arrives_at_the_applied_state() -> None:
+    """Owner's applied state, a fresh reader's and the blocking driver's: all the same."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared)
+        stream = Stream(rig.log, 9, "t")
+        stream.create()
+        stream.publish(30)
+        stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1, "x": {"y": 1}})
+        await rig.log.persisted()
+        stream.remove(4, 7)
+        await rig.log.persisted()
+        want = dump(rig.log.state)
+        assert dump((await read_snapshot(shared)).state) == want
+
+        def get(key: str, start: int, end: int | None) -> bytes | None:
+            return shared.objects[key][start:end] if key in shared.objects else None
+
+        def list_(prefix: str, after: str) -> list[ObjectInfo]:
+            return [ObjectInfo(key, 0) for key in sorted(shared.objects) if key.startswith(prefix) and key > after]
+
+        assert dump(run_blocking(replay(PATHS), get, list_).state) == want
+        await rig.shard.checkpointer.cut()  # type: ignore[union-attr]
+        assert dump((await read_snapshot(shared)).state) == want
+    in_virtual_time(main)
+
+
+def test_heads_are_read_32_at_a_time() -> None:
+    """300 segments over a store of 20 ms a call: a dozen rounds, not three hundred; one GET each."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared, 300)
+        b = Rig(Counting(shared), clock, "b", 2)
+        taken = await b.take()
+        counting = b.shared
+        assert isinstance(counting, Counting)
+        counting.calls.clear()
+        b.store.faults = b.store.faults.__class__(latency_ns=20 * MS)
+        began_ns = clock.monotonic_ns()
+        snapshot = await recover(b.store, PATHS, taken.epoch)
+        assert snapshot.segments == 302
+        assert clock.monotonic_ns() - began_ns < 20 * 20 * MS
+        assert sum(operation == "get" for operation, _ in counting.calls) < 302 + 40
+    in_virtual_time(main)
+
+
+def test_a_head_of_more_than_64_kib_is_read_whole() -> None:
+    """A thousand streams in one segment: the first GET says how much more is needed."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 1)
+        streams = [Stream(rig.log, 100 + i, f"s{i}") for i in range(1000)]
+        for stream in streams:
+            stream.create()
+            stream.publish(1, urgent=False)
+        await rig.log.persisted()
+        snapshot = await read_snapshot(shared)
+        assert len(snapshot.state.streams) == 1001
+        assert snapshot.head_bytes > 64 * 1024
+        assert dump(snapshot.state) == dump(rig.log.state)
+    in_virtual_time(main)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut short": lambda data: data[:-1],
+    "cut to nothing": lambda data: b"",
+    "a bit flipped in the header": lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
+    "a bit flipped in the directory": lambda data: data[:110] + bytes([data[110] ^ 1]) + data[111:],
+    "a bit flipped in a block's core": lambda data: data[:170] + bytes([data[170] ^ 1]) + data[171:],
+    "another object's bytes": lambda data: b"JETBLOCK" + bytes(200),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_segment_that_is_there_and_corrupt_is_never_the_end(damage: str) -> None:
+    """Stop, and say which: what follows it was acknowledged."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared)
+        key = PATHS.log(Position(1, 5))
+        shared.objects[key] = DAMAGE[damage](shared.objects[key])
+        with pytest.raises(Corrupt) as error:
+            await read_snapshot(shared)
+        assert "00000001-000000000005" in str(error.value)
+    in_virtual_time(main)
+
+
+def test_a_segment_moved_to_another_key_is_noticed() -> None:
+    """Headers name their position."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared)
+        shared.objects[PATHS.log(Position(1, 5))] = shared.objects[PATHS.log(Position(1, 6))]
+        with pytest.raises(Corrupt, match="000000000005"):
+            await read_snapshot(shared)
+    in_virtual_time(main)
+
+
+def test_a_segment_gone_from_the_middle_of_an_ended_epoch_stops() -> None:
+    """The next opening says where the epoch ends, so a hole before that is a loss and not an end."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared)
+        b = Rig(shared, clock, "b", 2)
+        await b.open()
+        await shared.delete(PATHS.log(Position(1, 5)))
+        with pytest.raises(Corrupt, match="00000001-000000000005 is gone"):
+            await read_snapshot(shared)
+    in_virtual_time(main)
+
+
+def test_the_logs_beginning_gone_stops() -> None:
+    """Without a checkpoint the log is read from its first opening; a later one is not taken for it."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared)
+        await Rig(shared, clock, "b", 2).open()
+        for key in [key for key in shared.objects if "/log/00000001-" in key]:
+            await shared.delete(key)
+        with pytest.raises(Corrupt, match="neither a checkpoint"):
+            await read_snapshot(shared)
+    in_virtual_time(main)
+
+
+def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
+    """Puts in flight beyond the one that was lost to the seal stay orphans for every reader."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = await filled(clock, shared, 3, ShardSettings(log=LogSettings(segment_bytes=10)))
+        stream = Stream(a.log, 7, last_seq=3, msgs=3)
+        stall = a.store.stall_put(a.store.puts)
+        for i in range(3):
+            stream.publish(1, b"stray number %d" % i)
+            await asyncio.sleep(0.1)
+        assert a.log_keys()[-1] > Position(1, 6)
+        b = Rig(shared, clock, "b", 2)
+        await b.open()
+        assert len(await read_all(shared)) == 3
+        stall.release()
+        with pytest.raises(Fenced):
+            await a.log.persisted()
+        assert len(await read_all(shared)) == 3
+        assert (await read_snapshot(shared)).state.position == Position(2, 0)
+    in_virtual_time(main)
+
+
+def test_a_record_that_must_be_understood_takes_its_stream_off_line() -> None:
+    """A newer broker's record: this stream is off line, the others are served; no checkpoint and no sweep forgets it."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 3)
+        rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)).add_record(200, {"from": "the future"})
+        other = Stream(rig.log, 9, "t")
+        other.create()
+        other.publish(2)
+        await rig.log.persisted()
+        b = Rig(shared, clock, "b", 2, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1)))
+        shard = await b.open()
+        assert "record kind 200" in str(shard.state.streams[7].offline)
+        assert shard.state.streams[9].last_seq == 2
+        assert not await shard.checkpointer.cut()
+        live = Stream(b.log, 9, "t", last_seq=2, msgs=2)
+        for _ in range(12):
+            live.publish()
+            await b.log.persisted()
+        assert not any("/checkpoint/" in key for key in shared.objects)
+        live = Stream(b.log, 7)
+        live.record(RecordKind.STREAM_DELETE, {})
+        await b.log.persisted()
+        assert await shard.checkpointer.cut()
+    in_virtual_time(main)
+
+
+def test_a_newer_format_is_left_alone() -> None:
+    """An opening that asks for a newer reader ends the reading, by name."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = Rig(shared, clock, "a", 1)
+        import broker.cluster.ownership as ownership
+        real = ownership.Opening
+        try:
+            ownership.Opening = lambda *args: real(*args, reader_version=99)  # type: ignore[assignment,misc]
+            await rig.take()
+        finally:
+            ownership.Opening = real  # type: ignore[misc]
+        with pytest.raises(VersionUnknown, match="99"):
+            await read_snapshot(shared)
+    in_virtual_time(main)
+
+
+async def with_roots(clock: ManualClock, shared: MemoryStore, rounds: int) -> tuple[Rig, list[str]]:
+    """A shard with so many checkpoints, and segments after the last."""
+    rig = await filled(clock, shared, 5)
+    client = Publisher(rig, {})
+    for _ in range(rounds):
+        await client.publish_many(5)
+        assert rig.shard is not None
+        assert await rig.shard.checkpointer.cut()
+    await client.publish_many(5)
+    return rig, sorted(key for key in shared.objects if "/checkpoint/" in key)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("what", ["root", "page", "page gone"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: int) -> None:
+    """To the root before, or to the log's beginning; the state is the same, and what was wrong is said."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig, roots = await with_roots(clock, shared, rounds)
+        want = dump(rig.log.state)
+        key = roots[-1] if what == "root" else sorted(key for key in shared.objects if "/pages/" in key)[-1]
+        data = shared.objects[key]
+        if what == "page gone":
+            await shared.delete(key)
+        else:
+            shared.objects[key] = data[:-3] + bytes(3)
+        snapshot = await read_snapshot(shared)
+        assert dump(snapshot.state) == want
+        assert len(snapshot.problems) == 1
+        assert snapshot.root is None or PATHS.checkpoint(snapshot.root.position) == roots[-2]
+        b = Rig(shared, clock, "b", 2)
+        shard = await b.open()
+        assert shard.state.streams[7].last_seq == want["streams"][7]["outcome"].last_seq
+    in_virtual_time(main)
+
+
+def test_a_checkpoint_that_appears_while_reading() -> None:
+    """The reader's next number was swept: it begins again with the checkpoint beyond it."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        rig = await filled(clock, shared, 20, ShardSettings(
+            checkpoint=CheckpointSettings(segments=2, roots_kept=1), sweep_grace_ns=0))
+        client = Publisher(rig, {})
+        steps = replay(PATHS)
+        answer: Any = None
+        gets = 0
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration as done:
+                state: ShardState = done.value.state
+                break
+            if hasattr(request, "prefix"):
+                answer = await shared.list(request.prefix, request.after)
+                continue
+            gets += 1
+            if gets == 3:  # the root and its pages are read: now the owner moves on, and sweeps behind himself
+                client.stream.remove(1, client.stream.last_seq)
+                await client.publish_many(15)
+                await asyncio.sleep(5)
+                await client.publish_many(2)
+            answer = [shared.objects[k][start:end] if k in shared.objects else None for k, start, end in request.ranges]
+        assert state.streams[7].last_seq == client.stream.last_seq
+    in_virtual_time(main)
+
+
+def test_recovery_meets_a_later_owner() -> None:
+    """Between our opening and our replay another broker took the shard: fenced, not confused."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        await filled(clock, shared)
+        b, c = Rig(shared, clock, "b", 2), Rig(shared, clock, "c", 3)
+        taken = await b.take()
+        await c.take()
+        with pytest.raises(Fenced):
+            await recover(b.store, PATHS, taken.epoch)
+    in_virtual_time(main)
