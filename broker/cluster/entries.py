@@ -1,14 +1,14 @@
-"""What lies in a shard's log, seen by headers alone: who takes a shard and who waits for it look for the end of an epoch.
+"""The entries of a shard's log, seen by their headers alone: both taking a shard and waiting for it need an epoch's end.
 
-    present      1 1 1 1 … 1 1 1 | 0 1 0 0 S 0 …      up to the first number that is missing or a seal all are segments;
-                               end                     beyond it, less than W further, orphans may lie, and seals of takers
+    present      1 1 1 1 … 1 1 1 | 0 1 0 0 S 0 …      before the end all are segments; at the end nothing, or a seal;
+                               end                     less than W beyond it there may be orphans, and seals of takers
 
-The end is found by doubling steps, then by narrowing down, PROBES at once, whatever the length: some ten turns for a
-million segments. That is sound since no writer begins number n + W before n landed: a segment at p means that all
-up to p - W were there when its put began. The last W before the highest segment found are looked at one by one.
+The end is found by doubling steps, then by narrowing down, several headers at once: some ten round trips for a million
+segments. That is sound because no writer begins number n + W before n landed: a segment at p means that all up to
+p - W existed when its put began. The last W before the highest segment found are looked at one by one.
 
-A number may be missing because it was swept, not because it was never put; then a checkpoint lies beyond it. Who needs
-to know lists the checkpoints after it looked.
+A number may be missing because it was swept, not because it was never put; then there is a checkpoint beyond it. A
+caller that must know lists the checkpoints afterwards.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["BATCH", "end_of_segments", "entries", "expect_entry"]
 BATCH = 32
 """Headers asked for at once."""
 _PROBES = 16
-"""The same while the end is looked for from afar."""
+"""The same while the end may still be far away."""
 
 
 async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, patience: Patience
                           ) -> tuple[int, ObjectHeader | None]:
-    """The lowest number from ``first`` on that has no segment, and the header of the seal there, None: nothing is there.
+    """The lowest number from ``first`` on that has no segment, and the header of the seal there; None: there is no entry.
 
-    Raises: Corrupt for an entry that was looked at and cannot be read: it is never taken for a missing one.
+    Raises: Corrupt for an entry that cannot be read: it is never taken for a missing one.
     """
     epoch, number = first
     [header] = await entries(store, paths, epoch, [number], patience)
     if not _is_segment(header):
         return number, header
-    # Between low, a segment, and high, which is none.
+    # low is a segment, high is not; 0: not known.
     low, high, exponent = number, 0, 0
     while not high:
         steps = [number + (1 << (exponent + i)) for i in range(_PROBES)]
@@ -60,7 +60,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
 
 async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int, high: int, between: Iterable[int],
                     patience: Patience) -> tuple[int, int]:
-    """``low`` and ``high`` after a look at the numbers ``between``, rising; ``high`` 0: not known."""
+    """``low`` and ``high`` after looking at the numbers ``between``, ascending; ``high`` 0: not known."""
     between = list(between)
     for number, header in zip(between, await entries(store, paths, epoch, between, patience), strict=True):
         if _is_segment(header):
@@ -73,9 +73,9 @@ async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int,
 
 async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: Iterable[int], patience: Patience
                   ) -> list[ObjectHeader | None]:
-    """The headers of log entries, all asked for at once; None for a number where there is none.
+    """The headers of log entries, all asked for at once; None for a number without an entry.
 
-    Raises: Corrupt for an entry that is there and cannot be read: it is never taken for a missing one.
+    Raises: Corrupt for an entry that cannot be read: it is never taken for a missing one.
     """
     async def header(number: int) -> ObjectHeader | None:
         position = Position(epoch, number)
@@ -90,7 +90,7 @@ async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: It
 
 
 def expect_entry(header: ObjectHeader, position: Position, key: str) -> ObjectHeader:
-    """``header``, read from ``key``. Raises: Corrupt when it is no log entry's, or another one's."""
+    """``header``, read from ``key``. Raises: Corrupt when it belongs to something else than this log entry."""
     if header.position != position or header.kind not in (ObjectKind.SEGMENT, ObjectKind.SEAL):
         raise Corrupt(key, "header", 8, f"it holds the bytes of {header.name}")
     return header

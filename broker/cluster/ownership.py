@@ -1,26 +1,25 @@
 """Taking a shard: claim, seal, list checkpoints again, opening. Safety rests on put-if-absent alone, never on time.
 
-    claim     put epochs/<e+1>; taken: the next one. An epoch has one process run, for ever.
+    claim     put epochs/<e+1>; if it exists, the next one. An epoch belongs to one process run, for ever.
     seal      every epoch below, used or not, from the newest checkpoint's on: at its first missing number. An old
-              owner's put of that number fails from then on, and as he answers in log order he can never answer again.
-    again     a checkpoint beyond a seal means that the number was swept, not missing: seal anew from that one
-    opening   log/<e>-0 says who owns the epoch and where the earlier ones end: with it the epoch is part of the log
-    replay    is the caller's (``storage.recovery``), and comes last: then nothing of the earlier epochs can change
+              owner's put of that number fails from then on; since it acknowledges in log order, it never does so again.
+    again     a checkpoint beyond a seal means that the number was swept, not missing: seal again from that checkpoint
+    opening   log/<e>-0 names the owner of the epoch and the ends of the earlier ones, and makes the epoch part of the log
+    replay    is the caller's (``storage.read.recovery``), and comes last: nothing in the earlier epochs can change then
 
-To seal is to walk by putting: a segment has the number, one further; a seal has it, use it. Here the end is first looked
-for by headers (``entries``), in a few turns however long the log is, and the put begins at the first number that is
-missing. A number passed over is one at which the put would have been refused, so the outcome is the same. From the claim
-to the opening nothing else shows a standby that the taker lives, so nothing there may take long: epochs are sealed side
-by side.
+Sealing is a walk by puts: if a segment has the number, try the next; if a seal has it, use that. To save puts, the end is
+first looked for by headers (``entries``), in a few round trips however long the log is, and the put begins at the first
+missing number. At a number that was skipped the put would have been refused, so the outcome is the same. From claim to
+opening a standby has no other sign that the taker is alive, so nothing in between may take long: epochs are sealed
+concurrently.
 
-Against an owner that lives and is busy (two copies of one configuration) the race for a number could be lost for
-seconds, so after two losses a seal goes some numbers ahead of him first; what he has put beyond the epoch's end never
-existed, as ever.
+A live, busy owner (two copies of one configuration) may win the race for the next number again and again, so after two
+losses a seal is placed some numbers ahead of it. Whatever it put beyond the epoch's end never existed, as always.
 
-Safety of what is stored needs no time; that of what is *answered* does: an owner reads from memory for T after its last
-put that landed. So a taker serves at once only where no such lease can run, else T after its seals landed (``_settled``).
+What is *stored* is safe without time; what is *answered* is not: an owner reads from memory for T after its last put that
+landed. So a taker serves at once only if no such lease can still run, else T after its seals landed (``_leases_over``).
 
-Claims and seals are never deleted: put-if-absent remembers only what is still there.
+Claims and seals are never deleted: put-if-absent remembers only what still exists.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ __all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claiman
            "take"]
 
 _RACES_LOST = 2
-"""Numbers lost to a living owner before a seal goes ahead of him."""
+"""Numbers lost to a live owner before a seal is placed ahead of it."""
 
 
 class Watched(NamedTuple):
-    """What a standby saw last. epoch: the newest claimed, 0: none. number: the first of its log that was missing, or a
-    seal. silent: nothing came for T; else a short cut ended the wait."""
+    """What a standby saw last. epoch: the newest one claimed, 0: none. number: the first in its log that was missing, or a
+    seal. silent: nothing was put for T; otherwise a short cut ended the wait."""
 
     epoch: int
     number: int
@@ -57,13 +56,13 @@ class Watched(NamedTuple):
 
 
 class Overtaken(Fenced):
-    """Another broker claimed an epoch since we looked: nothing is ours, and there is a new owner to wait for."""
+    """Another broker has claimed an epoch since we looked: nothing is ours, and there is a new owner to wait for."""
 
 
 class Taken(NamedTuple):
-    """epoch: ours now. ends: where the epochs before it end, one for each since the checkpoint's. began_ns: when, by
-    the monotonic clock, the put of the opening began, from which the lease counts. serve_from_ns: nothing may be answered
-    before then, by the same clock: an owner that we deposed may still answer."""
+    """epoch: now ours. ends: the end of each earlier epoch from the checkpoint's on. began_ns: when the put of the opening
+    began, by the monotonic clock; the lease counts from then. serve_from_ns: nothing may be answered before then, by the
+    same clock, because the deposed owner may still answer."""
 
     epoch: int
     ends: dict[int, int]
@@ -73,12 +72,12 @@ class Taken(NamedTuple):
 
 async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                watched: Watched | None = None, lease_ns: int = 0) -> Taken:
-    """Make this process run the owner of the shard; whoever was is fenced when this returns.
+    """Make this process run the owner of the shard; when this returns, the owner before it is fenced.
 
-    Cancelled or failed it leaves a claim, seals, perhaps an opening: the next taker deals with all three.
-    Args: watched is what the wait for ``lease_ns``, T, ended with; None where there is no lease, but a lock.
-    Raises: Overtaken, before anything is put, when an epoch beyond ``watched`` is claimed; Fenced when a later one than
-        ours is; Corrupt, naming the object; Transient; StoreRefused.
+    If cancelled or failed it leaves a claim, seals, perhaps an opening: the next taker copes with all three.
+    Args: watched is what the wait for ``lease_ns``, T, ended with; None if a lock replaces the lease.
+    Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours is;
+        Corrupt, naming the object; Transient; StoreRefused.
     """
     patience = Patience(store, clock, rng)
     epoch = await _claim(store, paths, me, patience, watched)
@@ -95,18 +94,19 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
             raise describe(holder, key)
         by = await sealer_of(store, key, patience)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
-    settled = watched is None or await _settled(store, paths, ends, me, patience, watched)
-    return Taken(epoch, ends, began_ns, began_ns if settled else sealed_ns + lease_ns)
+    over = watched is None or await _leases_over(store, paths, ends, me, patience, watched)
+    return Taken(epoch, ends, began_ns, began_ns if over else sealed_ns + lease_ns)
 
 
-async def _settled(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, patience: Patience,
-                   watched: Watched) -> bool:
-    """Whether no owner of the epochs that were sealed can answer any more.
+async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, patience: Patience,
+                       watched: Watched) -> bool:
+    """Whether no owner of the epochs just sealed can still answer.
 
-    Newest first, an epoch is passed over that was never opened, or is by our own name: its process has ended, by the word
-    of whoever gave both the same name. The first other one decides. Fine: its log is where it was T ago, or its owner
-    sealed it, which is the last that an owner does. Then the older ones are too, since they were sealed before it was
-    opened; and since nobody seals his own epoch, or cuts a root in it, before those below it are settled.
+    Looks at the epochs from the newest down. It skips those that were never opened, and those under our own name: giving
+    both processes one name says that the earlier has ended. The first other epoch decides: its lease is over if its log
+    is where it was T ago, or if its owner sealed it, which is the last thing an owner does. The older epochs are then
+    over as well: they were sealed before this one was opened, and no owner seals its own epoch, or cuts a root in it,
+    before the leases below it are over.
     """
     opened = [Position(epoch, end) for epoch, end in sorted(ends.items(), reverse=True) if end]
     if watched.silent and opened and opened[0].epoch == watched.epoch and opened[0].number <= watched.number:
@@ -169,15 +169,15 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
 
 async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, epoch: int, me: Identity,
                       patience: Patience) -> int:
-    """The number at which an epoch ends: that of a seal, ours unless there was one."""
+    """The number at which an epoch ends: that of a seal, which is ours unless there was one."""
     lost = 0
     while True:
         number, header = await end_of_segments(store, paths, first, patience)
         if header is not None:
             return number
         if lost >= _RACES_LOST:
-            # The owner lives and puts faster than we look and put. A seal ahead of him stops him there, as he
-            # answers in order; where the epoch ends is still the first number that he has not taken by then.
+            # A live owner can keep winning this race; placing a seal ahead of it ends the race, since it acknowledges in
+            # order. The epoch still ends at the first number that the owner has not used by then.
             await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, patience)
         if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, patience) == ObjectKind.SEAL:
             return number
@@ -187,9 +187,9 @@ async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, ep
 
 async def seal_at(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity, clock: Clock,
                   rng: random.Random) -> ObjectKind:
-    """Put a seal at ``position`` as the owner of ``epoch``; returns what lies there then, SEAL or SEGMENT.
+    """Put a seal at ``position`` as the owner of ``epoch``; returns the kind of the entry there, SEAL or SEGMENT.
 
-    At a clean stop: at the first number of our own epoch that was never used.
+    A clean stop does this at the first number of our own epoch that was never used.
     """
     return await _put_seal(store, paths, position, epoch, me, Patience(store, clock, rng))
 
@@ -211,13 +211,13 @@ async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, patience: Pat
 
 
 async def newest_claimant(store: ObjectStore, paths: ShardPaths, patience: Patience) -> str:
-    """The name of who took the highest epoch, "" where nobody did or it cannot be read."""
+    """The name of the broker that claimed the highest epoch; "" if there is none or it cannot be read."""
     epoch = await _newest_claim(store, paths, await newest_checkpoint(store, paths, patience), patience)
     return await _claimant(store, paths, epoch, patience)
 
 
 async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience) -> str:
-    """The name of who claimed ``epoch``; "" where it cannot be read."""
+    """The name of the broker that claimed ``epoch``; "" if it cannot be read."""
     key = paths.epoch(epoch)
     try:
         return Claim.decode(await patience.ask(lambda: store.get(key), f"get {key}"), epoch).owner
@@ -226,13 +226,13 @@ async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, patience:
 
 
 async def positions(store: ObjectStore, prefix: str, after: str, patience: Patience) -> list[Position]:
-    """The positions in the keys below ``prefix``, rising; a claim's number is 0."""
+    """The positions in the keys below ``prefix``, ascending; a claim's number is 0."""
     found = await patience.ask(lambda: store.list(prefix, after), f"list {prefix}")
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
 
 async def sealer_of(store: ObjectStore, key: str, patience: Patience) -> str:
-    """The name of who put the seal at ``key``; "" where it cannot be read."""
+    """The name of the broker that put the seal at ``key``; "" if it cannot be read."""
     parsed = parse(key)
     assert parsed is not None
     assert parsed.position is not None
@@ -241,13 +241,13 @@ async def sealer_of(store: ObjectStore, key: str, patience: Patience) -> str:
 
 
 async def _sealed_by_owner(store: ObjectStore, paths: ShardPaths, end: Position, patience: Patience) -> bool:
-    """Whether the seal at ``end`` is that of a clean stop."""
+    """Whether the seal at ``end`` comes from a clean stop."""
     seal = await _seal(store, paths.log(end), end, patience)
     return seal is not None and seal.sealer_epoch == end.epoch
 
 
 async def _seal(store: ObjectStore, key: str, position: Position, patience: Patience) -> Seal | None:
-    """The seal at ``key``; None where it cannot be read."""
+    """The seal at ``key``; None if it cannot be read."""
     try:
         return Seal.decode(await patience.ask(lambda: store.get(key), f"get {key}"), position)
     except (NotFound, FormatError):

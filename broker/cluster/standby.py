@@ -1,17 +1,20 @@
-"""When to try to take a shard. Wrong guesses cost a take-over, never a message: that is what seals are for.
+"""When to try to take a shard. A wrong guess costs a take-over, never a message: that is what seals are for.
 
-On S3 the log is the lease: an owner that is idle puts an empty segment every T/3; a standby asks for the next number
-and the next epoch every T/6, and goes ahead when it has seen nothing new for T by its own monotonic clock. At once:
-when there is no owner, when the last one sealed its own epoch (a clean stop), and when the last claim is by our own
-name, which somebody must have configured (a restart).
+On S3 the log is the lease: an idle owner puts an empty segment every T/3; a standby asks for the next number and the next
+epoch every T/6.
 
-It returns what it saw (``Watched``), since an owner may come to life after the last look, and the short cuts look at the
-last claim alone: ``ownership.take`` compares, and holds its first answer back where somebody's lease may still run.
+    it takes over                   when
+    at once                         there is no owner; or the last one sealed its own epoch (a clean stop);
+                                    or the last claim is under our own configured name (a restart)
+    otherwise                       nothing new was seen for T, by its own monotonic clock
 
-A look counts from when it began, so one whose answers are old (a process that was stopped, a store that was silent) is
-no proof of silence; and a store that gave us no answer may have given the owner none: T begins anew.
+The wait returns what it saw (``Watched``), since an owner may wake up after the last look, and the short cuts consider
+the last claim alone: ``ownership.take`` compares, and delays its first answer if another lease may still run.
 
-On a directory a lock is: taken by flock, held for life. A paused process keeps it.
+A look counts from when it began, so one whose answers are old (a process that was stopped, a silent store) does not prove
+silence. And a store that did not answer us may not have answered the owner either: T starts again.
+
+On a directory a lock decides: taken by flock and held for life, even while the process is paused.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def _nothing() -> None:
 
 
 async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing) -> StoreLock:
-    """The shard's lock, once nobody else holds it. Raises: StoreRefused where locks don't work."""
+    """The shard's lock, once no other process holds it. Raises: StoreRefused if locks do not work here."""
     assert store.try_lock is not None
     folder = paths.prefix.rstrip("/")
     waiting = False
@@ -61,9 +64,9 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
                          silence_ns: int | None = None) -> Watched:
-    """Return when the shard may be tried for: its log has not grown for ``silence_ns``, or one of the short cuts holds.
+    """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or one of the short cuts holds.
 
-    Args: lease_ns is T, by which the log is looked at; silence_ns, T unless given: more for who tried in vain before.
+    Args: lease_ns is T, which sets how often to look; silence_ns is T by default, longer after attempts that failed.
     Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
     """
     watch = _Watch(store, paths, me, Patience(store, clock, rng))
@@ -77,7 +80,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             if watch.free:
                 return watch.seen(silent=False)
             if not grew and began_ns - seen_at_ns >= silence_ns:
-                # What we wait for may have been swept since the last look: then a checkpoint lies beyond it.
+                # The number we wait for may have been swept since the last look: then there is a checkpoint beyond it.
                 if not await watch.skip_to_checkpoint():
                     return watch.seen(silent=True)
                 grew = True
@@ -94,7 +97,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
 
 
 class _Watch:
-    """What a standby knows of the log's end."""
+    """What a standby knows about the end of the log."""
 
     def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, patience: Patience) -> None:
         self.free = False
@@ -106,7 +109,7 @@ class _Watch:
         self._next: Position | None = None
 
     async def look(self) -> bool:
-        """Whether there is anything that was not there at the last look."""
+        """Whether anything is new since the last look."""
         store, paths, patience = self._store, self._paths, self._patience
         grew = False
         if self._next is None:
@@ -115,12 +118,12 @@ class _Watch:
             if claims:
                 self._next = Position(claims[-1].epoch, 0)
             grew = True
-        # Epochs follow each other without a gap, so the next claim has a name: a GET, where a listing costs a put.
+        # Epochs have no gaps, so the next claim's key is known: a GET, while a listing costs as much as a put.
         while await self._claimed(self._next.epoch + 1):
             self._next = Position(self._next.epoch + 1, 0)
             grew = True
         if not self._next.epoch:
-            self.free = True  # nobody ever was
+            self.free = True  # there has never been an owner
             return grew
         if grew:
             self.owner = await self._claimant(self._next.epoch)
@@ -136,11 +139,11 @@ class _Watch:
         return grew
 
     def seen(self, *, silent: bool) -> Watched:
-        """How far the log went at the last look."""
+        """How far the log reached at the last look."""
         return Watched(*(self._next or Position(0, 0)), silent)
 
     async def skip_to_checkpoint(self) -> bool:
-        """Whether a checkpoint lies at or beyond the number that is waited for; then the watch goes on behind it."""
+        """Whether there is a checkpoint at or beyond the number we wait for; then the watch continues behind it."""
         newest = await newest_checkpoint(self._store, self._paths, self._patience)
         if self._next is not None and newest >= self._next:
             self._next = _after(newest)
@@ -158,7 +161,7 @@ class _Watch:
         return Claim.decode(await self._get(self._paths.epoch(epoch)), epoch).owner
 
     async def _sealed_by_owner(self, position: Position) -> bool:
-        """Whether the seal there ends its epoch by its owner's own hand."""
+        """Whether the owner of the epoch put the seal there."""
         try:
             data = await self._get(self._paths.log(position))
         except NotFound:

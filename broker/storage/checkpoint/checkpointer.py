@@ -1,17 +1,19 @@
 """Rounds: copy what changed of the applied state into pages, then put a root that names all pages.
 
     round     pages of big streams (one object) -> directory pages (another, which names the first) -> root
-    then      what the kept roots no longer need is let go of, in one record of the log; the sweeper deletes it
+    then      a record in the log releases what the kept roots no longer need; the sweeper deletes it
 
-A checkpoint is a snapshot, never the truth: it is cut from what is persisted only, one part at a time with turns of the
+A checkpoint is a snapshot, never the truth: it contains only persisted state, copied one part at a time with turns of the
 loop between, and everything after ``replay_from``, the position at which the round began, is replayed over it.
 
-A round comes when much was persisted since the last, when anything was and a minute has passed, and when many segments
-came in which no stream said anything: an idle owner's signs of life are replayed as all others, though they hold nothing.
-A broker that writes nothing cuts nothing.
+    a round starts          because
+    after many segments     recovery would have to replay them
+    after a minute          if anything was persisted since the last round
+    after empty segments    an idle owner's heartbeats are replayed too, although they contain nothing
+    never                   while nothing is written
 
-Objects are put until they land, the same bytes each time. Pages are numbered by a counter of this process run, roots by
-their position: so no key is ever put with other bytes.
+Objects are put until they land, with the same bytes each time. Pages are numbered by a counter of this process run, roots
+by their position: no key is ever put with different bytes.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAGE_OBJECTS_MAX = 32
-"""When a root names more objects than this, a round writes the pages of the oldest anew."""
+"""If a root names more objects than this, a round rewrites the pages in the oldest ones."""
 _TURN_WEIGHT = 2_000
 """Streams or table entries copied between two turns of the loop."""
 
 
 class CheckpointSettings:
-    """When a round starts: after so many ``segments`` in which a stream said something since the last one began, or
-    ``head_bytes`` of them, or ``interval_ns`` after the first of them, or after so many ``empty_segments``."""
+    """When a round starts: after this many ``segments`` with blocks of streams since the last one began, or ``head_bytes``
+    of them, or ``interval_ns`` after the first of them, or after this many ``empty_segments``."""
 
     def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 64,
                  interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
@@ -58,19 +60,19 @@ class CheckpointSettings:
         self.segments = segments
         self.head_bytes = head_bytes
         self.empty_segments = empty_segments
-        """Heartbeats, and those with news of the shard's own alone: what rounds themselves write starts none soon."""
+        """Heartbeats, and segments with only the shard's own records: what rounds themselves write starts none soon."""
         self.interval_ns = interval_ns
-        """Also from an owner's beginning to its first round. None: time alone starts none."""
+        """Also from an owner's start to its first round. None: time alone starts no round."""
         self.hold_factor = hold_factor
-        """Commits wait at so many times either bound without a new root."""
+        """At this many times either bound, commits wait for a new root."""
         self.roots_kept = roots_kept
         self.replayed_segments = replayed_segments
-        """A recovery that replayed more than this, or more than ``replayed_epochs``, is followed by a round at once."""
+        """After a recovery that replayed more than this, or more than ``replayed_epochs``, a round starts at once."""
         self.replayed_epochs = replayed_epochs
 
 
 class KeptRoot(NamedTuple):
-    """A root, and all the page objects that it needs."""
+    """A root, and all page objects that it needs."""
 
     position: Position
     objects: frozenset[Position]
@@ -81,11 +83,11 @@ class Checkpointer:
 
     def __init__(self, log: Log, paths: ShardPaths, snapshot: Snapshot, rng: random.Random,
                  settings: CheckpointSettings | None = None, *, executor: Executor | None = None) -> None:
-        """Goes on from the ``snapshot`` that ``log`` was recovered from."""
+        """Continues from the ``snapshot`` that ``log`` was recovered from."""
         self.settings = settings or CheckpointSettings()
         self.rounds = 0
         self.on_round: Callable[[Checkpointer], Any] | None = None
-        """Awaited after each round's root has landed: the sweeper decides what to let go of."""
+        """Awaited after each round's root has landed: the sweeper decides what to release."""
         self._log = log
         self._paths = paths
         self._rng = rng
@@ -94,9 +96,9 @@ class Checkpointer:
         self._directory: dict[int, PageRef] = {}
         self._members: dict[int, frozenset[int]] = {}
         self.roots: list[KeptRoot] = []
-        """Those that are kept, oldest first."""
+        """The kept roots, oldest first."""
         self.dropped: set[Position] = set()
-        """Page objects that a kept root once needed and none does any more."""
+        """Page objects that a kept root once needed and none needs now."""
         self._segments = snapshot.segments
         self._empty = snapshot.objects - snapshot.segments
         self._head_bytes = snapshot.head_bytes
@@ -113,7 +115,7 @@ class Checkpointer:
             self._wake.set()
 
     def start(self) -> None:
-        """Begin to cut rounds when they are due."""
+        """Run rounds from now on when they are due."""
         log = self._log
         log.on_persisted = self._count
         log.commits_paused = self._behind
@@ -121,14 +123,14 @@ class Checkpointer:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
 
     async def stop(self) -> None:
-        """End; a round under way is abandoned (its root may have landed, or may land yet)."""
+        """End; a round in progress is abandoned (its root may have landed, or may land yet)."""
         self._disarm()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def finish(self) -> None:
-        """Let a round under way end, and begin no more but by ``cut``."""
+        """Let a round in progress end; from then on only ``cut`` starts one."""
         async with self._busy:
             await self.stop()
 
@@ -140,11 +142,11 @@ class Checkpointer:
                 or self._empty >= settings.empty_segments)
 
     def cut_soon(self) -> None:
-        """Cut a checkpoint though none is due: what was freed is deleted only once three roots lie beyond it."""
+        """Cut a checkpoint though none is due: freed objects are deleted only once three roots are beyond them."""
         self._wake.set()
 
     async def cut(self) -> bool:
-        """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is off line.
+        """Cut a checkpoint of what is persisted now, unless there is nothing new or a stream is offline.
 
         Returns: whether a root landed. Raises: Fenced; Corrupt.
         """
@@ -163,7 +165,7 @@ class Checkpointer:
             try:
                 await self._round(start)
             except BaseException:
-                # What was copied is in no root: it counts as changed still.
+                # No root contains what was copied, so it still counts as changed.
                 for stream in state.streams.values():
                     stream.dirty = True
                 self._segments += segments
@@ -187,7 +189,7 @@ class Checkpointer:
             self._wake.set()
 
     def _arm(self) -> None:
-        """See to it that a round comes in time, however little there is to be written from here on."""
+        """Make sure that a round comes in time, even if nothing more is written."""
         if self._timer is None and self.settings.interval_ns is not None:
             self._timer = asyncio.get_running_loop().call_later(self.settings.interval_ns / 1e9, self._in_time)
 
@@ -201,7 +203,7 @@ class Checkpointer:
         self._wake.set()
 
     def _behind(self) -> bool:
-        """Whether commits must wait for a root: else a recovery would take ever longer."""
+        """Whether commits must wait for a root: otherwise a recovery would take ever longer."""
         settings = self.settings
         behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments
                   or self._head_bytes + self._before_bytes >= settings.hold_factor * settings.head_bytes)
@@ -228,7 +230,7 @@ class Checkpointer:
         placers: list[Callable[[PageRef], None]] = []
         weight = 0
         for number, streams in pages.items():
-            # A page's streams are copied in one turn, but for the parts of the big ones.
+            # A page's streams are copied in one turn, except for the parts of big ones.
             position = state.position
             copies = [StreamCopy(stream) for stream in streams if state.streams.get(stream.stream_id) is stream]
             bodies[number] = (position, copies)
@@ -270,7 +272,7 @@ class Checkpointer:
 
     def _dirty_pages(self, state: ShardState, moved: Callable[[PageRef], bool]
                      ) -> tuple[dict[int, list[StreamState]], dict[int, frozenset[int]], set[Position]]:
-        """The directory pages to write, with their streams; of those that stay, the members, and the objects with parts
+        """The directory pages to write, with their streams; for those that stay, the members, and the objects with parts
         of their streams."""
         streams: dict[int, list[StreamState]] = {}
         unassigned: list[StreamState] = []
@@ -301,7 +303,7 @@ class Checkpointer:
         return dirty, members, needed
 
     def _moving(self) -> Callable[[PageRef], bool]:
-        """Which pages to write anew though they did not change: so that no old object is kept for one page of it."""
+        """Which pages to rewrite though unchanged, so that no old object is kept for the sake of one page."""
         objects = self.roots[-1].objects if self.roots else frozenset()
         if len(objects) <= _PAGE_OBJECTS_MAX:
             return lambda ref: False
@@ -309,7 +311,7 @@ class Checkpointer:
         return lambda ref: ref.position in old
 
     def _take(self, root: Root, members: dict[int, frozenset[int]]) -> None:
-        """Go on from the root that recovery began with."""
+        """Continue from the root that recovery began with."""
         self._directory = {ref.key: ref for ref in root.pages}
         self._members = members
         self.roots = [KeptRoot(Position(*at), frozenset(Position(*p) for p in objects))
@@ -327,7 +329,7 @@ class Checkpointer:
         return refs
 
     async def _put(self, key: str, data: Buffers) -> None:
-        """Put until it landed. Raises: Corrupt when somebody else has the key, which carries our epoch."""
+        """Put until it landed. Raises: Corrupt if the key, which carries our epoch, belongs to another writer."""
         backoff = Backoff(self._rng)
         while True:
             if isinstance(self._log.failure, Fenced):
@@ -345,7 +347,7 @@ class Checkpointer:
 
 
 async def _in_turns(steps: Generator[None, None, T]) -> T:
-    """What ``steps`` returns, with a turn of the loop after each of them."""
+    """What ``steps`` returns, with a turn of the loop after each step."""
     while True:
         try:
             next(steps)
@@ -356,7 +358,7 @@ async def _in_turns(steps: Generator[None, None, T]) -> T:
 
 
 def _places(stream: StreamState) -> Iterator[PageRef]:
-    """Where the stream's parts lie that are in pages of their own and did not change."""
+    """The places of the stream's parts that have pages of their own and did not change."""
     for page in stream.blocks.pages:
         if isinstance(page.place, PageRef):
             yield page.place

@@ -1,10 +1,10 @@
-"""What owners before us left in the store and nothing names: segments beyond their epoch's end, pages without a root.
+"""Objects of earlier owners that nothing names: segments beyond their epoch's end, pages without a root.
 
-They are found by listing the log and the pages, which takes as long as they are: minutes, for a long log on S3. So it is
-done beside all else, a slice at a time, and nobody waits for it.
+They are found by listing the log and the pages, which can take minutes for a long log on S3. So it is done in the
+background, a slice at a time, and nothing waits for it.
 
-A seal is not to be taken for an orphan, and looks like one from its key. But every epoch below ours has a seal, so what is
-unknown and alone in its epoch is that seal; only where there is more are headers asked for, side by side.
+By its key a seal looks like an orphan, and must not be taken for one. Every epoch below ours has a seal, so an unknown
+object that is alone in its epoch is that seal; only if there are more are their headers read, concurrently.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.state.applied import ShardState, position_key
 
-__all__ = ["stray_pages", "stray_segments"]
+__all__ = ["orphan_pages", "orphan_segments"]
 
 T = TypeVar("T")
 Ask = Callable[[str, Callable[[], Awaitable[T]]], Awaitable[T]]
-"""ask(what, call): an answer of the store, however often that takes. Raises: NotFound; StoreError once there is no use."""
+"""ask(what, call): the store's answer, after as many tries as it takes. Raises: NotFound; StoreError once that is no use."""
 
 _LISTED_AT_ONCE = 10_000
 _TURN = 500
@@ -30,10 +30,10 @@ _TURN = 500
 _ASKED_AT_ONCE = 32
 
 
-async def stray_segments(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int,
-                         is_seal: Callable[[str], Awaitable[bool]], ask: Ask[bool], list_: Ask[list[str]]
-                         ) -> set[Position]:
-    """Segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has let go of."""
+async def orphan_segments(store: ObjectStore, paths: ShardPaths, state: ShardState, epoch: int,
+                          is_seal: Callable[[str], Awaitable[bool]], ask: Ask[bool], list_: Ask[list[str]]
+                          ) -> set[Position]:
+    """Segments of the epochs below ``epoch``, ours, that ``state`` neither names nor has released."""
     known = {position_key(position) for released in state.released.values() for position in released.segments}
     unknown: list[Position] = []
     found: set[Position] = set()
@@ -51,8 +51,8 @@ async def stray_segments(store: ObjectStore, paths: ShardPaths, state: ShardStat
     return found | await _without_seals(unknown, paths, is_seal, ask)
 
 
-async def stray_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: Ask[list[str]]) -> set[Position]:
-    """Page objects of the epochs below ``epoch``; which of them a root needs is for the caller to say."""
+async def orphan_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: Ask[list[str]]) -> set[Position]:
+    """Page objects of the epochs below ``epoch``, including those that roots need: the caller knows which."""
     found: set[Position] = set()
     after: str | None = ""
     while after is not None:
@@ -63,7 +63,7 @@ async def stray_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: 
 
 async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: Callable[[str], Awaitable[bool]],
                          ask: Ask[bool]) -> set[Position]:
-    """Those of one epoch's ``positions`` that are no seals, and still there."""
+    """Those of one epoch's ``positions`` that still exist and are not seals."""
     found: set[Position] = set()
     if len(positions) < 2:
         return found
@@ -84,7 +84,7 @@ async def _without_seals(positions: list[Position], paths: ShardPaths, is_seal: 
 
 async def _some_below(store: ObjectStore, prefix: str, epoch: int, after: str, list_: Ask[list[str]]
                       ) -> tuple[list[Position], str | None]:
-    """Positions in the keys below ``prefix`` after the key ``after``, rising, and the last of these keys; None for it: no
+    """Positions in the keys below ``prefix`` after the key ``after``, ascending, and the last of these keys; None: no
     position below ``epoch`` follows."""
     async def some() -> list[str]:
         return [info.key for info in await store.list(prefix, after, _LISTED_AT_ONCE)]

@@ -1,23 +1,23 @@
-"""Let go, then delete: what nothing needs any more is named in a record of the log, and goes once that is persisted.
+"""Release, then delete: a record in the log names the objects that nothing needs; once it is persisted, they are deleted.
 
-    segments    no live block in them, and at or before the oldest kept root: no replay begins early enough to want them
-    pages       objects that no kept root needs
-    roots       older than the kept ones
-    orphans     what an owner before us left beyond its end, or put without a root to name it; looked for once, after our
-                own first root, in a task of its own: no round waits for that, and so no commit
+    what        is released when
+    segments    they have no live block, and are at or before the oldest kept root, so that no replay needs them
+    pages       no kept root needs any page of the object
+    roots       they are older than the kept ones
+    orphans     an earlier owner left them beyond its end, or put them without a root that names them; looked for once,
+                after our own first root, in a background task, so that no round and no commit waits for that
 
-A round lets go of all that its oldest root no longer needs, in as many records as that takes. And rounds come where
-there is something to free: what a segment's last block leaves waits for three roots beyond it, which an idle log would
-never get by itself.
+A round releases everything that its oldest root no longer needs, in as many records as that takes. A freed segment waits
+for three roots beyond it, which an idle log would never get by itself, so freed segments start rounds:
 
-    a segment freed ──> a round a minute, until the oldest kept root lies beyond ──> let go ──> grace ──> deleted, told
+    a segment freed ──> a round a minute, until the oldest kept root is beyond it ──> released ──> grace ──> deleted, recorded
 
-Segments that never had a block (heartbeats, records) are no reason for a round, else each would leave the next; they go
-with those that are.
+Segments that never had a block (heartbeats, records) start no round, since each round would leave another; they go with
+the others.
 
-A fenced owner can let go of nothing, for his record does not persist. Claims are no candidates and seals are passed
-over: put-if-absent remembers only what is still there. The grace period serves readers alone, who plan on an older
-root and meet a 404 else; correctness would stand with none. Nothing is deleted while the clocks disagree.
+A fenced owner cannot release anything, because its record is never persisted. Claims and seals are never deleted:
+put-if-absent remembers only what still exists. The grace period is for readers alone, which plan on an older root and
+would get a 404; correctness does not depend on it. Nothing is deleted while the clocks disagree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from broker.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
-from broker.storage.checkpoint.orphans import stray_pages, stray_segments
+from broker.storage.checkpoint.orphans import orphan_pages, orphan_segments
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.record import RecordKind
@@ -52,18 +52,18 @@ T = TypeVar("T")
 SWEEP_GRACE_NS = 60_000_000_000
 """A reader without a broker plans on a root and reads for about this long before it looks for a newer one."""
 _ROUNDS_APART_NS = 60_000_000_000
-"""Between rounds that come for the sake of what is to be freed: puts cost."""
+"""Between rounds that are run only to free objects: puts cost money."""
 _AT_ONCE = 32
-_TRIES_TOLD = 4
-"""After so many failures of one request the log tells it, once."""
+_TRIES_BEFORE_WARNING = 4
+"""After this many failures of one request a warning is logged, once."""
 _POSITIONS_MAX = 4096
-"""Positions let go of by one record, of each kind: applying it takes a few milliseconds. The rest has records of its own."""
+"""Positions of each kind that one record releases, so that applying it takes a few milliseconds. More need more records."""
 _TIDIED_AT_ONCE = 1024
-"""Blocks taken out of the counts between two turns of the loop: about 2 ms."""
+"""Blocks removed from the counts between two turns of the loop: about 2 ms."""
 
 
 class Sweeper:
-    """Deletes what one shard's log has let go of."""
+    """Deletes what one shard's log has released."""
 
     def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, *,
                  grace_ns: int = SWEEP_GRACE_NS, clock_trusted: Callable[[], bool] = lambda: True) -> None:
@@ -77,19 +77,19 @@ class Sweeper:
         self._grace_ns = grace_ns
         self._clock_trusted = clock_trusted
         self._finding: asyncio.Task[None] | None = None
-        self._stray: dict[str, set[Position]] = {"segments": set(), "pages": set()}
+        self._orphans: dict[str, set[Position]] = {"segments": set(), "pages": set()}
         self._done: list[Position] = []
         self._queue: deque[tuple[int, Released]] = deque()
         self._wake = asyncio.Event()
         self._swept_to = Position(0, 0)
-        """What was freed up to here is let go of."""
+        """Everything freed up to here has been released."""
         self._left = asyncio.Event()
         self._tidying: asyncio.Handle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._more: asyncio.Task[None] | None = None
 
     def start(self, checkpointer: Checkpointer) -> None:
-        """Begin: after each of the checkpointer's rounds, and with what earlier owners let go of and did not delete."""
+        """Begin: act after each of the checkpointer's rounds, and delete what earlier owners released but did not delete."""
         checkpointer.on_round = self.after_round
         self._log.shard.on_persisted = self._recorded
         self._log.state.on_left = self._blocks_left
@@ -101,7 +101,7 @@ class Sweeper:
         self._blocks_left()
 
     async def stop(self) -> None:
-        """End; what is let go of and still there is the next owner's to delete."""
+        """End; the next owner deletes what was released and still exists."""
         self._log.state.on_left = None
         if self._tidying is not None:
             self._tidying.cancel()
@@ -112,66 +112,66 @@ class Sweeper:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def after_round(self, checkpointer: Checkpointer) -> None:
-        """Let go of what the kept roots no longer need. Raises: StoreError once the log has stopped."""
+        """Release what the kept roots no longer need. Raises: StoreError once the log has stopped."""
         kept = checkpointer.roots
         state = self._log.state
-        if not self._may_let_go():
+        if not self._may_release():
             return
         if self._finding is None:
             self._finding = asyncio.get_running_loop().create_task(
-                self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for strays")
+                self._find_orphans(kept[-1].position.epoch, checkpointer), name="looking for orphans")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
         roots = [key.position for info in await self._list(self._paths.checkpoints)
                  if (key := parse(info)) is not None and key.position is not None and key.position < kept[0].position]
         full = len(kept) >= checkpointer.settings.roots_kept
         pages_gone = {position for released in state.released.values() for position in released.pages}
         roots_gone = {position for released in state.released.values() for position in released.roots}
-        pages = sorted((checkpointer.dropped | self._stray["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
+        pages = sorted((checkpointer.dropped | self._orphans["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
         roots = [root for root in roots if root not in roots_gone][:_POSITIONS_MAX] if full else []
         if self._more is not None:
-            # It goes on with what an older root, still the oldest then, did not need.
+            # It still works on what the oldest root of an earlier round did not need.
             self._more.cancel()
         segments = self._unneeded(kept[0].position if full else Position(0, 0))
-        self._let_go(next(segments, ()), pages, roots)
+        self._release(next(segments, ()), pages, roots)
         checkpointer.dropped.difference_update(pages)
-        self._stray["pages"].difference_update(pages)
+        self._orphans["pages"].difference_update(pages)
         self._more = asyncio.get_running_loop().create_task(
-            self._let_go_of_more(segments, kept[0].position if full else None), name="letting go")
+            self._release_more(segments, kept[0].position if full else None), name="releasing")
 
-    def _may_let_go(self) -> bool:
-        """Nobody counts what a stream that is off line needs."""
+    def _may_release(self) -> bool:
+        """Not while a stream is offline: what it needs is not counted."""
         return self._clock_trusted() and all(stream.offline is None for stream in self._log.state.streams.values())
 
     def _unneeded(self, oldest: Position) -> Iterator[list[Position]]:
-        """Segments that no root from ``oldest`` on needs, and orphans, a record's worth at a time."""
+        """Segments that no root from ``oldest`` on needs, and orphans, as many at a time as fit into a record."""
         state, limit = self._log.state, position_key(oldest)
         keys = list(state.unnamed)
         for at in range(0, len(keys), _POSITIONS_MAX):
-            # Those that went meanwhile, or are named again by a block that came late into its segment, are left out.
+            # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
             some = sorted(key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed)
             yield [Position(key >> 48, key & ((1 << 48) - 1)) for key in some]
-        orphans = sorted(self._stray["segments"])
+        orphans = sorted(self._orphans["segments"])
         for at in range(0, len(orphans), _POSITIONS_MAX):
-            some_strays = orphans[at:at + _POSITIONS_MAX]
-            yield some_strays
-            self._stray["segments"].difference_update(some_strays)
+            some_orphans = orphans[at:at + _POSITIONS_MAX]
+            yield some_orphans
+            self._orphans["segments"].difference_update(some_orphans)
 
-    async def _let_go_of_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
+    async def _release_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
         """One record after the other, each persisted before the next, so that none of them makes a large segment."""
         try:
             for some in segments:
                 if some:
                     await self._log.persisted()
-                    self._let_go(some, (), ())
+                    self._release(some, (), ())
                 else:
                     await asyncio.sleep(0)
         except Exception:
-            return  # the log has stopped, and told why
+            return  # the log has stopped and reported why
         if swept_to is not None:
             self._swept_to = swept_to
 
-    def _let_go(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position]) -> None:
-        """A record of it all, and of what was deleted, unless there is nothing to say."""
+    def _release(self, segments: Sequence[Position], pages: Sequence[Position], roots: Sequence[Position]) -> None:
+        """Record all of these, and what was deleted since the last record, unless there is nothing to record."""
         done, self._done = self._done, []
         if segments or pages or roots or done:
             self._record(Released(Position(0, 0), segments, pages, roots), done)
@@ -181,10 +181,10 @@ class Sweeper:
         body["done"] = [list(position) for position in done]
         self._log.block(self._log.shard).add_record(RecordKind.LETGO, body)
 
-    # --- rounds for what is to be freed -------------------------------------------------------------------------------
+    # --- rounds to free objects ---------------------------------------------------------------------------------------
 
     def _blocks_left(self) -> None:
-        """Blocks left their streams: tidy the counts, in slices, and see whether a segment is free."""
+        """Blocks left their streams: update the counts, in slices, and check whether a segment is free."""
         if self._tidying is None:
             self._tidy()
 
@@ -197,7 +197,7 @@ class Sweeper:
             self._left.set()
 
     async def _ask_for_rounds(self, checkpointer: Checkpointer) -> None:
-        """Have rounds cut, however idle the log is, for as long as a freed segment waits for roots beyond it."""
+        """Have rounds run, however idle the log is, for as long as a freed segment waits for roots beyond it."""
         state = self._log.state
         while True:
             self._left.clear()
@@ -205,21 +205,21 @@ class Sweeper:
                 await self._left.wait()
             rounds = checkpointer.rounds
             await asyncio.sleep(_ROUNDS_APART_NS / 1e9)
-            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._may_let_go():
-                continue  # they come anyhow, or would be of no use
+            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._may_release():
+                continue  # rounds come anyway, or would be of no use
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
-                # Roots are known by their positions, and an idle log stands still: a record that says nothing moves it on.
+                # A root is identified by its position, and an idle log does not move: an empty record moves it on.
                 self._record(Released(Position(0, 0)))
                 try:
                     await self._log.persisted()
                 except Exception:
-                    return  # the log has stopped, and told why
+                    return  # the log has stopped and reported why
             checkpointer.cut_soon()
 
     # --- deleting -----------------------------------------------------------------------------------------------------
 
     def _recorded(self, block: SealedBlock[Any]) -> None:
-        """A block of the shard's own persisted: what its records let go of may go, after the grace period."""
+        """A block of the shard itself was persisted: what its records release is deleted after the grace period."""
         released = self._log.state.released.get(block.core.position)
         if released is not None:
             self._queue.append((self._clock.monotonic_ns() + self._grace_ns, released))
@@ -242,11 +242,11 @@ class Sweeper:
             self._queue.popleft()
             self._done.append(released.position)
             if not self._queue:
-                # Told within a second, also where no round follows: else the next owner would delete it all again.
-                self._let_go((), (), ())
+                # Recorded within a second, also if no round follows: otherwise the next owner would delete it all again.
+                self._release((), (), ())
 
     async def _delete(self, released: Released) -> None:
-        """Delete all of it, however often that takes. Roots first, so that none is left that names what is gone."""
+        """Delete all of it, trying again as often as needed. Roots first, so that none is left that names a deleted object."""
         paths = self._paths
         await self._delete_all([paths.checkpoint(p) for p in released.roots])
         await self._delete_all([paths.pages(p) for p in released.pages])
@@ -268,7 +268,7 @@ class Sweeper:
             except NotFound:
                 return
             except StoreError as error:
-                if backoff.tries == _TRIES_TOLD:
+                if backoff.tries == _TRIES_BEFORE_WARNING:
                     _log.warning("cannot delete %s: %s", key, error)
                 await asyncio.sleep(backoff.next())
 
@@ -277,36 +277,37 @@ class Sweeper:
         try:
             return ObjectHeader.unpack(data, key).kind == ObjectKind.SEAL
         except FormatError:
-            return False  # damaged, and let go of: it was never needed again
+            return False  # damaged, but released, so nothing needs it
 
     async def _find_orphans(self, epoch: int, checkpointer: Checkpointer) -> None:
-        """Look for what lies in the store from the epochs before ours, and neither the log nor our roots know."""
-        log, orphan = self._log, self._stray
+        """Look for objects of earlier epochs that neither the log nor our roots know."""
+        log, orphans = self._log, self._orphans
         try:
-            orphan["segments"] |= await stray_segments(self._store, self._paths, log.state, epoch, self._is_seal,
-                                                      self._asked, self._asked)
-            pages = await stray_pages(self._store, self._paths, epoch, self._asked)
+            orphans["segments"] |= await orphan_segments(self._store, self._paths, log.state, epoch, self._is_seal,
+                                                        self._asked, self._asked)
+            pages = await orphan_pages(self._store, self._paths, epoch, self._asked)
         except StoreError as error:
-            _log.debug("orphans were not looked for to the end: %s", error)  # the log has stopped
+            _log.debug("the search for orphans was not completed: %s", error)  # the log has stopped
             return
         except Exception:
-            _log.exception("looking for orphans failed; the next owner looks again")
+            _log.exception("the search for orphans failed; the next owner repeats it")
             return
         pages -= frozenset().union(*(root.objects for root in checkpointer.roots))
         pages.difference_update(*(released.pages for released in log.state.released.values()))
-        orphan["pages"].update(pages)
+        orphans["pages"].update(pages)
         # Now, not at the next round: an idle log has none.
         if self._clock_trusted() and log.failure is None:
-            some, some_pages = sorted(orphan["segments"])[:_POSITIONS_MAX], sorted(orphan["pages"])[:_POSITIONS_MAX]
-            self._let_go(some, some_pages, [])
-            orphan["segments"].difference_update(some)
-            orphan["pages"].difference_update(some_pages)
+            some, some_pages = sorted(orphans["segments"])[:_POSITIONS_MAX], sorted(orphans["pages"])[:_POSITIONS_MAX]
+            self._release(some, some_pages, [])
+            orphans["segments"].difference_update(some)
+            orphans["pages"].difference_update(some_pages)
 
     async def _list(self, prefix: str) -> list[str]:
         return [info.key for info in await self._asked(prefix, lambda: self._store.list(prefix))]
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """An answer of the store, however long that takes: nobody waits for it. Raises: NotFound; StoreError at the end."""
+        """The store's answer, however long that takes, since nothing waits for it. Raises: NotFound; StoreError once the
+        log has failed."""
         backoff = Backoff(self._rng)
         while True:
             try:
@@ -316,6 +317,6 @@ class Sweeper:
             except StoreError as error:
                 if self._log.failure is not None:
                     raise
-                if backoff.tries == _TRIES_TOLD:
-                    _log.warning("what can be deleted is not known yet, %s cannot be read: %s", what, error)
+                if backoff.tries == _TRIES_BEFORE_WARNING:
+                    _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error)
                 await asyncio.sleep(backoff.next())

@@ -1,10 +1,10 @@
-"""A bounded memory of decoded parts of blocks, least recently used out first.
+"""A bounded cache of decoded parts of blocks; the least recently used are evicted first.
 
 Owns: the bound, in bytes, over everything put in. Does not own: what the parts are, or how they are loaded (reader).
 
-What was let go is still found for as long as somebody holds it. So an operation keeps what it loaded by holding on to it,
-whatever the bound and whoever else reads meanwhile: it has what it needs at its next look, and cannot be made to load in
-turns with another. What is held that way has the bounds of the operation, not of the cache.
+An evicted value is still found for as long as anything references it. So an operation keeps what it loaded by holding a
+reference, whatever the bound and whatever else is read meanwhile: two operations cannot evict each other's parts in turns.
+Values referenced that way count against the bounds of the operation, not of the cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weakref import WeakValueDictionary
 __all__ = ["Cache"]
 
 _STAY = 2
-"""The newest entries always stay, also ones larger than the bound: who loaded a chunk is about to use it, with its head."""
+"""The newest entries always stay, even if larger than the bound: a chunk just loaded is about to be used, with its head."""
 
 
 class Cache:
-    """Values by key, each with the bytes that it counts for.
+    """Values by key, each with the number of bytes that it counts for.
 
-    Attributes: ``bytes`` held now; ``hits`` and ``misses`` since the start.
+    Attributes: ``bytes`` cached now; ``hits`` and ``misses`` since the start.
     """
 
     __slots__ = ("_entries", "_held", "bytes", "bytes_max", "hits", "misses")
@@ -36,7 +36,7 @@ class Cache:
         self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._held: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
-        """All that was put in and lives, here or in somebody's hands."""
+        """Everything that was put in and is still referenced, here or elsewhere."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -45,7 +45,7 @@ class Cache:
         return key in self._entries or key in self._held
 
     def get(self, key: Hashable) -> Any:
-        """The value, now the most recently used; None when it is not here."""
+        """The value, now the most recently used; None if it is not cached."""
         entry = self._entries.get(key)
         if entry is None:
             held = self._held.get(key)
@@ -59,13 +59,13 @@ class Cache:
         return entry[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Keep ``value``, which costs ``size`` bytes; others go until all fits."""
+        """Cache ``value``, which counts for ``size`` bytes; evict others until everything fits."""
         entries = self._entries
         before = entries.pop(key, None)
         if before is not None:
             self.bytes -= before[1]
         entries[key] = (value, size)
-        with suppress(TypeError):  # bytes cannot be referred to weakly
+        with suppress(TypeError):  # bytes cannot be referenced weakly
             self._held[key] = value
         self.bytes += size
         while self.bytes > self.bytes_max and len(entries) > _STAY:

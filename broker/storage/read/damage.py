@@ -1,4 +1,4 @@
-"""What to tell an operator of bytes in the store that cannot be used: the store, the object by its key, and the remedy.
+"""Error texts for damaged objects: they name the store, the object's key and the remedy.
 
 The formats name an object by kind and position, since a codec knows no keys; ``key_of`` finds the key again.
 """
@@ -17,7 +17,7 @@ _NAME = re.compile(r"(\w+) ([0-9a-f]{8})-([0-9a-f]{12})\Z")
 
 
 def key_of(error: FormatError, paths: ShardPaths) -> str:
-    """The key of the object that an error is about; the error's own name for it where that is no object of a shard's."""
+    """The key of the object that an error is about; if it is not one of a shard's objects, the error's own name for it."""
     found = _NAME.match(error.name)
     if found is None:
         return error.name
@@ -43,4 +43,4 @@ def explain(error: FormatError, paths: ShardPaths, store_url: str) -> str:
     if isinstance(error, VersionUnknown):
         return f"{where}: a newer jetblock wrote this; run that version on it, or a newer one"
     return (f"{where}: put {key} back from a copy of the store (a backup, or an older version of the object where the "
-            f"bucket keeps them); `jetblock inspect {store_url} --verify` tells what else is damaged")
+            f"bucket keeps them); `jetblock inspect {store_url} --verify` lists what else is damaged")

@@ -1,7 +1,7 @@
-"""Block tables for who plans a query on very many blocks: subject summaries stay packed until they are asked for.
+"""Block tables for planning queries on very many blocks: subject summaries stay packed until they are used.
 
-A block's reference takes about 0.6 KiB, and a summary of 16 subjects 3.5 KiB more; packed it is a sixth of that. Most
-queries ask for few summaries or for none, so a page is walked without making any object of them.
+A block's reference takes about 0.6 KiB, a summary of 16 subjects 3.5 KiB more; packed it is a sixth of that. Most queries
+use few summaries or none, so a page is read without creating objects for them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from broker.storage.format.errors import Corrupt
 __all__ = ["LazyBlockRef", "unpack_table_page"]
 
 _REF_NUMBERS: Final = 17
-"""Of a packed BlockRef; its subjects follow."""
+"""How many begin a packed BlockRef; its subjects follow."""
 
 
 class LazyBlockRef(BlockRef):
-    """A BlockRef that unpacks its ``subjects`` each time they are asked for: ask once, and keep them no longer than
-    needed. Raises: Corrupt when they are no summary."""
+    """A BlockRef that unpacks its ``subjects`` at each access: get them once, and keep them no longer than needed.
+    Raises: Corrupt if they are not a summary."""
 
     __slots__ = ("_packed",)
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
-        """As a BlockRef's, with subjects as bytes. Raises: Corrupt."""
+        """As ``BlockRef.unpack``, with subjects as bytes. Raises: Corrupt."""
         ref = super().unpack([*packed[:-1], None])
         ref.subjects = packed[-1]
         return ref
@@ -49,8 +49,8 @@ class LazyBlockRef(BlockRef):
 
 
 def unpack_table_page(body: bytes) -> list[Any]:
-    """The body of a BLOCKS page as ``unpack_value`` gives it, but for the subjects of its references: those that are
-    there are bytes, one msgpack value. Raises: Unpackable."""
+    """The body of a BLOCKS page as ``unpack_value`` returns it, except for the subjects of its references: if present,
+    they are bytes, one msgpack value. Raises: Unpackable."""
     unpacker = msgpack.Unpacker(max_buffer_size=SECTION_BYTES_MAX, raw=False, strict_map_key=False,
                                 unicode_errors="surrogatepass")
     unpacker.feed(body)

@@ -1,16 +1,16 @@
 """Stored blocks in decoded form: heads and chunks, from the cache or by ranged GETs.
 
-Owns: what is loaded, once for all who ask at the same time, and how much ahead.
+Owns: loading, once for all concurrent callers, and reading ahead.
 Does not own: which blocks a stream has (jetstream), the bound on memory (cache), the layout (format).
 
     head(block)            one GET of its index
-    chunk(block, ordinal)  one GET of a frame, of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
+    chunk(block, ordinal)  one GET of a frame, or of several neighbouring ones up to ``read_ahead_bytes`` when read ahead;
                            before it one of the index, unless that is cached
 
-A segment of many small blocks is kept whole, as it was put: what nobody may ever ask for costs nothing but its bytes,
-and whoever does has it without a GET.
+A segment of many small blocks is cached whole, as it was put: a block that is never read costs only its bytes, and one
+that is read needs no GET.
 
-A block whose object is gone raises NotFound: it was let go and swept, the caller resolves its sequences again.
+A block whose object is gone raises NotFound: it was released and swept, and the caller looks its sequences up again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["BlockReader", "StoredBlock"]
 READ_AHEAD_BYTES = 1 << 20
 
 _UNSEEN_MAX = 8192
-"""Messages put into the cache between two looks of the garbage collector, which forgets a tuple of bytes once it has gone
-through it. Left to itself it may look once in a second: then it stops the loop for 20 ms, now for less than one."""
+"""Messages put into the cache between two young collections. The garbage collector untracks a tuple of bytes once it has
+visited it. Left alone it may run once a second, and stop the loop for 20 ms; run this often, for less than 1 ms."""
 
 
 class StoredBlock(Protocol):
-    """A block as the reader knows it; ``starts`` (first ordinal of each frame) is filled in when it is learned."""
+    """A block as the reader sees it; it fills in ``starts`` (first ordinal of each frame) once it has read the index."""
 
     @property
     def ref(self) -> BlockRef | None: ...
@@ -55,7 +55,7 @@ class BlockReader:
         self._cache = cache
         self._key_of = key_of
         self._read_ahead_bytes = read_ahead_bytes
-        self._flights: dict[Hashable, asyncio.Task[Any]] = {}
+        self._loads: dict[Hashable, asyncio.Task[Any]] = {}
         self._unseen = 0
 
     # --- what is in memory --------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class BlockReader:
         return chunk
 
     def admit(self, ref: BlockRef, head: Head | None, chunks: Sequence[Chunk]) -> None:
-        """Keep the parts of a block that was just persisted: it is likely to be read next."""
+        """Cache the parts of a block that was just persisted: it is likely to be read next."""
         key = _id(ref)
         if head is not None:
             self._cache.put(key, head, head.size)
@@ -97,7 +97,7 @@ class BlockReader:
             self._put((*key, number), chunk)
 
     def admit_segment(self, position: Position, data: bytes) -> None:
-        """Keep a whole segment that was just persisted, since none of its small blocks is worth it."""
+        """Cache a whole segment that was just persisted, since its blocks are too small to be cached one by one."""
         self._cache.put(position, data, len(data))
 
     def _put(self, key: Hashable, chunk: Chunk) -> None:
@@ -126,14 +126,14 @@ class BlockReader:
         return head
 
     async def core(self, block: StoredBlock) -> BlockCore:
-        """The block's core; asked for once after a restart, so not kept. Raises: NotFound; StoreError; Corrupt."""
+        """The block's core; not cached, as it is read once after a restart. Raises: NotFound; StoreError; Corrupt."""
         ref = _stored(block)
         key = self._key_of(ref)
         data = await self._store.get(key, ref.core_offset, ref.core_offset + ref.core_bytes)
         return decode_core(data, ref.position, ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
 
     async def chunk(self, block: StoredBlock, ordinal: int, read_ahead: bool = False) -> Chunk:
-        """The chunk with message ``ordinal``; with ``read_ahead`` its successors in the block are loaded as well.
+        """The chunk with message ``ordinal``; with ``read_ahead``, its successors in the block are loaded as well.
 
         Raises: NotFound; StoreError; Corrupt.
         """
@@ -150,26 +150,26 @@ class BlockReader:
         return chunk
 
     async def close(self) -> None:
-        """Give up what is under way; who waits for it is cancelled."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        """Cancel the loads in progress, and with them their callers."""
+        loads = list(self._loads.values())
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
 
     async def _once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Share one load among all who ask for it meanwhile; one of them being cancelled does not stop it."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = asyncio.ensure_future(self._fetch_once(key, load))
-            flight.add_done_callback(_heard)
-            self._flights[key] = flight
-        return await asyncio.shield(flight)
+        """Share one load among all concurrent callers; cancelling one of them does not stop it."""
+        task = self._loads.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._fetch_once(key, load))
+            task.add_done_callback(_retrieve_error)
+            self._loads[key] = task
+        return await asyncio.shield(task)
 
     async def _fetch_once(self, key: Hashable, load: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await load()
         finally:
-            del self._flights[key]
+            del self._loads[key]
 
     async def _load_head(self, ref: BlockRef) -> Head:
         key = self._key_of(ref)
@@ -179,7 +179,7 @@ class BlockReader:
         return head
 
     async def _load(self, ref: BlockRef, head: Head, first: int, read_ahead: bool) -> Chunk:
-        """Load frame ``first``, and after it what fits and is not here yet; returns the chunk of ``first``."""
+        """Load frame ``first``, and the following ones that fit and are not cached; returns the chunk of ``first``."""
         frames, key = head.frames, _id(ref)
         end, size = first + 1, frames[first].stored_bytes
         while (read_ahead and end < len(frames) and (*key, end) not in self._cache
@@ -189,8 +189,8 @@ class BlockReader:
         base, name = ref.frames_offset, self._key_of(ref)
         data = await self._store.get(name, base + frames[first].offset, base + frames[first].offset + size)
         wanted = None
-        # The wanted one is decoded last, and the head goes in before it: they are then the newest in the cache. A filtered
-        # reader asks for both at once; would one push the other out, it loaded them in turns for ever.
+        # The wanted one is decoded last, with the head put in just before it, so both are the newest in the cache. A
+        # filtered reader needs both at once; if one evicted the other, it would load them in turns for ever.
         for number in (*range(first + 1, end), first):
             frame = frames[number]
             at = frame.offset - frames[first].offset
@@ -201,20 +201,20 @@ class BlockReader:
             if number == first:
                 wanted = chunk
             else:
-                # A frame is up to a millisecond of the loop.
+                # A frame takes up to a millisecond of the loop.
                 await asyncio.sleep(0)
         assert wanted is not None
         return wanted
 
 
-def _heard(flight: asyncio.Task[Any]) -> None:
-    """Who asked may have been cancelled meanwhile; then nobody is left to hear of an error."""
-    if not flight.cancelled():
-        flight.exception()
+def _retrieve_error(load: asyncio.Task[Any]) -> None:
+    """If all callers were cancelled meanwhile, none of them retrieves the error."""
+    if not load.cancelled():
+        load.exception()
 
 
 def _stored(block: StoredBlock) -> BlockRef:
-    assert block.ref is not None, "a block is read from the store before it is there"
+    assert block.ref is not None, "a block is read from the store before it is stored"
     return block.ref
 
 

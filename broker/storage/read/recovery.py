@@ -1,4 +1,4 @@
-"""The state that a new owner goes on from: a snapshot that ends with his own opening, and what he put behind it since."""
+"""The state that a new owner starts from: a snapshot up to its own opening, and the heartbeats that it put after it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["recover"]
 
 
 async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: Patience | None = None) -> Snapshot:
-    """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or an empty segment of ours.
+    """Replay the shard up to the opening of ``epoch``, which is ours and was just put, or to an empty segment of ours.
 
-    Raises: Fenced when a later epoch is met on the way, or a checkpoint of our own that we did not write; Corrupt,
-        naming the object; StoreError.
+    Raises: Fenced if there is a later epoch, or a checkpoint in ours that we did not write; Corrupt, naming the object;
+        StoreError.
     """
     snapshot = await run(replay(paths), store, patience)
     end = snapshot.state.position
@@ -26,5 +26,5 @@ async def recover(store: ObjectStore, paths: ShardPaths, epoch: int, patience: P
         raise Fenced(f"epoch {epoch} was sealed while it was being recovered")
     if end.epoch != epoch:
         raise Corrupt(paths.log(Position(epoch, 0)), "opening", 0,
-                      f"the chain of openings does not lead here: it ends at {end}")
+                      f"the chain of openings does not reach it: it ends at {end}")
     return snapshot

@@ -1,15 +1,17 @@
 """A shard's state read from its objects: newest checkpoint, then the log after it, along the chain of openings.
 
-No I/O of its own: ``replay`` is a generator that asks for listings and ranges and is sent what they hold, so recovery,
-``inspect`` and readers without a broker share it, whatever client they have.
+No I/O of its own: ``replay`` is a generator that yields requests for listings and ranges and is sent the results, so
+recovery, ``inspect`` and readers without a broker share it, whatever client they use.
 
     newest root ── its pages ── segments after it, 32 at a time ── end of the epoch ── the next opening ── …
 
-    The end of an epoch is what the next opening says; the log's is the first missing number (or a seal) of the last
-    epoch opened. It is believed only if no newer checkpoint appeared meanwhile: else the number may have been swept.
-    What lies beyond an epoch's end never existed. What is present and corrupt is never taken for the end.
+    an epoch's end     is in the next opening
+    the log's end      is the first missing number (or a seal) in the last epoch opened; it is believed only if no newer
+                       checkpoint appeared meanwhile, since the number may have been swept
+    beyond an end      nothing ever existed
+    a corrupt entry    is never taken for the end
 
-A root or page that is damaged or gone makes way for the root before it.
+If a root or one of its pages is damaged or gone, the root before it is used.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ RESTARTS_MAX = 20
 
 
 class Listing(NamedTuple):
-    """Asks for the objects below ``prefix`` after ``after``; is sent a list of ObjectInfo."""
+    """A request for the objects below ``prefix`` after ``after``; the answer is a list of ObjectInfo."""
 
     prefix: str
     after: str
 
 
 class Gets(NamedTuple):
-    """Asks for ranges (key, start, end or None); is sent a list with the bytes of each, None where there is no
+    """A request for ranges (key, start, end or None); the answer is a list with the bytes of each, None if there is no
     object."""
 
     ranges: list[tuple[str, int, int | None]]
@@ -63,12 +65,12 @@ Steps = Generator[Request, Answer, T]
 
 
 class Snapshot(NamedTuple):
-    """What ``replay`` arrives at.
+    """The result of ``replay``.
 
-    state: settled. root: the checkpoint it began with, None: the log's beginning. members: the streams of each of its
-    directory pages. roots: positions of all roots seen, rising. sealed: whether a seal ends the last epoch. segments,
-    epochs, head_bytes: how much was replayed, empty segments left aside; objects: all segments. problems: checkpoints that
-    could not be used, as text.
+    state: with its replay finished. root: the checkpoint it began with, None: the log's beginning. members: the streams in
+    each of its directory pages. roots: positions of all roots seen, ascending. sealed: whether a seal ends the last epoch.
+    segments, epochs, head_bytes: how much was replayed, without empty segments; objects: all segments. problems:
+    checkpoints that could not be used, as text.
     """
 
     state: ShardState
@@ -86,10 +88,10 @@ class Snapshot(NamedTuple):
 def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
-    Args: wanted(account, name) says which streams a reader wants: of no other are pages and blocks read, and
+    Args: wanted(account, name) says which streams a reader wants: pages and blocks of others are not read, and
         ``state.segments`` has no counts. None: all are wanted.
-    Raises: Corrupt, naming the object, when the log cannot be read on; VersionUnknown when a newer broker wrote it;
-        CutOff when it changed faster than it could be read, RESTARTS_MAX times.
+    Raises: Corrupt, naming the object, if the log cannot be read further; VersionUnknown if a newer broker wrote it;
+        CutOff if it changed faster than it could be read, RESTARTS_MAX times.
     """
     for _ in range(RESTARTS_MAX):
         roots = yield from list_positions(paths.checkpoints)
@@ -108,7 +110,7 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) 
         again = yield from list_positions(paths.checkpoints)
         end = snapshot.state.position if snapshot is not None else Position(0, 0)
         if again != roots and (snapshot is None or (again and again[-1] > end)):
-            continue  # the end may have been a swept number, or what was missing was swept: begin with the newer one
+            continue  # the end, or what was missing, may have been swept: start again from the newer checkpoint
         if snapshot is None:
             raise Corrupt(paths.checkpoints, "checkpoints", 0, "neither a checkpoint nor the log from its beginning "
                           "can be read: " + "; ".join(problems))
@@ -120,10 +122,10 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None) 
 
 
 def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]:
-    """Read the shard's state from one certain root, None: from the log's beginning, whatever others there are.
+    """Read the shard's state from this one root, or, if None, from the log's beginning, whatever other roots there are.
 
-    Raises: Corrupt, naming the object, also when the root or a page of it is damaged or gone; VersionUnknown; CutOff
-        when what must be replayed is not there, or not any more.
+    Raises: Corrupt, naming the object, also if the root or one of its pages is damaged or gone; VersionUnknown; CutOff
+        if something that must be replayed does not exist, or no longer.
     """
     try:
         return (yield from _from_root(paths, position, [], []))
@@ -133,10 +135,10 @@ def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]
 
 
 def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
-    """Bring a settled ``state`` from where it stands to the log's end as it stands now: for who follows a log.
+    """Advance a ``state`` whose replay is finished to the current end of the log: for a reader that follows the log.
 
-    Where nothing is new that is two listings and four gets. Raises: CutOff when part of what follows was swept
-    (``replay`` then begins anew); Corrupt, VersionUnknown: as ``replay``. After any of them the state is not to be used.
+    If nothing is new, this costs two listings and four gets. Raises: CutOff if part of what follows was swept (then use
+    ``replay``); Corrupt, VersionUnknown: as ``replay``. After any of them the state must not be used.
     """
     awaited = state.position
     for _ in range(RESTARTS_MAX):
@@ -144,7 +146,7 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
         end = state.position
         if end < awaited:
             raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")
-        # As in ``replay``: where a checkpoint lies beyond, the end was a swept number, or the log has gone on since.
+        # As in ``replay``: if there is a checkpoint beyond, the end was a swept number, or the log has grown since.
         beyond = yield from list_positions(paths.checkpoints, paths.checkpoint(end) if end.epoch else "")
         if not beyond:
             break
@@ -160,7 +162,7 @@ class _Unusable(Exception):
 
 
 def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
-    """The positions in the keys below ``prefix``, rising."""
+    """The positions in the keys below ``prefix``, ascending."""
     found: list[ObjectInfo] = yield Listing(prefix, after)
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
@@ -222,7 +224,7 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
 
 
 def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[bytes, PageRef], None]) -> Steps[None]:
-    """Hand each page's bytes to ``take``, in order: decoded they are many times as large, so one at a time."""
+    """Pass each page's bytes to ``take``, in order and one at a time, since decoded they are many times as large."""
     for at in range(0, len(refs), BATCH):
         batch = refs[at:at + BATCH]
         found = yield Gets([(paths.pages(ref.position), ref.offset, ref.offset + ref.size) for ref in batch])
@@ -233,7 +235,7 @@ def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[byte
 
 
 class _Chain:
-    """The walk along the log: from a state's position to the end."""
+    """The walk along the log, from a state's position to the end."""
 
     def __init__(self, paths: ShardPaths, state: ShardState) -> None:
         self.paths = paths
@@ -253,8 +255,8 @@ class _Chain:
             if found is not None:
                 later, opening = found
                 ends = dict(opening.ends)
-                # Any that was opened in between would have been met, but for a race with its opener; the beginning of a
-                # log is an opening before which nothing was ever opened.
+                # An epoch opened in between would have been found, except in a race with its opener. A log begins with
+                # an opening before which no epoch was opened.
                 opened = [e for e, n in ends.items() if n and e > epoch]
                 if opened:
                     raise CutOff(f"epoch {opened[0]} was opened, and its opening is gone or came meanwhile")
@@ -271,7 +273,7 @@ class _Chain:
             self.epochs += 1
 
     def _next_opening(self, epoch: int) -> Steps[tuple[int, Opening] | None]:
-        """The lowest later epoch whose number 0 is an opening, and not a seal; None: there is none yet."""
+        """The lowest later epoch whose number 0 is an opening, not a seal; None: there is none yet."""
         claims = yield from list_positions(self.paths.epochs, self.paths.epoch(epoch))
         for at in range(0, len(claims), BATCH):
             positions = [Position(claim.epoch, 0) for claim in claims[at:at + BATCH]]
@@ -295,7 +297,7 @@ class _Chain:
     def _epoch(self, epoch: int, number: int, end: int | None) -> Steps[int]:
         """Apply an epoch's segments from ``number`` on; returns the first number that was not applied."""
         log = self.paths.log
-        size = BATCH if end is not None else 4  # at the log's end most of a batch is not there
+        size = BATCH if end is not None else 4  # at the log's end most of a batch does not exist
         while end is None or number < end:
             stop = number + size if end is None else min(end, number + size)
             size = BATCH
@@ -346,7 +348,7 @@ class _Chain:
 
 
 async def drive(steps: Steps[T], answer: Callable[[Request], Awaitable[Answer]]) -> T:
-    """Run ``steps`` on whatever answers its requests. Raises: as both."""
+    """Run ``steps``, answering its requests by ``answer``. Raises: as both."""
     given: Answer = None
     while True:
         try:
@@ -380,13 +382,13 @@ async def _answer(request: Request, store: ObjectStore, patience: Patience) -> A
 
 def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],
                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
-    """Drive ``steps`` with blocking calls: get(key, start, end) gives None for no object, list_(prefix, after) all."""
+    """Drive ``steps`` with blocking calls: get(key, start, end) returns None for no object, list_(prefix, after) all."""
     return run_answering(steps, lambda ranges: [get(*range_) for range_ in ranges], list_)
 
 
 def run_answering(steps: Steps[T], get_many: Callable[[list[tuple[str, int, int | None]]], Sequence[bytes | None]],
                   list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
-    """As ``run_blocking``, with a call that answers all of a request's ranges, in their order."""
+    """As ``run_blocking``, with one call that answers all ranges of a request, in their order."""
     answer: Answer = None
     while True:
         try:
@@ -401,5 +403,5 @@ def run_answering(steps: Steps[T], get_many: Callable[[list[tuple[str, int, int 
 
 
 async def read_snapshot(store: ObjectStore, shard: int = 0) -> Snapshot:
-    """The shard's state as it stands in the store, for who does not own it. Raises: as ``replay``; StoreError."""
+    """The shard's state as it stands in the store, for a reader that does not own it. Raises: as ``replay``; StoreError."""
     return await run(replay(ShardPaths(shard)), store)
