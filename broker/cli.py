@@ -1,8 +1,10 @@
-"""The command line: what to run, and what to say when it cannot be run.
+"""The command line: which command to run, and the errors if it cannot be run.
 
-Exit status, as nats-server's: 0 after help, version, a clean end, and after the usage that an unknown flag gets;
-1 for a stray word, a bad configuration and whatever else keeps the broker from starting.
-Everything heavy is imported by the branch that needs it: start-up time is part of the contract.
+    exit status 0   after help, version and a clean end
+    exit status 1   for an unknown flag or word, a bad configuration, and anything else that keeps the broker from starting
+
+nats-server ends with 0 after an unknown flag; otherwise these are its statuses. Each branch imports what it needs: the time
+to start is part of the contract.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from broker.suggest import did_you_mean
 __all__ = ["PROGRAM", "run"]
 
 PROGRAM = "nats-server"
-"""How messages about the start begin: tools that start nats-server read them."""
+"""Messages about the start begin with this: tools that start nats-server read them."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
             "reopen": signal.SIGUSR1}
@@ -30,7 +32,7 @@ _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTER
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the arguments after the program's name ask for; returns the exit status."""
+    """Run the command in the arguments after the program's name; returns the exit status."""
     if arguments[:1] == ["inspect"]:
         from broker.inspect.cli import main as inspect
 
@@ -52,10 +54,10 @@ def run(arguments: Sequence[str]) -> int:
             return _send_signal(line.signal)
         return _broker(line)
     except FlagError as error:
-        # The usage is long: on a terminal, what is wrong must not scroll away above it.
+        # The usage is long: on a terminal, the error must not scroll away above it.
         print(USAGE, flush=True)
         print(error, file=sys.stderr)
-        # nats-server ends with 0 here, which a supervisor takes for a clean end; a mistyped flag is an error.
+        # nats-server ends with 0 here, which a supervisor takes for a clean end, but a mistyped flag is an error.
         return 1
     except ConfigError as error:
         for text in str(error).splitlines():
@@ -80,8 +82,8 @@ def _version() -> int:
 
 
 def _broker(line: CommandLine) -> int:
-    # Start-up makes much and drops little: collections would take a tenth of its time. `broker.runtime.process` enables them
-    # again.
+    # Starting allocates much and frees little: collections would take a tenth of the time. `broker.runtime.process` enables
+    # them again.
     gc.disable()
     from broker.config.load import load
 
@@ -106,7 +108,7 @@ def _send_signal(words: str) -> int:
     name, _, target = words.partition("=")
     number = _SIGNALS.get(name.lower())
     if name.lower() == "reload":
-        # A signal sent is no configuration read: only the broker's log would tell that nothing has changed.
+        # Only the broker's log would say that the signal changed nothing.
         raise ConfigError("--signal reload is not supported by this version of jetblock, and nothing was sent: the "
                           "configuration is read at the start only; check it with -t, then restart the broker")
     if number is None:
@@ -117,7 +119,7 @@ def _send_signal(words: str) -> int:
         try:
             target = Path(target).read_text("ascii").strip()
         except (OSError, UnicodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"no process id in {target}: {(why or str(error)).lower()}") from None
     try:
         pid = int(target)

@@ -1,7 +1,7 @@
-"""Time as a value that is handed in, so that tests and the simulation own it.
+"""Clocks, passed as arguments so that tests and the simulation control time.
 
 Two clocks, never mixed: the wall clock (Unix UTC, may jump) stamps messages and drives expiry;
-the monotonic one (since some unknown start, never goes back) measures waits, leases and time-outs.
+the monotonic one (from an arbitrary start, never goes back) measures waits, leases and time-outs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Clock(Protocol):
     """Both clocks in nanoseconds."""
 
     def now_ns(self) -> int:
-        """Wall time, Unix UTC; may go back or leap."""
+        """Wall time, Unix UTC; may go back or leap ahead."""
 
     def monotonic_ns(self) -> int:
         """Time since an arbitrary start; never goes back."""
@@ -31,7 +31,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; both faces move together unless ``leap`` is used."""
+    """Clocks that move only by ``advance`` (both) and ``leap`` (the wall clock alone)."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._now_ns = now_ns
@@ -54,13 +54,13 @@ class ManualClock:
 
 
 class GuardedClock:
-    """The machine's clocks, whose wall face is believed only while a second witness agrees with it.
+    """The machine's clocks; the wall clock is believed only while a second source agrees with it.
 
-    The witness is the last good pair of wall and boot-time clocks (the latter counts while the machine sleeps), and a
-    store's own clock where it has one. While the wall clock stands more than ``APART_NS`` away from where the pair says
-    it should be, ``now_ns`` goes on from the pair, and nobody expires or forgets anything (``trusted`` is False).
+    The second source is the last good pair of wall and boot-time clocks (the latter runs while the machine sleeps), and
+    the store's own clock if it has one. While the wall clock differs by more than ``APART_NS`` from what the pair predicts,
+    ``now_ns`` continues from the pair, and nothing expires or is forgotten (``trusted`` is False).
 
-    Without it a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
+    Without this, a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
     """
 
     APART_NS = 60_000_000_000
@@ -80,14 +80,14 @@ class GuardedClock:
         apart_ns = wall_ns - self._base_ns - elapsed_ns
         if -self.APART_NS <= apart_ns <= self.APART_NS:
             self.trusted = True
-            # Slow corrections (NTP slewing) are followed; a leap beyond the bound never is.
+            # Follows slow corrections (NTP slewing), but never a leap beyond the bound.
             self._base_ns += apart_ns
             return wall_ns
         self.trusted = False
         return self._base_ns + elapsed_ns
 
     def compare(self, witness_ns: int | None) -> None:
-        """Hold the wall clock against a store's (UTC, now); None: it has none. Far apart, the store's is believed."""
+        """Compare the wall clock with a store's (UTC, now; None: it has none). If they differ much, believe the store's."""
         if witness_ns is not None and abs(self._wall_ns() - witness_ns) > self.APART_NS:
             self._base_ns = witness_ns - self._elapsed_ns()
             self.trusted = False

@@ -1,4 +1,4 @@
-"""What ends a broker before it began."""
+"""The error that keeps a broker from starting."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["StartError"]
 
 
 class StartError(Exception):
-    """Why the broker cannot start, or cannot go on; names the thing and the remedy. The process ends with status 1."""
+    """Why the broker cannot start, or cannot continue; names the cause and the remedy. The process ends with status 1."""

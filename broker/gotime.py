@@ -1,7 +1,7 @@
-"""Durations and instants as Go writes and reads them, since that is how nats-server and its clients spell them.
+"""Durations and times as Go reads and writes them, as nats-server and its clients do.
 
-Owns both directions for both: ``time.ParseDuration`` and ``Duration.String``, RFC 3339 with nanoseconds in and out.
-Does not own what a caller adds to them (a bare number of seconds in a configuration file, ``never`` as a TTL).
+Owns parsing and formatting of both: ``time.ParseDuration`` and ``Duration.String``, RFC 3339 with nanoseconds.
+Does not own what callers add (a bare number of seconds in a configuration file, ``never`` as a TTL).
 
 Durations are nanoseconds within a signed 64-bit integer, instants Unix UTC nanoseconds.
 
@@ -31,7 +31,7 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s"
 _PART = re.compile(r"([0-9]*)(\.[0-9]*)?([^.0-9]*)")
 _INT64_MAX = (1 << 63) - 1
 _TEXT_MAX = 128
-"""No duration needs more characters. Go has no such bound, but here a client's bytes would hold the event loop."""
+"""No duration needs more characters. Go has no such bound, but here a long text from a client would block the event loop."""
 
 
 def parse_duration(text: str) -> int:
@@ -60,7 +60,7 @@ def parse_duration(text: str) -> int:
         if scale is None:
             raise ValueError(f"time: unknown unit {_quote(unit)} in duration {quoted}")
         if len(whole.lstrip("0")) > 19:
-            # It can only overflow; int() is spared the digits.
+            # It would overflow; do not let int() parse so many digits.
             raise ValueError(f"time: invalid duration {quoted}")
         total += int(whole or "0") * scale + _part_of(scale, fraction[1:])
         if total > _INT64_MAX + (sign < 0):
@@ -106,7 +106,7 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def format_time(at_ns: int) -> str:
-    """RFC 3339 in UTC, trailing zeros of the nanoseconds left out; ``ZERO_TIME`` for what no calendar date has."""
+    """RFC 3339 in UTC, without trailing zeros of the nanoseconds; ``ZERO_TIME`` for an instant outside the calendar."""
     seconds, ns = divmod(at_ns, 1_000_000_000)
     try:
         whole = datetime.fromtimestamp(seconds, UTC)

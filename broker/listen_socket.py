@@ -1,7 +1,7 @@
 """An address that is bound before clients may connect to it.
 
-A broker that finds its port in use only after it took the shard has ended the previous owner for nothing. So the port
-is bound first: no other process can then have it, and clients are refused, as by a standby.
+A broker that finds its port in use only after taking the shard has ended the previous owner for nothing. So the port is
+bound first: no other process can take it then, and clients are refused, as by a standby.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bound:
     def listen(self, backlog: int) -> list[socket.socket]:
         """Listen; the sockets are the caller's from here on.
 
-        Raises: OSError where another process, which had the address bound at the same time, was faster; all are closed.
+        Raises: OSError if another process, which had bound the address at the same time, was faster; all are closed.
         """
         try:
             for each in self._sockets:

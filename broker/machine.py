@@ -9,9 +9,9 @@ __all__ = ["memory_bytes"]
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may count on: the machine's, or the least that a control group above it allows.
+    """Memory available to this process: the machine's, or the lowest limit of its control groups and their parents.
 
-    0 where the system does not tell. ``root``: another root for /proc and /sys, for tests.
+    0 if the system does not say. ``root``: another root for /proc and /sys, for tests.
     """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -21,7 +21,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _group_bounds(root: Path) -> list[int]:
-    """The bounds of the process's control groups, innermost first; version 2, or the memory controller of version 1."""
+    """The limits of the process's control groups, innermost first; version 2, or the memory controller of version 1."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -39,6 +39,6 @@ def _group_bounds(root: Path) -> list[int]:
         for group in (inner, *inner.parents):
             try:
                 bounds.append(int((mount / group / name).read_text()))
-            except (OSError, ValueError):  # not shown in this container; "max"
+            except (OSError, ValueError):  # not visible in this container; "max"
                 continue
     return bounds

@@ -262,7 +262,7 @@ class _Inspection:
         self.problems += problems + view.problems
         if stream.offline is not None:
             self.problems.append(Problem(f"stream {stream.account}/{stream.name}", stream.offline,
-                                         "the stream is off line: its state before this is shown", RESTORE))
+                                         "the stream is offline: its state before this is shown", RESTORE))
         return view, stream
 
     # Rows, one by one: a long list is never held in memory.

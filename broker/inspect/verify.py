@@ -206,7 +206,7 @@ class Judge:
         said: list[str] = []
         needed = in_log and (fault.core or row is None) and self._replayed(position)
         if needed and isinstance(fault.error, VersionUnknown) and row is not None and row.stream_id:
-            said.append(f"{self._name(row.stream_id)} is off line for this version")
+            said.append(f"{self._name(row.stream_id)} is offline for this version")
         elif needed:
             said.append("the log cannot be read past it: a broker will not start on this store")
         for stream, entry in self.live.get(checked.info.key, ()):
@@ -317,7 +317,7 @@ class _Tally:
         for stream in self._shard.view.state.streams.values():
             if stream.offline is not None:
                 problems.append(Problem(f"stream {stream.account}/{stream.name}", stream.offline,
-                                        "the stream is off line: a broker does not serve it", NEWER))
+                                        "the stream is offline: a broker does not serve it", NEWER))
                 continue
             for name, consumer in stream.consumers.items():
                 if consumer.floor_sseq > consumer.delivered_sseq or consumer.floor_cseq > consumer.delivered_cseq:

@@ -1,11 +1,11 @@
 """Server to client: values to bytes, many messages in one formatting call.
 
-A ``Run`` is a slice of messages on their way to one or more subscriptions. What depends only on the messages is made
-once, on demand; what depends on the subscription (its sid) costs one join. Measured with 128-byte
-messages: one ``%`` for a whole batch costs half of one per message, and a join with the sid as glue a tenth of that.
+A ``Run`` is a batch of messages for one or more subscriptions. The parts that depend only on the messages are encoded
+once, on demand; adding a subscription's sid costs one join. Measured with 128-byte messages: one ``%`` for a whole batch
+costs half of one per message, and a join with the sid as the separator a tenth of that.
 
     all alike (subject, size, no reply, no headers)   head.join(bodies)
-    otherwise                                         sid.join(pieces), a piece being all between two sids
+    otherwise                                         sid.join(parts), the parts being the bytes between two sids
     bodies of 8 KiB and more on average               a list for writelines, since copying them would dominate
 
 Source: nats-server, server/client.go (msgHeader).
@@ -28,18 +28,18 @@ PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 
 LARGE_BYTES: Final = 8192
-"""Average body from which messages are handed to the socket as they are rather than joined."""
+"""From this average size of bodies on, messages are not joined before they are written to the socket."""
 
 _CRLF: Final = b"\r\n"
 
 
 def info(fields: Mapping[str, object]) -> bytes:
-    """One INFO line."""
+    """An INFO line."""
     return b"INFO %b \r\n" % json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def err(text: str) -> bytes:
-    """One -ERR line; ``text`` without its quotes."""
+    """An -ERR line; ``text`` without its quotes."""
     return b"-ERR '%b'\r\n" % text.encode("utf-8", "surrogateescape")
 
 
@@ -52,14 +52,14 @@ def no_responders(subject: bytes, reply: bytes, sid: bytes) -> bytes:
 class Run:
     """Messages of one batch, encoded for any number of subscriptions.
 
-    ``count`` messages with ``bytes`` of bodies in all.
+    ``count`` messages whose bodies have ``bytes`` in all.
     """
 
-    __slots__ = ("_alike", "_bodies", "_msgs", "_pieces", "_plain", "bytes", "count", "has_headers")
+    __slots__ = ("_alike", "_bodies", "_msgs", "_parts", "_plain", "bytes", "count", "has_headers")
 
     def __init__(self, msgs: Sequence[Msg]) -> None:
         self._msgs = msgs
-        self._pieces: list[bytes] | None = None
+        self._parts: list[bytes] | None = None
         self._plain: Run | None = None
         self.count = count = len(msgs)
         if count == 1:
@@ -79,7 +79,7 @@ class Run:
                        and subjects.count(subjects[0]) == count)
 
     def without_headers(self) -> Run:
-        """The same messages for a client that did not agree to headers."""
+        """The same messages for a client without header support."""
         if not self.has_headers:
             return self
         if self._plain is None:
@@ -96,16 +96,16 @@ class Run:
             if self.count == 1:
                 return [b"%b%b\r\n" % (head, self._bodies[0])]
             return [head, (_CRLF + head).join(self._bodies), _CRLF]
-        if self._pieces is None:
-            self._pieces = self._split()
-        return [sid.join(self._pieces)]
+        if self._parts is None:
+            self._parts = self._split()
+        return [sid.join(self._parts)]
 
     def _split(self) -> list[bytes]:
-        """The batch cut where sids belong: each piece runs from behind one sid to before the next."""
+        """The encoded batch, split where the sids belong."""
         subject, reply, hlen, body = self._msgs[0]
-        pieces = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
+        parts = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
         before = self._msgs[0]
-        append = pieces.append
+        append = parts.append
         for following in self._msgs[1:]:
             subject, reply, hlen, body = before
             if hlen:
@@ -124,7 +124,7 @@ class Run:
         reply = reply + b" " if reply else b""
         append(b" %b%d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if hlen
                else b" %b%d\r\n%b\r\n" % (reply, len(body), body))
-        return pieces
+        return parts
 
     def _encode_large(self, sid: bytes) -> list[bytes]:
         buffers: list[bytes] = []
@@ -142,9 +142,9 @@ class Run:
 
 
 def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> list[bytes]:
-    """One plain message ``prefix + number + suffix`` to each of ``replies`` for one subscription, numbers counting up.
+    """A plain message ``prefix + number + suffix`` to each of ``replies`` for one subscription, with ascending numbers.
 
-    One formatting call as long as the numbers keep their digits, since the size in the control line goes by them.
+    One formatting call for all numbers with the same count of digits, which determines the size in the control line.
     """
     buffers = []
     start = 0
@@ -165,9 +165,9 @@ def pub_acks(sid: bytes, replies: Sequence[bytes], prefix: bytes, first_seq: int
 
 def pub_acks_each(sid: bytes, replies: Sequence[bytes], prefixes: Sequence[bytes], seqs: Sequence[int],
                   suffix: bytes) -> tuple[bytes, int]:
-    """As ``pub_acks``, where each message has a prefix and a number of its own.
+    """As ``pub_acks``, but each message has its own prefix and number.
 
-    Returns: the bytes, and how many of them are bodies.
+    Returns: the bytes, and how many of them belong to bodies.
     """
     count, tail = len(replies), len(suffix)
     sizes = list(map(add, map(len, prefixes), [len(str(seq)) + tail for seq in seqs]))
@@ -184,8 +184,8 @@ def deliveries(sid: bytes, reply_prefix: bytes, subjects: Sequence[bytes], hlens
                bodies: Sequence[bytes], numbers: Sequence[Sequence[int]]) -> list[bytes]:
     """JetStream messages for one subscription in one formatting call.
 
-    ``numbers`` are the five columns of the ack reply behind ``reply_prefix``; with b"" messages have no reply. All
-    columns have the same length; ``hlens`` None says that no message has headers.
+    ``numbers`` are the five columns of the ack subject after ``reply_prefix``; if that is b"", messages have no reply. All
+    columns have the same length; ``hlens`` None means that no message has headers.
     """
     count = len(subjects)
     lengths = list(map(len, bodies))

@@ -4,8 +4,8 @@
     (name ":" [spaces] value CRLF)*
     CRLF
 
-The server never validates a block that a client sends, so everything here takes any bytes: what does not look like a
-header is ignored. Names compare exactly as written, as nats-server does for every header that it acts upon.
+The server never validates a block from a client, so all functions accept any bytes and ignore what does not look like a
+header. Names are case-sensitive, as in nats-server for every header that it acts upon.
 
 Source: nats-server, server/client.go (getHeaderKeyIndex, sliceHeader, removeHeaderIfPresent, setHeader); ADR-4.
 """
@@ -23,7 +23,7 @@ _EMPTY = VERSION + _CRLF * 2
 
 
 def get(block: bytes, name: bytes) -> bytes | None:
-    """The first value of ``name`` (exact case), or None; leading spaces of the value are not part of it."""
+    """The first value of ``name`` (case-sensitive) without leading spaces, or None."""
     start = block.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -33,7 +33,7 @@ def get(block: bytes, name: bytes) -> bytes | None:
 
 
 def items(block: bytes) -> list[tuple[bytes, bytes]]:
-    """All (name, value) pairs in their order, repeated names included; lines without a colon are left out."""
+    """All (name, value) pairs in order, including repeated names; lines without a colon are skipped."""
     found = []
     for line in block.split(_CRLF)[1:]:
         name, colon, value = line.partition(b":")
@@ -43,19 +43,19 @@ def items(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def status(block: bytes) -> bytes:
-    """What follows the version on the first line: b"" or, for example, b"404 No Messages"."""
+    """The rest of the first line after the version: b"" or, for example, b"404 No Messages"."""
     line = block.partition(_CRLF)[0]
     return line[len(VERSION):].strip(b" ") if line.startswith(VERSION) else b""
 
 
 def build(items: Iterable[tuple[bytes, bytes]] = (), status: bytes | None = None) -> bytes:
-    """A whole block, blank line included, with the pairs in the order given."""
+    """A complete block, including the blank line, with the pairs in the given order."""
     first = VERSION + b" " + status if status else VERSION
     return b"".join([first, _CRLF, *(b"%b: %b\r\n" % pair for pair in items), _CRLF])
 
 
 def remove(block: bytes, *names: bytes) -> bytes:
-    """``block`` without all occurrences of ``names``; b"" when no header is left of it and it carries no status."""
+    """``block`` without all occurrences of ``names``; b"" if no header is left and it has no status."""
     for name in names:
         mark = b"\r\n" + name + b":"
         start = block.find(mark)
@@ -69,7 +69,7 @@ def remove(block: bytes, *names: bytes) -> bytes:
 
 
 def set(block: bytes, name: bytes, value: bytes) -> bytes:
-    """``block`` with ``name`` having ``value``: its first occurrence is replaced in place, else it comes at the end."""
+    """``block`` with ``name`` set to ``value``: the first occurrence is replaced in place, or the header is appended."""
     mark = b"\r\n" + name + b":"
     start = block.find(mark)
     if start >= 0:

@@ -1,22 +1,22 @@
 """Client protocol, bytes to values, without I/O, clock or policy.
 
-A ``Parser`` is fed what each read brought and returns all that is whole in it. Messages, nearly everything on a busy
-connection, come as plain ``Msg`` tuples; the rest as small objects, whose positions are in ``marks``, so that
-routing need not inspect each item.
+A ``Parser`` is fed the bytes of each read and returns all complete operations in them. Messages, nearly everything on a
+busy connection, are plain ``Msg`` tuples; the others are small objects, whose positions are in ``marks``, so that routing
+need not inspect each item.
 
-    verb      arguments                       what a wrong count or number does
-    PUB       subject [reply] size            the connection closes with nothing sent
-    HPUB      subject [reply] hlen size       the same; also when headers are not agreed upon
+    verb      arguments                       a wrong count or number
+    PUB       subject [reply] size            closes the connection, with nothing sent
+    HPUB      subject [reply] hlen size       the same; also if headers were not negotiated
     SUB       subject [queue] sid             the same
-    UNSUB     sid [max]                       the same, but a max that is no number means "now"
+    UNSUB     sid [max]                       the same, but a max that is not a number means "now"
     CONNECT   JSON, decoded by the connection
-    PING PONG what follows up to the newline does not matter
+    PING PONG ignored up to the newline
     INFO +OK  ignored
-    -ERR      the connection is closed
+    -ERR      closes the connection
 
-Verbs may have either case, blanks and tabs separate arguments, LF alone ends a line as CRLF does; a payload
-must be followed by exactly CRLF. A line is judged as soon as it can be: an unknown verb at its first wrong character,
-a control line and a payload that are too long before they have come.
+Verbs are case-insensitive, blanks and tabs separate arguments, a line ends with LF or CRLF; a payload must be followed by
+exactly CRLF. Errors are found as early as possible: an unknown verb at its first wrong character, a control line or
+payload that is too long before it has arrived.
 
 Source: nats-server, server/parser.go (parse), server/client.go (processPub, processHeaderPub, parseSub, processUnsub).
 """
@@ -38,14 +38,14 @@ _SIZES_KEPT: Final = 4096
 _VERB_MAX: Final = 7
 
 _BARE = (b"PING", b"PONG", b"+OK")
-"""Verbs without arguments: the rest of their line is ignored."""
+"""Verbs without arguments; the rest of the line is ignored."""
 
 _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK"}
-"""How clients end a plain ack: after the subject, an empty reply or none, the size, the payload."""
+"""How clients end a plain ack: after the subject an empty reply or none, the size, the payload."""
 
 _CROWD_BYTES = 1024
-"""Fewer bytes are not worth counting."""
+"""The fast path for acks does not pay for fewer bytes."""
 
 
 class _Value:
@@ -64,7 +64,7 @@ class _Value:
 
 
 class Connect(_Value):
-    """``arg`` is the JSON text as it came."""
+    """``arg`` is the JSON text as received."""
 
     __slots__ = ("arg",)
 
@@ -84,7 +84,7 @@ class Sub(_Value):
 
 
 class Unsub(_Value):
-    """``max`` is -1 when there is none."""
+    """``max`` is -1 if there is none."""
 
     __slots__ = ("max", "sid")
 
@@ -114,10 +114,10 @@ Op = Msg | Connect | Sub | Unsub | Ping | Pong | Err
 
 
 class ProtocolError(Exception):
-    """The connection cannot go on.
+    """The connection must be closed.
 
-    ``text`` goes out as -ERR first unless it is None; ``reason`` is the close reason as monitoring names it; ``ops``
-    (with ``Parser.marks``) came whole before the error and must still be served.
+    ``text`` is sent as -ERR first unless it is None; ``reason`` is the close reason as monitoring names it; ``ops``
+    (with ``Parser.marks``) were complete before the error and must still be served.
     """
 
     def __init__(self, reason: str, text: str | None, ops: list[Op] | None = None) -> None:
@@ -135,9 +135,9 @@ def _silent() -> ProtocolError:
     return ProtocolError("Protocol Violation", None)
 
 
-# Which verbs must be followed by a blank or tab at once. No verb is a prefix of another.
 _TRACE: Final = b"Nats-Trace-Dest:"
 
+# Whether a blank or tab must follow the verb immediately. No verb is a prefix of another.
 _VERBS: Final = ((b"PUB", True), (b"HPUB", True), (b"SUB", True), (b"UNSUB", True), (b"PING", False), (b"PONG", False),
                  (b"CONNECT", False), (b"INFO", True), (b"+OK", False), (b"-ERR", True))
 _P: Final = ord("P")
@@ -148,7 +148,7 @@ _PONG: Final = Pong()
 
 
 def _verb(line: bytes) -> bytes:
-    """The verb that a whole line begins with, in capitals."""
+    """The verb at the start of a complete line, in capitals."""
     head = line[:_VERB_MAX].upper()
     for verb, blank in _VERBS:
         if head.startswith(verb):
@@ -159,25 +159,25 @@ def _verb(line: bytes) -> bytes:
 
 
 def _too_long(line: bytes, limit: int) -> bool:
-    """Whether a whole line says more than a control line may; what follows PING and its like is not looked at."""
+    """Whether a complete line is longer than a control line may be; what follows PING and the like does not count."""
     verb = _verb(line)
     return verb not in _BARE and len(_argument(verb, line)) > limit
 
 
 def _miscounted(line: bytes) -> ProtocolError:
-    """What a PUB or HPUB with a wrong number of arguments is; without a blank behind it, it is no verb."""
+    """The error for a PUB or HPUB with a wrong number of arguments; without a blank after it, it is not a verb at all."""
     _verb(line)
     return _silent()
 
 
 def _ack_crowd(data: bytes, limit: int) -> tuple[list[Op], int, int]:
-    """The acks that ``data`` begins with, when it has many of one form and nothing between them.
+    """The acks at the start of ``data``, if there are many of one form and nothing in between.
 
-    A busy consumer's client sends nothing else: cut at once they cost a third of what they do line by line. Counting
-    proves that each piece is exactly ``PUB <subject><tail>``: as many heads and tails as pieces, and no blank, tab or
-    line end that those do not account for.
+    The client of a busy consumer sends nothing else, and splitting them all at once costs a third of parsing line by line.
+    Counting proves that each part is exactly ``PUB <subject><tail>``: there are as many heads and tails as parts, and no
+    further blanks, tabs or line ends.
 
-    Returns: the messages, where they end, and the bytes of their bodies; nothing, when it is not so.
+    Returns: the messages, their end, and the bytes of their bodies; no messages if ``data`` is different.
     """
     first = data.find(b" ", 4)
     end = data.find(b"\r\n", data.find(b"\n", first) + 1) + 2
@@ -191,33 +191,33 @@ def _ack_crowd(data: bytes, limit: int) -> tuple[list[Op], int, int]:
     if (part.count(_ACK) != count or part.count(b"\n") != 2 * count or part.count(b"\r") != 2 * count
             or part.count(b" ") != count * (1 + tail.count(b" ")) or b"\t" in part):
         return [], 0, 0
-    pieces = part[4:-len(tail)].split(tail + b"PUB ")
-    if len(pieces) != count or max(map(len, pieces)) > limit - 16:
+    subjects = part[4:-len(tail)].split(tail + b"PUB ")
+    if len(subjects) != count or max(map(len, subjects)) > limit - 16:
         return [], 0, 0
-    return [(subject, b"", 0, body) for subject in pieces], end, count * len(body)
+    return [(subject, b"", 0, body) for subject in subjects], end, count * len(body)
 
 
 def _argument(verb: bytes, line: bytes) -> bytes:
-    """What stands between the verb with its blanks and the newline, LF or CRLF."""
+    """The line without its verb, the blanks after that, and the line end, LF or CRLF."""
     return line[len(verb):-1].lstrip(b" \t").removesuffix(b"\r")
 
 
 def _number(digits: bytes) -> int:
-    """A size as the server reads it: 1 to 9 digits and nothing else, otherwise -1."""
+    """A size as nats-server reads it: 1 to 9 digits and nothing else; otherwise -1."""
     return int(digits) if digits.isdigit() and len(digits) < 10 else -1
 
 
 class Parser:
     """One connection's parser.
 
-    Attributes for the one who feeds it, all about the batch last returned:
-        marks: indexes of what is not a Msg in it.
-        payload_bytes: sum of its bodies' lengths.
-        odd_replies: some reply may be one that clients must not use; else none can be.
-        traced: some message may ask to be traced; else none does.
-        held: more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
+    Attributes that describe the batch last returned:
+        marks: indexes of the items that are not a Msg.
+        payload_bytes: sum of the bodies' lengths.
+        odd_replies: whether a reply may be one that clients must not use; if not, none is.
+        traced: whether a message may ask to be traced; if not, none does.
+        held: whether more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
             serve the batch, then feed b"".
-    ``headers`` says whether HPUB is agreed upon and is set by the one who feeds; so may be the limits.
+    The caller sets ``headers`` once HPUB is negotiated, and may set the limits.
     """
 
     __slots__ = ("_chunks", "_have", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
@@ -233,11 +233,11 @@ class Parser:
         self.odd_replies = False
         self.traced = False
         self._rest = b""
-        # A message larger than what was read so far: its chunks, joined once it is complete.
+        # An incomplete message: its chunks, joined once it is complete.
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = 0
-        # The last message's control line and its meaning: publishers repeat themselves.
+        # The last message's control line and its values: publishers repeat themselves.
         self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
         self._sizes: dict[bytes, int] = {}
@@ -248,7 +248,7 @@ class Parser:
         return not self._rest and not self._need
 
     def feed(self, data: bytes) -> list[Op]:
-        """Take the next bytes; return every operation that is now whole. Raises: ProtocolError."""
+        """Take the next bytes; return all operations that are now complete. Raises: ProtocolError."""
         if self._need:
             self._chunks.append(data)
             self._have += len(data)
@@ -285,7 +285,7 @@ class Parser:
             ops += crowd
         try:
             while pos < end_of_data:
-                # A publisher that repeated its line once is likely to go on: then the newline need not be looked for.
+                # A publisher that repeated its line once is likely to do so again: then no newline is searched for.
                 if repeats:
                     start = pos + width
                     repeats = data[pos:start] == last
@@ -379,7 +379,7 @@ class Parser:
         return ops
 
     def _size(self, digits: bytes) -> int:
-        """Read a payload size and remember it: few sizes occur, and a look-up is cheaper than checking digits."""
+        """Parse a payload size and remember it: few sizes occur, and a lookup is cheaper than checking digits."""
         size = _number(digits)
         if size < 0:
             raise _silent()
@@ -414,7 +414,7 @@ class Parser:
         return None
 
     def _unfinished(self, line: bytes) -> bytes:
-        """Check an incomplete line. Returns: what to keep of it."""
+        """Check an incomplete line. Returns: the part of it to keep."""
         head = line[:_VERB_MAX].upper()
         for verb, blank in _VERBS:
             if verb.startswith(head):
@@ -427,6 +427,6 @@ class Parser:
                 argument = line[len(verb):].lstrip(b" \t")
                 if len(argument.rstrip(b"\r")) > self.max_control_line:
                     raise ProtocolError("Maximum Control Line Exceeded", "maximum control line exceeded")
-                # Endless blanks would be kept without bound.
+                # Blanks before an argument are dropped, or an endless line of them would be kept.
                 return line if argument else verb + line[len(verb):len(verb) + 1]
         raise _unknown()

@@ -1,7 +1,7 @@
-"""Subjects: what is well formed, what is literal, and which patterns overlap.
+"""Subjects: which are valid, which are literal, and which patterns overlap.
 
-Everything is bytes as on the wire. Dots separate tokens; ``*`` alone in a token matches any
-one token, ``>`` alone in the last one matches one token or more; both are ordinary characters inside longer tokens.
+All are bytes as on the wire. Dots separate tokens. A token ``*`` matches any one token; ``>`` as the last token matches
+one or more tokens; inside longer tokens both are ordinary characters.
 
 Source: nats-server, server/sublist.go (IsValidSubject, SubjectsCollide, SubjectMatchesFilter, matchLiteral).
 """
@@ -32,7 +32,7 @@ def is_literal(subject: bytes) -> bool:
 
 
 def matches(filter: bytes, subject: bytes) -> bool:
-    """Whether the literal ``subject`` is one of those that the pattern ``filter`` describes."""
+    """Whether the pattern ``filter`` matches the literal ``subject``."""
     return filter == subject or subset(subject, filter)
 
 
@@ -64,7 +64,7 @@ def collide(a: bytes, b: bytes) -> bool:
     tokens_b = b.split(b".")
     rest_a = tokens_a[-1] == _REST
     rest_b = tokens_b[-1] == _REST
-    # ``>`` needs at least one token of the other side.
+    # ``>`` needs at least one token on the other side.
     if len(tokens_a) < len(tokens_b) and not rest_a:
         return False
     if len(tokens_b) < len(tokens_a) and not rest_b:

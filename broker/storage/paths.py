@@ -1,4 +1,4 @@
-"""Object keys: the only place that builds or parses one. Keys are relative to the store's own prefix.
+"""Object keys: the only module that builds or parses them. Keys are relative to the store's own prefix.
 
     v1/format
     v1/shards/<shard>/epochs/<epoch>
@@ -11,9 +11,9 @@
 
 Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is
 decimal), so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their
-UTF-8 is ``%`` and two digits, so that two names stay apart on a file system that folds case, and none leaves its place.
-Where that is longer than 120 bytes, its beginning, ``~`` and 128 bits of a hash stand for it: such a key cannot be read
-back to a name, and records know a stream by its incarnation anyway.
+UTF-8 becomes ``%`` and two digits, so that names stay distinct on a file system that folds case, and cannot leave their
+folder. An escaped name longer than 120 bytes is replaced by its beginning, ``~`` and 128 bits of a hash: the name cannot be
+recovered from such a key, but records identify a stream by its incarnation anyway.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "Shar
            "object_key", "parse", "unescape"]
 
 ROOT: Final = "v1/"
-"""Everything of ours begins with this."""
+"""All our keys begin with this."""
 FORMAT: Final = "v1/format"
 """The store's own object: format version and id; also the probe of put-if-absent."""
 STREAMS: Final = "v1/streams/"
-"""What belongs to one stream alone."""
+"""Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1
 NAME_BYTES_MAX: Final = 120
-"""File systems allow 255 bytes a name; aside files and a long prefix need some of them."""
+"""File systems allow names of 255 bytes; temporary files and a long prefix need some of them."""
 
 _HASH_DIGITS: Final = 32
 _PREFIX_BYTES: Final = NAME_BYTES_MAX - 1 - _HASH_DIGITS
@@ -64,7 +64,7 @@ def escape(name: str) -> str:
 
 
 def unescape(part: str) -> str | None:
-    """Undo ``escape``; None where only the beginning of a long name is left. Raises: ValueError for anything else."""
+    """Undo ``escape``; None for a long name, which cannot be recovered. Raises: ValueError for anything else."""
     if _NAME.fullmatch(part):
         data = bytearray()
         i = 0
@@ -109,7 +109,7 @@ class _RunPaths:
 
 
 class ShardPaths(_RunPaths):
-    """Keys of one shard. Raises (all): ValueError for numbers that no key can carry."""
+    """Keys of one shard. Raises (all): ValueError for numbers that do not fit into a key."""
 
     def __init__(self, shard: int = 0) -> None:
         if not 0 <= shard <= 0xFFFF_FFFF:
@@ -144,7 +144,7 @@ class ShardPaths(_RunPaths):
 
 
 class StreamPaths(_RunPaths):
-    """Keys of what belongs to one stream alone."""
+    """Keys of objects that belong to one stream alone."""
 
     def __init__(self, account: str, name: str, incarnation: int) -> None:
         self.prefix = f"{STREAMS}{escape(account)}/{escape(name)}/{_number(incarnation, ID_MAX, 16)}/"
@@ -169,7 +169,7 @@ def block_key(shard: ShardPaths, account: str, name: str, ref: BlockRef) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key taken apart. ``kind`` says what may be stored there: SEGMENT stands for seals too, both being log entries.
+    """A parsed key. ``kind`` says what may be stored there: SEGMENT includes seals, since both are log entries.
 
     Parts that a key does not have are None; so are ``account`` and ``stream`` where the key has only a hash of them.
     """
@@ -199,7 +199,7 @@ _PATTERNS: Final = tuple((kind, re.compile(pattern, re.ASCII)) for kind, pattern
 
 
 def parse(key: str) -> Key | None:
-    """Take a key apart; None for a key that is none of ours (a lock file, an aside file, an operator's note)."""
+    """Parse a key; None if it is not one of ours (a lock file, a temporary file, an operator's note)."""
     for kind, pattern in _PATTERNS:
         match = pattern.fullmatch(key)
         if match is None:

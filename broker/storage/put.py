@@ -1,7 +1,10 @@
-"""One put-if-absent, settled: did it land, and if not, whose object has the key? And how long to wait for a store.
+"""The outcome of a put-if-absent, and how long to wait for a store.
 
-A refused put is believed only after the object's header was read. Ours (the same nonce): it landed, perhaps by an
-earlier try whose answer was lost. A seal: we are fenced. Anything else is for the caller to judge.
+A refused put is believed only after the object's header has been read:
+
+    our nonce          it landed, perhaps by an earlier try whose answer was lost
+    a seal             we are fenced
+    anything else      the caller decides
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ __all__ = ["Backoff", "Fenced", "Patience", "describe", "holder_of", "put_ours"]
 
 _PATIENCE_NS = 15_000_000_000
 _SILENCE_SECONDS = 2.0
-_TOLD_EACH_NS = 60_000_000_000
+_WARN_EACH_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _KIND_AT = 8
-"""Where the common header says what an object is."""
+"""Offset of the kind in the common header."""
 
 
 class Fenced(Exception):
-    """Another process run owns the shard now; nothing that we write from here on is part of it.
+    """Another process run owns the shard now; nothing that we write from now on is part of it.
 
-    ``by`` is its name, "" where it is not known.
+    ``by`` is its name, "" if unknown.
     """
 
     def __init__(self, why: str, by: str = "") -> None:
@@ -43,21 +46,21 @@ class Fenced(Exception):
 async def holder_of(store: ObjectStore, key: str) -> ObjectHeader:
     """The header of the object at ``key``.
 
-    Raises: Transient, also when it is not there: it was refused a moment ago, so asking again is right; Corrupt.
+    Raises: Transient, also if there is no object: the key was just refused, so ask again; Corrupt.
     """
     try:
         data = await store.get(key, 0, HEADER_BYTES)
     except NotFound as error:
-        raise Transient(f"{store.url}: {key} was refused as taken, yet is not there") from error
+        raise Transient(f"{store.url}: {key} was refused because it exists, yet it cannot be found") from error
     return ObjectHeader.unpack(data, key)
 
 
 async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) -> ObjectHeader | None:
-    """Put once. Returns None when the object at ``key`` is the one that was put, else the header of what has the key.
+    """Put once. Returns None if the object at ``key`` is the one that was put, else the header of the one that is there.
 
-    Ours is known by writer and kind: a process run that lost the shard and takes it again may find a late segment of its
-    own where it means to put a seal.
-    Raises: Transient, StoreRefused (nothing is known); Corrupt when the object there has no readable header.
+    An object is ours if writer and kind agree: a process run that lost the shard and takes it again may find a late segment
+    of its own where it wants to put a seal.
+    Raises: Transient, StoreRefused (the outcome is unknown); Corrupt if the object there has no readable header.
     """
     try:
         await store.put(key, data)
@@ -68,13 +71,13 @@ async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) ->
 
 
 def describe(header: ObjectHeader, key: str) -> Corrupt:
-    """The error to stop with when another writer's object, and no seal, has one of our keys."""
+    """The error to stop with if another writer's object that is not a seal has one of our keys."""
     return Corrupt(key, "header", 8, f"a {header.kind.name.lower()} of another writer (nonce {header.nonce.hex()}) has "
                    f"a key that only we may write")
 
 
 class Backoff:
-    """How long to wait before the same call is tried again: doubled each time, in seconds, with jitter."""
+    """How long to wait before a call is retried, in seconds: doubled each time, with jitter."""
 
     def __init__(self, rng: random.Random, first: float = 0.05, most: float = 2.0) -> None:
         self._rng = rng
@@ -90,27 +93,27 @@ class Backoff:
 
 
 class Patience:
-    """How one piece of work (a take-over, a recovery, a standby's watch) waits for a store that gives no answer.
+    """How a task (a take-over, a recovery, a standby's watch) waits for a store that does not answer.
 
-    A call is tried again after each Transient, and no try begins later than a quarter of a minute after the first. A
-    call that takes longer than two seconds is a warning in the log, once a minute however many calls wait.
+    A call is retried after each Transient, but no try begins later than 15 seconds after the first. A call that takes
+    longer than two seconds is logged as a warning, once a minute however many calls wait.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, rng: random.Random) -> None:
         self.clock = clock
         self._store = store
         self._rng = rng
-        self._told_ns: int | None = None
+        self._warned_ns: int | None = None
 
     async def ask(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """``call`` until it gives an answer. ``what`` is for the log, as in "put KEY".
+        """Repeat ``call`` until it is answered. ``what`` is for the log, as in "put KEY".
 
-        Raises: the last Transient, once patience has run out; whatever else ``call`` raises, at once.
+        Raises: the last Transient, once patience has run out; any other error of ``call``, at once.
         """
         began_ns = self.clock.monotonic_ns()
         backoff = Backoff(self._rng)
         why: list[Transient] = []
-        silence = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell, what, why)
+        silence = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._warn, what, why)
         try:
             while True:
                 try:
@@ -124,9 +127,9 @@ class Patience:
         finally:
             silence.cancel()
 
-    def _tell(self, what: str, why: list[Transient]) -> None:
+    def _warn(self, what: str, why: list[Transient]) -> None:
         now_ns = self.clock.monotonic_ns()
-        if self._told_ns is None or now_ns - self._told_ns >= _TOLD_EACH_NS:
-            self._told_ns = now_ns
-            _log.warning("%s: no answer for %g s to %s (%s); it is tried again until %g s have passed", self._store.url,
-                         _SILENCE_SECONDS, what, why[0] if why else "the first try is under way", _PATIENCE_NS / 1e9)
+        if self._warned_ns is None or now_ns - self._warned_ns >= _WARN_EACH_NS:
+            self._warned_ns = now_ns
+            _log.warning("%s: no answer for %g s to %s (%s); retrying for up to %g s", self._store.url,
+                         _SILENCE_SECONDS, what, why[0] if why else "the first try is in progress", _PATIENCE_NS / 1e9)

@@ -1,7 +1,7 @@
-"""A shard as its owner runs it: recovery, then the log with its checkpointer and sweeper; and the way down.
+"""A shard as its owner runs it: recovery, then the log with its checkpointer and sweeper, and a clean stop.
 
-Who owns the shard is settled before (``cluster.ownership``): an epoch is passed in, and the seal that ends a clean
-stop is put by the caller, at the position that ``close`` returns.
+Ownership is decided before (``cluster.ownership``): the epoch is an argument, and after a clean stop the caller puts the
+seal at the position that ``close`` returns.
 
     wait_for_lock or wait_for_lease -> take -> Shard.open -> serve -> Shard.close -> seal_at -> release the lock
 """
@@ -33,7 +33,7 @@ __all__ = ["Shard", "ShardSettings"]
 
 
 class ShardSettings:
-    """Everything that can be set of a shard; see the parts."""
+    """All settings of a shard; see its parts."""
 
     def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
                  sweep_grace_ns: int = SWEEP_GRACE_NS) -> None:
@@ -43,8 +43,8 @@ class ShardSettings:
 
     @classmethod
     def for_store(cls, store: ObjectStore, settings: StorageSettings) -> ShardSettings:
-        """The defaults for a kind of store: a lease, time-outs and 20 ms between puts where puts cost; else none of it,
-        and rounds sixteen times as far apart, since heads are read at the speed of the page cache."""
+        """The defaults for a kind of store: if puts cost money, a lease, time-outs and 20 ms between puts; otherwise none of
+        these, and sixteen times as many segments between rounds, since heads are read from the page cache."""
         costly = store.puts_cost
         interval_ns = settings.commit_interval_ns
         if interval_ns is None:
@@ -67,7 +67,7 @@ class Shard:
         self.checkpointer = checkpointer
         self.sweeper = sweeper
         self.recovered = snapshot
-        """What it was recovered from: how much was replayed, which checkpoints could not be used."""
+        """The result of recovery: how much was replayed, and which checkpoints could not be used."""
 
     @property
     def state(self) -> ShardState:
@@ -81,9 +81,9 @@ class Shard:
                    clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
-        Args: began_ns is when the put of the opening began (monotonic). serve_from_ns: not sooner than then does it return;
-            signs of life are put meanwhile, and no root, which would say that it has served. executor: for encoding;
-            None: no threads.
+        Args: began_ns is when the put of the opening began (monotonic). serve_from_ns: it does not return before then;
+            meanwhile it puts heartbeats, but no root, which would say that it has served. executor: for encoding; None: no
+            threads.
         Raises: Fenced; Corrupt, naming the object; StoreError.
         """
         settings = settings or ShardSettings()
@@ -104,7 +104,7 @@ class Shard:
     async def close(self, *, checkpoint: bool = True) -> Position:
         """Drain the log, cut a last checkpoint, stop; returns the first number never used, for the seal.
 
-        Streams must have said their last. Raises: Fenced, or what stopped the log: then there is nothing to seal.
+        Streams must have been shut down. Raises: Fenced, or what stopped the log: then there is nothing to seal.
         """
         try:
             await self.log.drain()
@@ -114,14 +114,14 @@ class Shard:
                 await self.checkpointer.cut()
             if self.log.failure is not None:
                 raise self.log.failure
-            # A round may have ended meanwhile and let go of something.
+            # A round may have ended meanwhile and released something.
             await self.log.drain()
             return self.log.stop()
         finally:
             await self.abandon()
 
     async def abandon(self) -> None:
-        """Stop at once; what is not persisted is dropped. Harmless when done twice."""
+        """Stop at once; what is not persisted is dropped. May be called twice."""
         await self.checkpointer.stop()
         await self.sweeper.stop()
         await self.log.close()

@@ -123,7 +123,7 @@ def test_what_cannot_be_inspected(directory: Path, tmp_path: Path, capsys: pytes
     assert not (tmp_path / "nowhere").exists()
     assert "there is no jetblock store" in cannot(capsys, f"file://{tmp_path}")
     assert list(tmp_path.iterdir()) == []
-    assert "is no URL of a store" in cannot(capsys, str(directory))
+    assert "is not the URL of a store" in cannot(capsys, str(directory))
     assert "only inside its broker" in cannot(capsys, "memory://")
     url = f"file://{directory}"
     assert "there is: $G/ORDERS, $G/logs" in cannot(capsys, url, "messages", "nothing")

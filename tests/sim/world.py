@@ -102,7 +102,7 @@ class Oracle:
         live: dict[int, dict[int, bytes]] = {}
         for stream in state.streams.values():
             if stream.offline is not None:
-                raise Lost(f"{stream!r} is off line: {stream.offline}")
+                raise Lost(f"{stream!r} is offline: {stream.offline}")
             live[stream.stream_id] = self._live(stream)
         for key, payload in self.acked.items():
             stream_id, seq = key
@@ -523,7 +523,7 @@ class World:
         # What is late in the network lands, and is checked after.
         for broker in self.brokers:
             assert broker.store is not None
-            await broker.store.settle()
+            await broker.store.late_puts_done()
 
     def _close(self) -> None:
         for task in asyncio.all_tasks(self.loop):

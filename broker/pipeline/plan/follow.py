@@ -80,7 +80,7 @@ class Follower:
                     found[seen.name] = seen
                     if stream.offline is not None:
                         self._states.clear()
-                        raise Damaged(f"{self._objects.url}: stream {seen.name} is off line: {stream.offline}; "
+                        raise Damaged(f"{self._objects.url}: stream {seen.name} is offline: {stream.offline}; "
                                       f"see `jetblock inspect --verify`")
         return dict(sorted(found.items()))
 

@@ -90,7 +90,7 @@ def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = Fal
     if selection.nothing or not selection.matches_stream(snapshot.account, snapshot.name):
         return
     if snapshot.offline is not None:
-        raise Damaged(f"stream {snapshot.full_name} is off line, and no rows are returned: {snapshot.offline}; see `jetblock "
+        raise Damaged(f"stream {snapshot.full_name} is offline, and no rows are returned: {snapshot.offline}; see `jetblock "
                       f"inspect --verify`; a newer broker's record needs a newer jetblock here, too")
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)

@@ -2,7 +2,7 @@
 
     Corrupt          these bytes are not what was written: retrying cannot help, another copy or an operator can
     VersionUnknown   a newer broker wrote them: upgrade this reader
-    RecordUnknown    one record of one stream must be understood and is not: that stream is off line, the others are not
+    RecordUnknown    one record of one stream must be understood and is not: that stream is offline, the others are not
     CutOff           objects were swept while they were being read: start again from the newest root
 """
 

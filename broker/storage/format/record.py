@@ -6,7 +6,7 @@ how records are framed and which kinds exist; their bodies belong to the modules
     record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
 
 ``after_seq`` is the sequence of the last message of this block that came before the record; 0: none did.
-A reader skips what it does not know, unless the bit is set: then the stream it stands in is off line for that reader.
+A reader skips what it does not know, unless the bit is set: then the stream it stands in is offline for that reader.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ a seal in the slot of one of its own puts.
 What is sequenced is put until it lands: only fencing ends the tries. A segment's bytes and key are fixed before its first
 put and the same in each try.
 
-A stream that cannot give its outcome, or whose block cannot be encoded, goes off line alone: nothing of it is stored from
+A stream that cannot give its outcome, or whose block cannot be encoded, goes offline alone: nothing of it is stored from
 that segment on, or answered. Other streams go on; a restart finds this one as its last good block left it.
 """
 
@@ -82,7 +82,7 @@ class Log:
         self.shard = ShardOwner()
         self._clock = clock
         self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded,
-                              self._take_off_line)
+                              self._take_offline)
         self._next = state.position.number + 1
         self._schedule = CommitSchedule(self.settings)
         self._open = OpenSegment()
@@ -152,7 +152,7 @@ class Log:
         another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``. Once the
         log has failed ``fn`` is never called.
 
-        Args: of is the stream that the call is about: if it goes off line, ``fn`` is not called either.
+        Args: of is the stream that the call is about: if it goes offline, ``fn`` is not called either.
         """
         if of is not None and of.stream_id in self._failed:
             return
@@ -342,7 +342,7 @@ class Log:
         Without anything to store there is no segment, except for a heartbeat or where calls wait for a proof of the lease.
         """
         try:
-            said = self._open.finish(self._failed, lambda owner, error: self._take_off_line(owner, self._next, error))
+            said = self._open.finish(self._failed, lambda owner, error: self._take_offline(owner, self._next, error))
         except Exception as error:
             _log.exception("sealing a segment failed")
             self.fail(error)
@@ -369,7 +369,7 @@ class Log:
         self._closed.append(segment)
         self._next += 1
 
-    def _take_off_line(self, owner: BlockOwner, number: int, error: Exception) -> None:
+    def _take_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
         """Store nothing of ``owner`` from segment ``number`` on, and answer nothing that depends on it since.
 
         Raises: ``error`` where the log cannot go on without the owner.
@@ -387,7 +387,7 @@ class Log:
                 segment.waiters = self._waiters.without(segment.waiters, owner)
         self._waiters.withdraw(owner)
         if first:
-            _log.error("a block of stream %016x cannot be stored in segment %d; it is off line, the others go on",
+            _log.error("a block of stream %016x cannot be stored in segment %d; it is offline, the others go on",
                        stream_id, number, exc_info=error)
 
     # Putting.
@@ -411,7 +411,7 @@ class Log:
             self.fail(error)
             return
         for block, failure in segment.failures:
-            self._take_off_line(block.owner, segment.position.number, failure)
+            self._take_offline(block.owner, segment.position.number, failure)
         segment.landed = True
         if self._last is segment:
             self._last = None
@@ -457,7 +457,7 @@ class Log:
                 block.owner.persisted(block)
             except Exception as error:
                 # It is stored, so its waiters may be answered; but the stream in memory is not what it should be.
-                self._take_off_line(block.owner, segment.position.number + 1, error)
+                self._take_offline(block.owner, segment.position.number + 1, error)
         if segment.waiters and self.lease_expired:
             # The put landed, but it began too long ago to prove the lease: the process was stopped meanwhile. What it
             # decided since it woke may rest on a state that another owner has changed.

@@ -136,7 +136,7 @@ class MemoryLog:
                 try:
                     block.owner.sealing(block)
                 except Exception as error:
-                    self._take_off_line(block.owner, error)
+                    self._take_offline(block.owner, error)
         self._blocks = {}
         sealed = []
         for block in blocks.values():
@@ -144,12 +144,12 @@ class MemoryLog:
                 try:
                     sealed.append(seal_block(block, position, stored=False))
                 except Exception as error:
-                    self._take_off_line(block.owner, error)
+                    self._take_offline(block.owner, error)
         for done in sealed:
             try:
                 done.owner.persisted(done)
             except Exception as error:
-                self._take_off_line(done.owner, error)
+                self._take_offline(done.owner, error)
         for fn, args, of in waiters:
             if self._failed:
                 if of is not None and of.stream_id in self._failed:
@@ -165,9 +165,9 @@ class MemoryLog:
                 self._loop.call_exception_handler({"message": "a reply that waited for a commit failed",
                                                    "exception": error})
 
-    def _take_off_line(self, owner: BlockOwner, error: Exception) -> None:
+    def _take_offline(self, owner: BlockOwner, error: Exception) -> None:
         """As in ``Log``: nothing that depends on this one is answered, the others go on."""
         if owner.stream_id not in self._failed:
             owner.failed(error)
             self._failed.add(owner.stream_id)
-            _log.error("memory stream %016x failed; it is off line, the others go on", owner.stream_id, exc_info=error)
+            _log.error("memory stream %016x failed; it is offline, the others go on", owner.stream_id, exc_info=error)

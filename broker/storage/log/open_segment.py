@@ -65,7 +65,7 @@ class OpenSegment:
     def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
         """Ask every owner with something to say for its outcome, and those that it makes speak in turn.
 
-        Args: failed are streams that are off line; it may grow meanwhile. on_error is told of an owner that cannot say.
+        Args: failed are streams that are offline; it may grow meanwhile. on_error is told of an owner that cannot say.
         Returns: the blocks to store. Raises: as ``on_error``.
         """
         blocks = self.blocks

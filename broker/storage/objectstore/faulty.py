@@ -2,19 +2,19 @@
 
 What may happen to one call, drawn from ``Faults`` by the given random.Random:
 
-    slow         it takes a while, and is then done
+    slow         the call succeeds, after a while
     refused      nothing happens; the answer is Transient ("503")
-    unanswered   it is done; the answer is Transient (the answer was lost)
+    unanswered   the call takes effect; the answer is Transient (the real answer was lost)
     lost         nothing happens; the answer, after ``timeout_ns``, is Transient
     late         puts only: the answer is Transient, and the put lands after it, however long after
     torn         puts only, on a directory: as lost, and half the object stays behind as a temporary file
 
-None of them breaks the contract of base.py: that is the point. Listings and ranges come as they are. All waiting is by
-``sleep`` (asyncio.sleep), so a virtual-time loop runs it without real time, and a seed gives the same run every time.
+None of them breaks the contract of base.py: that is the point. Listings and ranges are never altered. All waiting is by
+``sleep`` (asyncio.sleep), so a virtual-time loop needs no real time, and one seed gives the same run every time.
 
-A script steers single calls by a hook, which every call passes twice; see ``before`` and ``after``. One FaultyStore
-stands for one process's way to the store: brokers that share a store each have their own around it. ``halt`` is
-the end of that process: no call that has not reached the store yet ever will, and none is answered any more.
+A script controls single calls by hooks, which every call passes before and after; see ``before`` and ``after``. A
+FaultyStore stands for one process's connection to the store: brokers that share a store each have one around it. ``halt``
+ends that process: no further call reaches the store, and none is answered.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Faults:
     late_ns_max: int = 30_000_000_000
     torn: float = 0.0
     latency_ns: int = 0
-    """Taken by every call, half of it before and half after the store is asked; 0 yields to the loop all the same."""
+    """Of every call, half of it before and half after the store is called; even 0 yields to the loop."""
     timeout_ns: int = 5_000_000_000
 
     def scaled(self, factor: float) -> Faults:
@@ -68,7 +68,7 @@ class Faults:
 
 
 class Stall:
-    """A call that is held until it is let go: ``await stall.reached.wait()`` … ``stall.release()``."""
+    """A call that waits until it is released: ``await stall.reached.wait()`` … ``stall.release()``."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -76,29 +76,29 @@ class Stall:
         self.key = ""
 
     def release(self) -> None:
-        """Let the call go on."""
+        """Let the call continue."""
         self.released.set()
 
 
 class FaultyStore(Wrapper):
-    """One process's unreliable way to ``inner``. Has no ``put_sync``, since threads have no virtual time."""
+    """One process's unreliable connection to ``inner``. Has no ``put_sync``, since threads have no virtual time."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults | None = None,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         super().__init__(inner)
         self.put_sync = None
         self.faults = faults or Faults()
-        """May be exchanged at any time."""
+        """May be replaced at any time."""
         self.before: Hook | None = None
-        """Passed by each call before the store is asked. Raising: the call never reached the store."""
+        """Awaited by each call before the store is called. If it raises, the call never reached the store."""
         self.after: Hook | None = None
-        """Passed by each call after the store was asked. Raising: the answer was lost."""
+        """Awaited by each call after the store was called. If it raises, the answer was lost."""
         self.down = False
-        """While true every call ends in Transient, after a turn of the loop, without reaching the store."""
+        """While true every call raises Transient, after a turn of the loop, without reaching the store."""
         self.puts = 0
-        """Puts begun so far; the first is number 0 to ``stall_put``."""
+        """Puts begun so far; ``stall_put`` counts from 0."""
         self.injected: dict[str, int] = {}
-        """How often each fault happened, so that a test can say it has tried what it means to try."""
+        """How often each fault happened, so that a test can prove that it tried what it means to try."""
         self._rng = rng
         self._sleep = sleep
         self._stalls: dict[int, Stall] = {}
@@ -106,21 +106,21 @@ class FaultyStore(Wrapper):
         self._late: set[asyncio.Task[None]] = set()
 
     def stall_put(self, number: int) -> Stall:
-        """Hold put ``number`` (``puts`` is the next one's) before it reaches the store."""
+        """Stall put ``number`` (``puts`` is the next one's number) before it reaches the store."""
         if number < self.puts:
             raise ValueError(f"put {number} is over")
         return self._stalls.setdefault(number, Stall())
 
     def halt(self) -> None:
-        """The process dies: no later call reaches the store, none under way is answered. They wait to be cancelled.
+        """The process dies: no later call reaches the store, none in progress is answered. They wait to be cancelled.
 
-        Puts that are late land all the same, as what is in the network does.
+        Late puts still land, as packets in the network do.
         """
         self._halted = True
         for stall in self._stalls.values():
             stall.release()
 
-    async def settle(self) -> None:
+    async def late_puts_done(self) -> None:
         """Wait until every late put has landed or been refused."""
         while self._late:
             await asyncio.gather(*self._late)
@@ -157,7 +157,7 @@ class FaultyStore(Wrapper):
         await self._call("delete", key, lambda: self.inner.delete(key), self._draw_any("delete"))
 
     async def close(self) -> None:
-        """Close ``inner`` too, so share a store among several of these by closing none of them."""
+        """Also closes ``inner``: if several of these share a store, close none of them."""
         for task in self._late:
             task.cancel()
         self.faults = Faults()
@@ -196,7 +196,7 @@ class FaultyStore(Wrapper):
         return result
 
     async def _pass(self, operation: str, key: str, hook: Hook | None) -> None:
-        """Half the way, there or back."""
+        """One way of the connection, there or back."""
         wait_ns = self.faults.latency_ns // 2
         if self.faults.slow and self._rng.random() < self.faults.slow:
             self.injected["slow"] = self.injected.get("slow", 0) + 1
@@ -224,10 +224,10 @@ class FaultyStore(Wrapper):
         try:
             await self.inner.put(key, data)
         except StoreError:
-            pass  # nobody is left to tell
+            pass  # no caller waits any more
 
     def _tear(self, data: Buffers) -> None:
-        """Leave half of it where a process that was killed while writing would have left it."""
+        """Leave half the object where a process killed while writing would have left it."""
         store: ObjectStore = self.inner
         while isinstance(store, Wrapper):
             store = store.inner

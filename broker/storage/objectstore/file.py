@@ -1,7 +1,7 @@
 """Objects as files of one directory: ``file://DIR``.
 
-A key is a path below the directory, as it is. What is no object has a name that no key has: lock files are called
-``lock``, and ``.tmp`` holds what is being written where the file system cannot hide it.
+A key is a path below the directory. Files that are not objects have names that no key can have: lock files are called
+``lock``, and ``.tmp`` contains files being written, if the file system has no nameless files.
 
     put:  nameless file in the target directory, write, fdatasync     (where O_TMPFILE works; 0.31 ms for 1 kB)
           or .tmp/<run>/<n>, write, fdatasync                         (elsewhere;             0.45 ms)
@@ -10,9 +10,9 @@ A key is a path below the directory, as it is. What is no object has a name that
     get:  pread, from the page cache on the loop (preadv2 with RWF_NOWAIT: 2 µs for 1 kB, where a thread costs 97 µs),
           from the disk in a thread
 
-An object is visible from the link on and durable from the directory's fsync on, so whoever meets an existing name
-syncs the directory before saying so: what a put's refusal makes its caller believe in is durable too.
-A directory made on the way is synced into its parent before anything is linked into it.
+An object is visible from the link on and durable from the directory's fsync on. A put that finds the name taken also syncs
+the directory before it says so, since its caller will rely on that object. A new directory is synced into its parent
+before anything is linked into it.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ __all__ = ["FileStore"]
 
 _T = TypeVar("_T")
 
-_INLINE_BYTES_MAX = 256 * 1024  # a copy out of the page cache of this size holds the loop up for some 30 µs
-_THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave room for reads that wait for a disk
+_INLINE_BYTES_MAX = 256 * 1024  # copying this much from the page cache holds the loop for some 30 µs
+_THREADS_MAX = 16  # puts in flight (4) and a checkpoint's must leave threads for reads that wait for a disk
 _BUFFERS_MAX = 1024  # IOV_MAX
-_PUT_TRIES_MAX = 20  # the second works, but for a folder that others empty and remove meanwhile
+_PUT_TRIES_MAX = 20  # the second works, unless other processes empty and remove the folder meanwhile
 
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some room and it goes on",
-    errno.EDQUOT: "the disk quota is used up; raise it and it goes on",
+    errno.ENOSPC: "the disk is full; free some room, and the broker continues",
+    errno.EDQUOT: "the disk quota is used up; raise it, and the broker continues",
     errno.EACCES: "give the server's user read and write access to the directory and all below it",
     errno.EPERM: "give the server's user read and write access to the directory and all below it",
     errno.EROFS: "the file system is mounted read-only; mount it read-write",
-    errno.ENOTDIR: "something in the way of this name is a file; the directory holds what is not ours",
-    errno.EISDIR: "a directory has this name; the directory holds what is not ours",
-    errno.ENAMETOOLONG: "the file system does not take names this long; use another one",
+    errno.ENOTDIR: "a part of this path is a file; the directory contains files that are not the store's",
+    errno.EISDIR: "a directory has this name; the directory contains files that are not the store's",
+    errno.ENAMETOOLONG: "the file system does not allow names this long; use another one",
     errno.EXDEV: "a directory of the store is on another file system; keep all of the store on one",
     errno.EOPNOTSUPP: "the file system lacks hard links; use another one",
     errno.ENOSYS: "the file system lacks a call that is needed; use another one",
     errno.EMLINK: "the file system lacks hard links; use another one",
-    errno.ELOOP: "too many symbolic links in the way",
+    errno.ELOOP: "the path has too many symbolic links",
 }
 """Errors that trying again at once cannot help. All others (EIO, EMFILE, ENOMEM, ESTALE, …) are Transient."""
 
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""How a read or a delete learns that no object has a name; the last two when it is a folder's, or below an object's."""
+"""Errors of a read or a delete that mean no such object; the last two if the name is a folder's, or below an object's."""
 
 
 class FileStore(ObjectStore):
-    """A directory as an object store; see the module for how."""
+    """A directory as an object store; see the module's docstring."""
 
     def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, nameless: bool = True) -> None:
-        """Open the directory, made when missing unless ``read_only``; ``nameless=False`` never uses O_TMPFILE.
+        """Open the directory, created if missing unless ``read_only``; ``nameless=False`` never uses O_TMPFILE.
 
-        Raises: StoreRefused, with the texts that nats-server has for an unusable storage directory.
+        Raises: StoreRefused, in nats-server's words for an unusable storage directory.
         """
         self.directory = Path(directory).absolute()
         self.url = f"file://{self.directory}"
@@ -121,21 +121,21 @@ class FileStore(ObjectStore):
         await self._in_thread(self._delete, key)
 
     async def close(self) -> None:
-        """End the threads once the calls under way have ended."""
+        """End the threads after the calls in progress."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._executor.shutdown)
             self._temp.remove()
 
     async def now_ns(self) -> int | None:
-        """The wall clock at opening, carried on by CLOCK_BOOTTIME: a leap of the wall clock since then shows."""
+        """The wall clock at opening plus CLOCK_BOOTTIME since then, which reveals a later leap of the wall clock."""
         return self._started_at_ns + _boottime_ns() - self._started_boot_ns
 
     def lock_path(self, folder: str) -> Path:
         """The file that ``try_lock(folder)`` locks."""
         return self.directory / folder / "lock"
 
-    # What follows runs in worker threads, or in the caller's by put_sync.
+    # The following runs in worker threads, or by put_sync in the caller's thread.
 
     def _put(self, key: str, data: Buffers) -> None:
         path = self._path(key)
@@ -150,7 +150,7 @@ class FileStore(ObjectStore):
                         self._put_named(path, data)
                     break
                 except FileNotFoundError:
-                    # The folder is not there yet, or went with its last object between two of our calls.
+                    # The folder does not exist yet, or was removed with its last object between two of our calls.
                     refused = None
                     if not os.path.isdir(self._root):
                         raise
@@ -159,11 +159,11 @@ class FileStore(ObjectStore):
                     try:
                         _sync_directory(folder)
                     except FileNotFoundError:
-                        continue  # what had the key was the last object of its folder, and went since
+                        continue  # the object with this key was the last in its folder, and was deleted since
                     raise
                 except PermissionError as e:
-                    # ext4 makes no nameless file in a folder without links: EPERM, from within its rmdir to that call's
-                    # end, for as long as the folder's name is found. (Other calls wait for a lock, and say ENOENT.)
+                    # ext4 creates no nameless file in a folder that an rmdir in progress has unlinked: EPERM, until that
+                    # call ends and the name is gone. (Other calls wait for a lock, and return ENOENT.)
                     if e.errno != errno.EPERM or folder == self._root:
                         raise
                     refused = e
@@ -172,14 +172,14 @@ class FileStore(ObjectStore):
                 if refused is not None:
                     raise refused
                 raise Transient(f"{self.url}: {key}: its folder {folder} does not stay")
-            # A folder goes with its last object, so when it has gone ours was there, and was deleted since.
+            # A folder is removed with its last object: if it is gone, our object existed and was deleted since.
             with suppress(FileNotFoundError):
                 _sync_directory(folder)
         except OSError as e:
             raise self._error(e, key) from e
 
     def _put_nameless(self, folder: str, path: str, data: Buffers) -> bool:
-        """Whether the file system could: the object is then linked."""
+        """Put by a nameless file; False if the file system has none."""
         try:
             fd = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o640)
         except OSError as e:
@@ -195,7 +195,7 @@ class FileStore(ObjectStore):
                 # linkat(AT_SYMLINK_FOLLOW) by /proc, which needs no privilege; a directory fd makes Python use linkat.
                 os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
             except FileNotFoundError:
-                if not os.path.isdir("/proc/self/fd"):  # else it is the folder that has gone
+                if not os.path.isdir("/proc/self/fd"):  # otherwise the folder is gone
                     self._nameless = False
                     return False
                 raise
@@ -264,9 +264,9 @@ class FileStore(ObjectStore):
             if e.errno in _NOT_THERE:
                 return
             raise self._error(e, key) from e
-        # A folder goes with its last object, or every stream that ever was would slow down listing for ever.
-        # Not synced: an object that comes back after a power cut is let go of and gets deleted again.
-        # Whatever keeps a folder (others' objects, mostly), the object is gone.
+        # A folder is removed with its last object, or every stream that ever existed would slow down listing for ever.
+        # Not synced: an object that reappears after a power cut is released and deleted again.
+        # Whatever keeps a folder (other objects, mostly), the object is gone.
         with suppress(OSError):
             while (path := os.path.dirname(path)) != self._root:
                 os.rmdir(path)
@@ -319,9 +319,9 @@ class FileStore(ObjectStore):
 
 
 class _TempDirectory:
-    """This run's own directory for files being written, held by a flock for as long as the process lives.
+    """This run's own directory for files being written, locked by flock for as long as the process lives.
 
-    So the next one to open the store knows what was left by the dead, whatever their process ids and hosts.
+    So the next process to open the store recognizes the leftovers of dead ones, whatever their process ids and hosts.
     """
 
     def __init__(self, parent: str) -> None:
@@ -336,7 +336,7 @@ class _TempDirectory:
             while self._path is None:
                 path = os.path.join(self.parent, secrets.token_hex(8))
                 os.makedirs(path)
-                # Between these two a sweeper may have taken it for a dead one's: then make another.
+                # In between, another process may have taken it for a dead one's and removed it: then make another.
                 if (lock := FileLock.take(path)) is not None:
                     self._path, self._lock = path, lock
         return os.path.join(self._path, f"{next(self._numbers):x}")
@@ -349,7 +349,7 @@ class _TempDirectory:
 
 
 def _sweep_temp(parent: str) -> None:
-    """Remove what processes that no longer live left half written."""
+    """Remove the half-written files of dead processes."""
     try:
         names = os.listdir(parent)
     except OSError:
@@ -359,14 +359,14 @@ def _sweep_temp(parent: str) -> None:
         try:
             lock = FileLock.take(path)
         except OSError:
-            continue  # not ours to touch; it costs room, no more
+            continue  # we may not touch it; it only costs space
         if lock is not None:
             _remove_flat(path)
             lock.release()
 
 
 def _remove_flat(folder: str) -> None:
-    """Remove a folder that has only files; what cannot be removed stays for the next sweep."""
+    """Remove a folder that contains only files; what cannot be removed is left for the next sweep."""
     with suppress(OSError):
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
@@ -374,10 +374,10 @@ def _remove_flat(folder: str) -> None:
 
 
 def _walk(folder: str, base: str, prefix: str, after: str) -> Iterator[tuple[str, str]]:
-    """Keys and paths of the objects below ``folder`` in key order; ``base`` is the folder's own part of the key.
+    """Keys and paths of the objects below ``folder`` in key order; ``base`` is the folder's part of the key.
 
-    A folder sorts as its name with the slash, as its keys do: ``a-b`` < ``a/c`` < ``a0``. Names at or before ``after``
-    are dropped unsorted and unread.
+    A folder sorts by its name with the slash, as its keys do: ``a-b`` < ``a/c`` < ``a0``. Names at or before ``after``
+    are neither sorted nor read.
     """
     rows: list[tuple[str, os.DirEntry[str], bool]] = []
     try:
@@ -407,7 +407,7 @@ def _walk(folder: str, base: str, prefix: str, after: str) -> Iterator[tuple[str
 
 
 def _read_cached(path: str, start: int, end: int | None) -> bytes | None:
-    """The range when it is small and all of it is in the page cache, else None."""
+    """The range if it is small and completely in the page cache, else None."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
@@ -421,7 +421,7 @@ def _read_cached(path: str, start: int, end: int | None) -> bytes | None:
             if os.preadv(fd, [buffer], start, _NOWAIT) < length:
                 return None
         except OSError:
-            return None  # EAGAIN: not cached; EOPNOTSUPP: this file system cannot say. A thread reads it, and judges.
+            return None  # EAGAIN: not cached; EOPNOTSUPP: this file system cannot say. A thread reads it then.
         return bytes(buffer)
     finally:
         os.close(fd)
@@ -450,14 +450,14 @@ def _make_directories(path: str) -> None:
         try:
             os.mkdir(path, 0o750)
         except FileExistsError:
-            # One look: between two of them it may go with its last object, which is FileNotFoundError and tried again.
+            # One stat call: the folder may be removed at any time, which raises FileNotFoundError and is retried.
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         _sync_directory(os.path.dirname(path))
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder anew that has gone, or is going: mkdir, unlike a look, waits for the end of an rmdir under way."""
+    """Recreate a folder that is gone, or is being removed: mkdir, unlike stat, waits for an rmdir in progress."""
     try:
         os.mkdir(path, 0o750)
         _sync_directory(os.path.dirname(path))
@@ -477,5 +477,5 @@ def _sync_directory(path: str) -> None:
 
 
 def _boottime_ns() -> int:
-    """Time since boot, suspended time included, where the system has such a clock."""
+    """Time since boot, including suspended time if the system has such a clock."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

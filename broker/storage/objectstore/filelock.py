@@ -1,4 +1,4 @@
-"""A lock on a file or directory that ends with the process that holds it, however it ends: flock."""
+"""A lock on a file or directory (flock), released when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class FileLock:
 
     @classmethod
     def take(cls, path: str) -> FileLock | None:
-        """Lock the directory ``path``, or the file, made when missing; None while somebody else holds it.
+        """Lock the directory ``path``, or the file, created if missing; None while another process holds the lock.
 
-        Raises: OSError where the file system has no flock, or the path cannot be opened.
+        Raises: OSError if the file system has no flock, or the path cannot be opened.
         """
         is_directory = os.path.isdir(path)
         fd = os.open(path, (os.O_RDONLY if is_directory else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever removed the path between our open and our lock leaves us with a lock on nothing.
+            # If the path was removed between our open and our lock, we locked a file that no other process will find.
             there, held = os.stat(path), os.fstat(fd)
             if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
                 return cls(fd)

@@ -1,6 +1,6 @@
-"""A store that counts: calls, bytes, seconds and errors of each operation, for /varz, the metrics and the bench.
+"""A store that counts calls, bytes, seconds and errors of each operation, for /varz, metrics and benchmarks.
 
-Wrap the bare store with it and the retrying one around that: then each try counts, which is what a bucket bills.
+Wrap it around the bare store, and the retrying one around this: then each try counts, as it does on a bucket's bill.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SECONDS_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 
 
 class OperationStats:
-    """What one operation did so far. Only ever grows, but ``in_flight``."""
+    """Counts of one operation. All but ``in_flight`` only grow."""
 
     __slots__ = ("buckets", "bytes", "count", "errors", "in_flight", "ns", "ns_max")
 
     def __init__(self) -> None:
         self.count = 0
-        """Calls that ended, errors among them."""
+        """Calls that ended, including errors."""
         self.bytes = 0
         """Bytes put or got by the calls that succeeded; rows, for a listing."""
         self.ns = 0
         self.ns_max = 0
         self.in_flight = 0
         self.errors: dict[str, int] = {}
-        """Failed calls by the error's class; NotFound and PreconditionFailed are answers, but stand here too."""
+        """Failed calls by the error's class, including NotFound and PreconditionFailed, which are ordinary answers."""
         self.buckets = [0] * (len(SECONDS_BOUNDS) + 1)
 
     def as_dict(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class InstrumentedStore(Wrapper):
 
     @property
     def errors(self) -> int:
-        """Calls that failed in Transient or StoreRefused: the store's trouble, not its answers."""
+        """Calls that ended in Transient or StoreRefused: failures of the store, not answers."""
         answers = (NotFound.__name__, PreconditionFailed.__name__)
         return sum(n for stats in self._operations.values() for name, n in stats.errors.items() if name not in answers)
 
@@ -99,7 +99,7 @@ class InstrumentedStore(Wrapper):
 
 
 class _Counted:
-    """One call: counted when it ends, however it ends."""
+    """One call, counted when it ends, however it ends."""
 
     __slots__ = ("_began_ns", "_owner", "_stats", "size")
 

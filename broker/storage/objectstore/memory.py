@@ -27,7 +27,7 @@ class MemoryStore(ObjectStore):
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
         self.objects: dict[str, bytes] = {}
-        """What lies in the store, for tests to look at; changed by calls only, an order lies beside it."""
+        """The stored objects, for tests to look at; only calls change them, since ``_keys`` has their order."""
         self._keys: list[str] = []
         self._closed = False
 

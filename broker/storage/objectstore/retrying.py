@@ -1,14 +1,14 @@
-"""A store that tries again what failed for a while: Transient errors, with growing pauses, up to a bound in time.
+"""A store that retries Transient errors, with growing pauses, up to a bound in time.
 
     try ── Transient ──> pause ──> try ── Transient ──> pause … past give_up_ns ──> the last Transient
      └── anything else: done, at once
 
-The n-th pause is drawn from the upper half of ``pause_ns * 2**n``, at most ``pause_ns_max``: brokers that were turned
-away together do not come back together.
+The n-th pause is drawn from the upper half of ``pause_ns * 2**n``, at most ``pause_ns_max``: brokers that were refused at
+the same time do not retry at the same time.
 
-A put is tried again like the rest, with the same bytes. A later try may meet what an earlier one left, so that
-PreconditionFailed comes back from a put that landed; who put tells it by the object's header, as after any refusal.
-``put_sync`` is tried once: after a Transient the caller goes on with ``put``, on the loop, where waiting costs nothing.
+A put is retried like the rest, with the same bytes. A later try may find what an earlier one put, so a put that landed can
+raise PreconditionFailed; the caller learns that from the object's header, as after any refusal. ``put_sync`` is tried once:
+after a Transient the caller continues with ``put``, on the loop, where waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 
 
 class RetryingStore(Wrapper):
-    """Retries by the rule above."""
+    """Retries as described above."""
 
     def __init__(self, inner: ObjectStore, *, clock: Clock, rng: random.Random, give_up_ns: int = 30_000_000_000,
                  pause_ns: int = 50_000_000, pause_ns_max: int = 2_000_000_000,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """``give_up_ns`` is measured from a call's beginning; no pause is begun that would end past it."""
+        """``give_up_ns`` counts from a call's beginning; no pause starts that would end past it."""
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
@@ -42,9 +42,9 @@ class RetryingStore(Wrapper):
         self._pause_ns_max = pause_ns_max
         self._sleep = sleep
         self.retries = 0
-        """How often anything was tried again."""
+        """Retries so far, of all calls."""
         self.on_trouble: Callable[[], None] | None = None
-        """Told of each try that failed, before the next one or the end."""
+        """Called after each failed try, before the next one or the end."""
 
     async def put(self, key: str, data: Buffers) -> None:
         await self._tried(lambda: self.inner.put(key, data))
@@ -59,7 +59,7 @@ class RetryingStore(Wrapper):
         await self._tried(lambda: self.inner.delete(key))
 
     async def close(self) -> None:
-        """Calls under way are not tried again."""
+        """Calls in progress are not retried."""
         self._give_up_ns = -1
         await self.inner.close()
 

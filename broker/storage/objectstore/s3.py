@@ -1,12 +1,12 @@
-"""Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and their like.
+"""Objects in a bucket, through aiobotocore: ``s3://bucket/prefix`` on AWS, MinIO, SeaweedFS and the like.
 
-Each call is one request, with no retries of botocore's own: RetryingStore owns those. (The HTTP client below still
-sends a request twice when a kept connection turns out dead: one reason why a refused put proves nothing before what
-lies there was read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
+Each call is one request; botocore's own retries are off, since RetryingStore owns them. (The HTTP client still sends a
+request twice if a kept-alive connection turns out to be dead: one reason why a refused put proves nothing until the
+object there has been read.) A put is a single PutObject with ``If-None-Match: *``, never multipart.
 
-What the environment says counts: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS chain of credentials.
-An endpoint that is not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would cost a
-sixth of what one put takes, and every object carries checksums of its own. AWS gets unsigned payloads under TLS only.
+Configured by the environment: AWS_ENDPOINT_URL(_S3), AWS_REGION, and the whole AWS credential chain. An endpoint that is
+not AWS's is addressed by path, and its payloads are not signed: SHA-256 of 8 MiB would take a sixth of a put's time, and
+every object has its own checksums. AWS gets unsigned payloads under TLS only.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = ["S3Store"]
 
 _CONNECT_TIMEOUT_S = 3.0
 _CLIENT_TIMEOUT_S = 30.0
-"""For finding credentials: the chain may ask other processes and servers, with minutes of patience or without end."""
+"""For finding credentials: the chain may ask other processes and servers, and wait for minutes or for ever."""
 _KEEPALIVE_S_MAX = 12.0
 _KEEPALIVE_SHARE = 0.8
-"""Of a request's longest time a connection may lie idle. When a request got no answer in time, none that lay idle as it
-began is used any more: a server that is gone without a word costs one time-out, not one for each connection to it."""
+"""How long a connection may be idle, as a share of a request's time-out. After a time-out no connection is reused that was
+idle when that request began, so a server that vanishes costs one time-out, not one for each connection."""
 
 _ACCESS = "allow s3:GetObject, s3:PutObject and s3:DeleteObject on the keys and s3:ListBucket on the bucket"
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile"
@@ -66,12 +66,12 @@ _REMEDIES = {
     "ExpiredToken": "renew the session's credentials",
     "InvalidToken": _KEYS,
     "RequestTimeTooSkewed": "set this machine's clock",
-    "XMinioStorageFull": "the store is full; free some room and it goes on",
-    "QuotaExceeded": "the store's quota is used up; raise it and it goes on",
-    "NotImplemented": "this endpoint cannot serve as a store: it lacks what the request asks for",
-    "MethodNotAllowed": "this endpoint does not seem to be an S3 one: check AWS_ENDPOINT_URL",
+    "XMinioStorageFull": "the store is full; free some room, and the broker continues",
+    "QuotaExceeded": "the store's quota is used up; raise it, and the broker continues",
+    "NotImplemented": "this endpoint cannot serve as a store: it does not support the request",
+    "MethodNotAllowed": "this endpoint does not seem to be S3: check AWS_ENDPOINT_URL",
 }
-"""Error codes that trying again at once cannot help."""
+"""Error codes for which trying again at once cannot help."""
 
 _TRANSIENT_CODES = frozenset((
     "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled",
@@ -81,15 +81,15 @@ _TRANSIENT_CODES = frozenset((
 
 
 class S3Store(ObjectStore):
-    """One bucket, or what lies below one prefix of it."""
+    """One bucket, or the part of it below a prefix."""
 
     puts_cost = True
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint: str | None = None, region: str | None = None,
                  put_timeout_ns: int = 5_000_000_000, get_timeout_ns: int = 30_000_000_000, connections_max: int = 32,
                  clock: Clock | None = None) -> None:
-        """``endpoint`` and ``region`` beat the environment. ``put_timeout_ns`` also bounds deletes, ``get_timeout_ns``
-        one page of a listing. The lease on S3 stands on the put's: keep it below a third of it."""
+        """``endpoint`` and ``region`` take precedence over the environment. ``put_timeout_ns`` also bounds deletes,
+        ``get_timeout_ns`` one page of a listing. Keep the put's time-out below a third of the lease."""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         self._bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
@@ -126,7 +126,7 @@ class S3Store(ObjectStore):
                     data: bytes = await stream.read()
         except _PastTheEnd:
             return b""
-        # Who ignores the range sends the whole object, and no Content-Range.
+        # A server that ignores the range sends the whole object, and no Content-Range.
         return data[start:end] if asked and not answer.get("ContentRange") else data
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
@@ -148,7 +148,7 @@ class S3Store(ObjectStore):
             if not answer.get("IsTruncated"):
                 break
             asked["ContinuationToken"] = answer["NextContinuationToken"]
-        found.sort()  # SeaweedFS goes through folders by bare name; elsewhere it is one pass over what is sorted
+        found.sort()  # SeaweedFS orders folders by bare name; elsewhere this is one pass over a sorted list
         return found
 
     async def delete(self, key: str) -> None:
@@ -159,13 +159,13 @@ class S3Store(ObjectStore):
             pass
 
     async def close(self) -> None:
-        """Close the connections. Calls under way end in Transient."""
+        """Close the connections. Calls in progress raise Transient."""
         if not self._closed:
             self._closed = True
             await self._exit.aclose()
 
     async def now_ns(self) -> int | None:
-        """The ``Date`` of the last answer, carried on by the monotonic clock."""
+        """The ``Date`` of the last answer plus the monotonic time since then."""
         if self._date is None:
             return None
         text, at_ns = self._date
@@ -173,7 +173,7 @@ class S3Store(ObjectStore):
             seconds = parsedate_to_datetime(text).timestamp()
         except ValueError:
             return None
-        # The header has whole seconds, cut off: half a second on is the best guess.
+        # The header has truncated seconds: half a second more is the best guess.
         return int(seconds) * 1_000_000_000 + 500_000_000 + self._clock.monotonic_ns() - at_ns
 
     def _note_date(self, answer: Any) -> None:
@@ -183,7 +183,7 @@ class S3Store(ObjectStore):
 
     @asynccontextmanager
     async def _call(self, operation: str, key: str, timeout_s: float) -> AsyncIterator[Any]:
-        """The client, for one request; whatever goes wrong inside comes out as a StoreError."""
+        """The client, for one request; every failure inside is raised as a StoreError."""
         if self._closed:
             raise Transient(f"{self.url}: the store is closed")
         try:
@@ -200,12 +200,12 @@ class S3Store(ObjectStore):
         except (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as e:
             raise self._failure(e, operation, key) from e
         except Exception as e:
-            if self._closed:  # the client's parts fail in their own ways once it is closed under a call
+            if self._closed:  # the client raises errors of all kinds if it is closed during a call
                 raise Transient(f"{self._where}: {operation} {key}: the store was closed") from e
             raise
 
     def _refusal(self, e: boto.ClientError, operation: str, key: str) -> Exception:
-        """What an answer of the store that is an error means."""
+        """The meaning of an error response."""
         status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = e.response.get("Error", {}).get("Code", "")
         said = e.response.get("Error", {}).get("Message", "")
@@ -230,7 +230,7 @@ class S3Store(ObjectStore):
         return StoreRefused(f"{text}: check AWS_ENDPOINT_URL, AWS_REGION and the bucket")
 
     def _failure(self, e: Exception, operation: str, key: str) -> StoreError:
-        """What it means that there was no answer, or none that is S3's."""
+        """The meaning of no response, or of one that is not S3's."""
         where = f"{self._where}: {operation} {key}"
         if isinstance(e, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError
                       | boto.TokenRetrievalError | boto.ProfileNotFound | boto.ConfigParseError):
@@ -240,20 +240,20 @@ class S3Store(ObjectStore):
         if isinstance(e, boto.ParamValidationError | boto.UnknownServiceError | boto.NoRegionError
                       | boto.InvalidRegionError):
             return StoreRefused(f"{where}: {e}: check the bucket's name and AWS_REGION")
-        # Their texts name the URL at most, with what was signed left out.
+        # Their texts contain at most the URL; the signature in its query is cut off.
         if isinstance(e, ResponseParserError):
-            return Transient(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
+            return Transient(f"{where}: the response is not S3's; check AWS_ENDPOINT_URL")
         return Transient(f"{where}: {type(e).__name__}: {str(e).partition('?')[0][:200]}")
 
     def _before_send(self, request: Any, **_: object) -> None:
-        """Take from a request, just before it is sent, what only costs.
+        """Remove from a request what only costs time, just before it is sent.
 
-        Expect: 100-continue, which botocore adds to each put, makes it wait for one more round trip. The BytesIO that
-        it makes of a body would go out in 64 KiB writes (4 MiB: 8.3 ms of CPU, 4.5 without both).
+        botocore adds Expect: 100-continue to each put, one more round trip, and wraps the body into a BytesIO, which would
+        be sent in 64 KiB writes (4 MiB: 8.3 ms of CPU, 4.5 without both).
         """
         if request.method == "HEAD":
-            # We send none: botocore does, to ask for the bucket's region after a redirect that did not name it, and
-            # goes on without end when that is redirected too.
+            # We send none. botocore does, to ask for the bucket's region after a redirect that did not name it, and
+            # loops for ever if that is redirected too.
             raise StoreRefused(f"{self._where}: redirected to another region: {_REMEDIES['PermanentRedirect']}")
         request.headers.pop("Expect", None)
         if isinstance(request.body, BytesIO):
@@ -290,7 +290,7 @@ class S3Store(ObjectStore):
             read_timeout=max(self._put_timeout_s, self._get_timeout_s) + 1,
             max_pool_connections=self._connections_max, retries={"total_max_attempts": 1}, parameter_validation=False,
             request_checksum_calculation="when_required", response_checksum_validation="when_required", s3=s3,
-            # Without one of our own botocore composes its long one anew for each request: 0.2 ms of 1.2.
+            # Otherwise botocore composes its long one for each request: 0.2 ms of 1.2.
             signature_version="s3v4", user_agent="jetblock")
         made = session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         try:
@@ -303,4 +303,4 @@ class S3Store(ObjectStore):
 
 
 class _PastTheEnd(Exception):
-    """416: the range begins at or past the object's end, which is no error here."""
+    """416: the range begins at or past the object's end, which is not an error here."""

@@ -1,6 +1,6 @@
-"""From the store's URL, as the operator gives it, to the store.
+"""Opening a store by its URL.
 
-    file://DIR              a directory; everything after the slashes is its path, relative ones too
+    file://DIR              a directory; everything after the slashes is its path, which may be relative
     s3://BUCKET[/PREFIX]    a bucket, or the part of it below PREFIX; the rest comes from the AWS_* environment
     memory://               nothing is kept
 """
@@ -30,10 +30,10 @@ class StoreUrl(NamedTuple):
 
 
 def parse_store_url(url: str) -> StoreUrl:
-    """Take a store's URL apart. Raises: ValueError, saying what is wrong and how to write it; without a secret."""
+    """Parse a store's URL. Raises: ValueError that says what is wrong and how to write it, without secrets."""
     scheme, colon, rest = url.partition("://")
     if not colon:
-        raise ValueError(f"{_hide(url)!r} is no URL of a store: write {_FORMS}")
+        raise ValueError(f"{_hide(url)!r} is not the URL of a store: write {_FORMS}")
     if scheme == "file":
         if not rest or "\0" in rest:
             raise ValueError("file:// needs a directory: write file:///var/lib/jetblock or file://DIR")
@@ -61,10 +61,10 @@ def parse_store_url(url: str) -> StoreUrl:
 def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None,
                region: str | None = None, put_timeout_ns: int = 5_000_000_000,
                get_timeout_ns: int = 30_000_000_000, connections_max: int = 32) -> ObjectStore:
-    """The bare store behind ``url``; nothing is asked of an S3 endpoint before the first call.
+    """The store at ``url``, without wrappers; an S3 endpoint is not contacted before the first call.
 
-    Args: ``read_only`` creates nothing, for inspection; the others are S3's. ``endpoint`` and ``region`` beat
-        AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
+    Args: ``read_only`` creates nothing, for inspection; the others are for S3. ``endpoint`` and ``region`` take precedence
+        over AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL and AWS_REGION.
     Raises: ValueError for a URL of no known form; StoreRefused for a directory that cannot be used.
     """
     scheme, where, prefix = parse_store_url(url)
@@ -72,7 +72,7 @@ def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None
         return FileStore(where, read_only=read_only)
     if scheme == "memory":
         return MemoryStore()
-    # Costs some 200 ms and 35 MB, which a directory store need not pay.
+    # Importing it costs some 200 ms and 35 MB, which a directory store should not pay.
     from broker.storage.objectstore.s3 import S3Store
 
     return S3Store(where, prefix, endpoint=endpoint, region=region, put_timeout_ns=put_timeout_ns,
@@ -80,6 +80,6 @@ def open_store(url: str, *, read_only: bool = False, endpoint: str | None = None
 
 
 def _hide(url: str) -> str:
-    """The URL without what stands before an ``@``."""
+    """The URL without its part before an ``@``."""
     scheme, colon, rest = url.rpartition("://")
     return f"{scheme}{colon}…@{rest.rpartition('@')[2]}" if "@" in rest else url

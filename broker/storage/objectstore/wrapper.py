@@ -1,4 +1,4 @@
-"""What the wrappers share: each stands before another store and passes on what it has no part in."""
+"""The base class of wrappers: passes on to another store the calls that a wrapper does not change."""
 
 from __future__ import annotations
 

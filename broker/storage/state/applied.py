@@ -225,7 +225,7 @@ class ShardState:
                     consumer.apply_delta(body)
                     consumer.place = None
             elif kind == RecordKind.CONSUMER_CREATE:
-                made = ConsumerState.created(record.body)  # type: ignore[arg-type]  # a wrong type ends in off line
+                made = ConsumerState.created(record.body)  # type: ignore[arg-type]  # a wrong type ends in offline
                 stream.consumers[made.name] = made
             elif kind == RecordKind.CONSUMER_UPDATE:
                 body = record.body
@@ -316,7 +316,7 @@ class ShardState:
             for key in log_keys(some):
                 live = segments.get(key)
                 if live is None:
-                    continue  # released together with an off line stream's blocks
+                    continue  # released together with an offline stream's blocks
                 segments[key] = live - 1
                 if live == 1:
                     self.unnamed.add(key)

@@ -1,4 +1,4 @@
-"""A stream whose block cannot be stored goes off line alone, whatever was at fault, and nobody is told what is not true.
+"""A stream whose block cannot be stored goes offline alone, whatever was at fault, and nobody is told what is not true.
 
 The fault is planted where it can come from: the owner's last word, the columns of its block, the encoded core. Beside it
 another stream publishes into the same segments. A restart finds each as its last good block left it.

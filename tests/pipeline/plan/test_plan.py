@@ -168,12 +168,12 @@ def test_names_objects_of_all_places() -> None:
         StreamPaths("$G", "s", 0x77).run(Position(1, 3), 5)]
 
 
-def test_a_stream_off_line_gives_no_plan() -> None:
+def test_a_stream_offline_gives_no_plan() -> None:
     """Its block table may be wrong, so neither a plan nor an estimate is made of it."""
     snapshot = a_snapshot(a_ref(0))
     snapshot.offline = "record kind 200 is unknown"
     for call in (tasks, lambda snapshot, selection: estimate([snapshot], selection)):
-        with pytest.raises(Damaged, match=r"stream \$G/s is off line, and no rows .* record kind 200"):
+        with pytest.raises(Damaged, match=r"stream \$G/s is offline, and no rows .* record kind 200"):
             call(snapshot, Selection())
 
 

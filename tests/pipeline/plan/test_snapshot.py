@@ -449,7 +449,7 @@ async def test_a_newer_segment_or_store() -> None:
         read_store(MemoryObjectClient(MemoryStore()), stream="s")
 
 
-async def test_a_stream_that_is_off_line_is_no_other_s_trouble() -> None:
+async def test_a_stream_that_is_offline_is_no_other_s_trouble() -> None:
     """A newer broker's record in one stream: it says so, and others are read."""
     store = MemoryStore()
     owner = Owner(store)

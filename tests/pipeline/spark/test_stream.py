@@ -428,7 +428,7 @@ async def test_deletes_further_on_are_no_loss(owner: Owner, objects: MemoryObjec
     assert query.batch() == [11, 15]
 
 
-async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: MemoryObjectClient,
+async def test_a_stream_that_is_offline_ends_a_query(owner: Owner, objects: MemoryObjectClient,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     s = await owner.make("S")
     await add(s, 10)
@@ -436,7 +436,7 @@ async def test_a_stream_that_is_off_line_ends_a_query(owner: Owner, objects: Mem
     query.batch()
     seen = query.reader._progress._follower.look()["$G/S"]
     seen.state.offline = "a record is damaged"
-    with pytest.raises(Damaged, match=r"stream \$G/S is off line: a record is damaged"):
+    with pytest.raises(Damaged, match=r"stream \$G/S is offline: a record is damaged"):
         query.plan()
 
 

@@ -220,7 +220,7 @@ class World:
         for process in self.processes:
             await process.kill()
         for process in self.processes:
-            await process.store.settle()
+            await process.store.late_puts_done()
         self.look()
 
     def look(self) -> dict[int, dict[int, Message]]:

@@ -232,7 +232,7 @@ def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
         await asyncio.sleep(0.01)
         rig.store.faults = Faults(latency_ns=MS)
         await rig.log.persisted()
-        await rig.store.settle()
+        await rig.store.late_puts_done()
         await asyncio.sleep(60)
         assert answered == [1]
         assert len(set(tries)) == 1
@@ -452,7 +452,7 @@ def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> 
     in_virtual_time(main)
 
 
-def test_a_stream_that_fails_twice_is_off_line_from_its_first_failure_on() -> None:
+def test_a_stream_that_fails_twice_is_offline_from_its_first_failure_on() -> None:
     """Its block of one segment cannot be encoded, and before that put has landed it cannot say how it stands for the next:
     nothing of either is stored, so nothing of either is told."""
     async def main(clock: ManualClock) -> None:

@@ -113,7 +113,7 @@ async def test_under_every_fault_the_probe_tells_the_truth() -> None:
             passed += 1
         except StoreRefused as e:
             assert "cannot be reached" in str(e), f"seed {seed}"  # noqa: PT017
-        await faulty.settle()
+        await faulty.late_puts_done()
     assert passed == 200
 
 

@@ -169,7 +169,7 @@ async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[st
             ends.append("get")
         except Transient as e:
             ends.append(str(e))
-    await store.settle()
+    await store.late_puts_done()
     return store.injected, ends, memory.objects
 
 
@@ -190,7 +190,7 @@ async def test_what_each_fault_leaves() -> None:
         with pytest.raises(Transient):
             await store.put("k", [b"x"])
         assert ("k" in memory.objects) is at_once, name
-        await store.settle()
+        await store.late_puts_done()
         assert ("k" in memory.objects) is in_the_end, name
         assert store.injected == {name: 1}
 
@@ -209,7 +209,7 @@ async def test_a_late_put_that_meets_its_retry_changes_nothing() -> None:
     store.faults = Faults()
     await store.put("k", [b"retry"])
     retried.set()
-    await store.settle()
+    await store.late_puts_done()
     assert memory.objects == {"k": b"retry"}
 
 

@@ -189,8 +189,8 @@ def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
     in_virtual_time(main)
 
 
-def test_a_record_that_must_be_understood_takes_its_stream_off_line() -> None:
-    """A newer broker's record: this stream is off line, the others are served; no checkpoint and no sweep forgets it."""
+def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
+    """A newer broker's record: this stream is offline, the others are served; no checkpoint and no sweep forgets it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)

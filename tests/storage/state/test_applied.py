@@ -166,7 +166,7 @@ def test_consumer_records() -> None:
     assert state.streams[7].consumers == {}
 
 
-def test_a_damaged_record_takes_its_stream_off_line_and_no_other() -> None:
+def test_a_damaged_record_takes_its_stream_offline_and_no_other() -> None:
     """The stream is not replayed further, says why, and can still be deleted."""
     state = made()
     segment(state, 2, records=[(RecordKind.STREAM_CREATE, {"account": "$G", "name": "t", "config": {}, "created_ns": 1})],
