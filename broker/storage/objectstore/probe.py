@@ -49,7 +49,7 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers) -> bytes:
         raise StoreRefused(f"{e}: the store cannot be reached, or does not work: check that it is up, "
                            f"its address (AWS_ENDPOINT_URL) and the network") from e
     raise StoreRefused(f"{store.url}: the store overwrites objects: a conditional put (If-None-Match: *) of {key}, which "
-                       f"exists, succeeded. Nothing would keep two brokers apart, so none runs on it. Use a store that "
+                       f"exists, succeeded. Nothing would keep two brokers apart, so none runs on it. Use one that "
                        f"honours conditional puts: AWS S3, MinIO, SeaweedFS, or a directory (file://DIR)")
 
 
