@@ -1,4 +1,4 @@
-"""The stores that whole-broker tests run on: a directory, and a bucket of a real MinIO."""
+"""The stores that tests of whole brokers run on: a directory, and a bucket on a real MinIO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stock clients for tests that break things: they go on through lost connections and note what was acknowledged."""
+"""Stock clients for destructive tests: they survive lost connections and record what was acknowledged."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Writer:
 
 
 async def read_all(client: Client, stream: str) -> dict[int, bytes]:
-    """Everything that the stream holds, by sequence, through a pull consumer without acks."""
+    """All messages in the stream, by sequence, through a pull consumer without acks."""
     js = client.jetstream()
     state = (await js.stream_info(stream)).state
     name = f"all{time.monotonic_ns()}"
@@ -161,7 +161,7 @@ async def read_all(client: Client, stream: str) -> dict[int, bytes]:
 
 
 async def until(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Ask again and again until the answer is yes: for what tells nobody when it changes."""
+    """Repeat ``check`` until it is true, for changes without an event to wait for."""
     for _ in range(int(seconds / 0.05)):
         if await check():
             return
@@ -176,7 +176,7 @@ async def health(broker: BrokerProcess) -> tuple[int, str]:
 
 
 async def standby_health(broker: BrokerProcess) -> tuple[int, str]:
-    """/healthz of a broker that has not been ready yet: its log says where its pages are."""
+    """/healthz of a broker that has not been ready yet: its log names the port."""
     at = await broker.wait_line(r"Starting http monitor on (\S+)")
     status, body = await fetch(f"http://{at[1]}/healthz")
     return status, body.decode()
@@ -191,6 +191,6 @@ def resident_bytes(broker: BrokerProcess) -> int:
 
 
 def unexpected(broker: BrokerProcess) -> list[str]:
-    """Lines of its log that no fault from outside may bring about: tracebacks, failed assertions, lost exceptions."""
+    """Lines of its log that no external fault may cause: tracebacks, failed assertions, lost exceptions."""
     signs = ("Traceback", "AssertionError", "never retrieved", "Exception in callback", "Unhandled", "was destroyed but")
     return [line for line in broker.stderr if any(sign in line for sign in signs)]

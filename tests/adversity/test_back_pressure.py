@@ -1,6 +1,8 @@
-"""A store that is slow, then gone: publishers are slowed, then refused; memory stays bounded; nothing acknowledged is lost.
+"""A store that is slow, then gone: publishers are slowed, then refused; memory stays bounded; nothing acknowledged is
+lost.
 
-A proxy before MinIO holds everything back. The bound on what is sequenced and not stored is small here, so that it is met soon.
+A proxy before MinIO holds everything back. The bound on messages sequenced but not stored is small here, so that it is
+soon reached.
 """
 
 from __future__ import annotations
@@ -110,8 +112,8 @@ async def outage(minio: S3Server, seconds: float) -> None:
 
 @pytest.mark.timeout(300)  # its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
 async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
-    """Refused with 429 and 10167 within the second that publishers are slowed for, told again and again, core traffic and
-    memory untouched; when the store is back, publishing goes on and everything acknowledged is there, after a kill too."""
+    """Refused with 429 and 10167 after at most a second of slowing down, repeatedly, with core traffic and memory
+    unaffected; when the store is back, publishing continues and everything acknowledged is there, after a kill too."""
     await outage(minio, 2)
 
 
@@ -123,8 +125,8 @@ async def test_a_store_gone_for_a_minute(minio: S3Server) -> None:
 
 
 async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> None:
-    """Duplicates and API requests put nothing into the tail, yet their answers wait for it: past a bound they are refused
-    too (429; 10008), so memory stays where it was however many come."""
+    """Duplicates and API requests add nothing to the tail, but their answers wait for it: past a bound they are refused
+    too (429; 10008), so memory does not grow with their number."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
         async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:

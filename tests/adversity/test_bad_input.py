@@ -1,8 +1,7 @@
-"""Anything at all on the socket, in the API and in names: the broker stays up, other clients notice nothing,
-its log shows no
-traceback, and nothing is written but below the store's own folder.
+"""Any input on the socket, in the API and in names: the broker stays up, other clients are unaffected, its log has no
+traceback, and nothing is written outside the store's own folder.
 
-The seed of what is random is printed on failure and read from JETBLOCK_BAD_SEED.
+The random seed is printed on failure and read from JETBLOCK_BAD_SEED.
 """
 
 from __future__ import annotations
@@ -145,8 +144,8 @@ async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
 
 
 async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
-    """Random bytes, halves of lines, endless lines, sizes that lie, verbs with wrong arguments,
-    half a message and gone."""
+    """Random bytes, half lines, endless lines, wrong sizes, verbs with wrong arguments, connections closed within a
+    message."""
     rng = dice()
     lines = [b"PUB t.x 5\r\nhel", b"PUB t.x -1\r\n", b"PUB t.x 99999999999999999999\r\n",
              b"PUB t.x 5 5 5 5\r\nhello\r\n", b"PUB\r\n",
@@ -213,10 +212,9 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
         await nc.close()
 
 
-async def test_names_that_try_to_get_out(tmp_path: Path) -> None:
-    """Streams,
-    consumers and subjects under names that mean something to a file system: each is refused or works under its
-    own name, after a restart too, and none touches another's."""
+async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
+    """Streams, consumers and subjects with names that mean something to a file system: each is refused or works under
+    its own name, after a restart too, and none touches another's."""
     async with watched(tmp_path, restarts=1) as (broker, _):
         nc = await connect(broker.url)
         made = {}
@@ -257,7 +255,7 @@ async def test_names_that_try_to_get_out(tmp_path: Path) -> None:
 
 
 async def test_acks_of_any_form(tmp_path: Path) -> None:
-    """Malformed, foreign and absurd acks are ignored; the delivery in hand can still be acknowledged."""
+    """Malformed, foreign and absurd acks are ignored; the delivery can still be acknowledged."""
     async with watched(tmp_path) as (broker, _):
         nc = await connect(broker.url)
         js = nc.jetstream()

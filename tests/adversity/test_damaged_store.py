@@ -1,7 +1,7 @@
-"""Bytes of the store that rotted: what recovery needs and cannot read stops the start, naming the object and the remedy; what
-only readers need costs those reads, never wrong data, and nobody else's.
+"""Damaged bytes in the store: if recovery needs them, the start fails, naming the object and the remedy; if only
+readers need them, those reads fail, with no wrong data and no effect on others.
 
-Damage is done to the files of a directory store between two runs: one flipped bit, or the end cut off.
+Files of a directory store are damaged between two runs: one bit is flipped, or the end is cut off.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def row_at(head: SegmentHead) -> int:
 
 @pytest.mark.parametrize("part", ["header", "directory", "core", "records", "cut", "empty"])
 async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> None:
-    """The segment lies in the part of the log that is replayed. It is never taken for the log's end, though it could be: the
-    last but one is damaged, and an end there would lose the last. Put back, the store is whole."""
+    """The segment is in the replayed part of the log. It is never taken for the log's end, though it could be: the last
+    but one is damaged, and an end there would lose the last. With the object restored, the store is sound."""
     store = tmp_path / "store"
     await filled(store)
     path, head = segments_of(store)[-2]
@@ -119,7 +119,7 @@ async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> N
 @pytest.mark.parametrize("part", ["index", "frame"])
 async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: str) -> None:
     """The broker runs. Reads of the damaged message are refused or time out, and the log names the object; every other
-    message is served, by every way to read; the other stream's consumers notice nothing."""
+    message is served, by every way to read; consumers of the other stream are unaffected."""
     store = tmp_path / "store"
     await filled(store)
     lost = 11
@@ -169,7 +169,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
 async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, how: str) -> None:
-    """Each clean stop cuts a checkpoint. The newest root cannot be used: the one before, and the log after it, say the same."""
+    """Each clean stop cuts a checkpoint. The newest root is unusable: the one before, with the log after it, gives the
+    same state."""
     store = tmp_path / "store"
     await filled(store, stop=True)
     async with BrokerProcess("--store", f"file://{store}") as broker:

@@ -1,6 +1,8 @@
-"""The disk is full: what was acknowledged stays, publishers are told, the log names the disk, and room is all it takes to go on.
+"""A full disk: what was acknowledged stays, publishers get errors, the log names the disk, and the broker recovers as
+soon as there is room.
 
-The directory store lies on a small tmpfs of its own, which root may mount; where it may not be mounted the tests say so.
+The directory store is on a small tmpfs of its own, which root may mount; if it cannot be mounted, the tests are skipped
+and say so.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Path) -> None:
-    """Publish until the disk is full: refusals, a log line that says which disk and what to do; delete a file: it goes on
-    by itself. All acknowledged messages are there, after a kill too."""
+    """Publish until the disk is full: publishes are refused, and a log line names the disk and the remedy. Delete a
+    file: the broker continues by itself. All acknowledged messages are there, after a kill too."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -71,8 +73,8 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
 
 
 async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
-    """A kill while the disk is full loses nothing that was acknowledged. A start finds no room for its claim: it ends with
-    status 1 and says so; with room it starts."""
+    """A kill while the disk is full loses nothing that was acknowledged. A start without room for its claim ends with
+    status 1 and says why; with room it starts."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
@@ -99,7 +101,8 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
-    """SIGTERM with segments that have no room: it does not wait for ever, and says what it drops (nobody was told of it)."""
+    """SIGTERM while there is no room for segments: it does not wait for ever, and logs what it drops, none of it
+    acknowledged."""
     environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)

@@ -1,4 +1,4 @@
-"""Starts that cannot be: each ends with status 1 and one fatal line that names the thing and the remedy."""
+"""Failed starts: each ends with status 1 and one fatal line that names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "u
 
 
 async def refusal(store: str, environ: dict[str, str] | None = None, seconds: float = 60) -> str:
-    """What a broker on ``store`` says as it ends; asserts that it ends as it should."""
+    """The error of a broker that cannot start on ``store``; asserts that it ends as it should."""
     broker = BrokerProcess("--store", store, environ=environ or {})
     try:
         await broker.start(ready=False)
@@ -34,7 +34,7 @@ async def refusal(store: str, environ: dict[str, str] | None = None, seconds: fl
         await broker.close()
 
 
-async def test_a_bucket_that_is_not_there(minio: S3Server) -> None:
+async def test_a_missing_bucket(minio: S3Server) -> None:
     said = await refusal("s3://no-such-bucket-here/x", minio.env)
     assert "no-such-bucket-here" in said
     assert "create the bucket" in said
@@ -42,7 +42,7 @@ async def test_a_bucket_that_is_not_there(minio: S3Server) -> None:
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 async def test_wrong_credentials(minio: S3Server, name: str) -> None:
-    """Neither is shown."""
+    """The error shows neither."""
     said = await refusal(minio.new_url(), {**minio.env, name: "wrong-and-secret"})
     assert f"check {name}" in said or name in said
     assert "wrong-and-secret" not in said
@@ -51,8 +51,8 @@ async def test_wrong_credentials(minio: S3Server, name: str) -> None:
 
 @pytest.mark.parametrize("put_timeout", ["500ms", "50ms"])
 async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: str) -> None:
-    """Nobody listens there, or nothing comes back: it is tried for a while (a store may come up after its broker), which is
-    said, however short the while is, then named."""
+    """Nothing listens there, or nothing comes back: the start retries for a while (a store may start after its broker),
+    logs that, however short the while, and then names the endpoint."""
     async with TcpProxy.to(minio.endpoint) as silent:
         silent.stall()
         for endpoint in (f"http://127.0.0.1:{free_port()}", silent.endpoint):
@@ -78,7 +78,7 @@ async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc")
 async def test_a_directory_that_cannot_be_written() -> None:
-    """/proc cannot be written by anybody, root included."""
+    """/proc cannot be written, not even by root."""
     said = await refusal("file:///proc/jetblock/store")
     assert "/proc/jetblock" in said
     assert "could not create storage directory" in said
@@ -102,7 +102,7 @@ async def started_once(store: Path) -> Path:
 
 
 async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
-    """It is left alone: the remedy is a newer broker."""
+    """It is left unchanged: the remedy is a newer broker."""
     path = await started_once(tmp_path / "store")
     data = bytearray(path.read_bytes())
     data[10] += 1  # the header's version
@@ -115,7 +115,7 @@ async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"\0" * 64, os.urandom(200)], ids=["empty", "text", "zeros", "random"])
 async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes) -> None:
-    """It names the object; nothing in the store is changed."""
+    """The error names the object; nothing in the store is changed."""
     path = await started_once(tmp_path / "store")
     path.chmod(0o640)
     path.write_bytes(garbage)

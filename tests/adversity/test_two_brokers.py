@@ -1,6 +1,7 @@
-"""Two brokers on one store: who serves, who waits, who takes over when, and that no acknowledged message is missing after.
+"""Two brokers on one store: which serves, which waits, when the standby takes over, and that no acknowledged message is
+lost.
 
-On a directory the lock decides (a process that ends lets go of it, a paused one keeps it); on S3 the log is the lease.
+On a directory the lock decides (a process that ends releases it, a paused one keeps it); on S3 the log is the lease.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def url_of(broker: BrokerProcess) -> str:
 
 
 async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Path) -> None:
-    """It serves nobody meanwhile; after a SIGKILL it is there within a second, after a clean stop too; clients that know
-    both go on by themselves."""
+    """It serves no client meanwhile; it takes over within a second after a SIGKILL, and after a clean stop; clients
+    that know both brokers continue by themselves."""
     async with owner_and_standby(f"file://{tmp_path / 'store'}") as (one, two):
         assert await standby_health(two) == (503, '{"status":"standby","error":"another broker owns the store"}')
         with pytest.raises(OSError):
@@ -95,7 +96,7 @@ async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Pat
 
 
 async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
-    """SIGSTOP holds the lock: nobody takes over, and nothing happened when the owner goes on."""
+    """SIGSTOP keeps the lock: no standby takes over, and the owner continues as if nothing had happened."""
     async with owner_and_standby(f"file://{tmp_path / 'store'}") as (one, two):
         nc = await connect(url_of(one))
         await nc.jetstream().add_stream(STREAM)
@@ -111,7 +112,7 @@ async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
 
 
 async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
-    """The standby sees the log stand still for T, and is there within T and a second; the killed one, started again,
+    """The standby sees no growth of the log for T, and serves within T and a second; the killed broker, started again,
     becomes the standby; a clean stop hands over without waiting for T."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         assert (await standby_health(two))[0] == 503
@@ -139,8 +140,8 @@ async def test_take_over_on_s3_after_a_kill(minio: S3Server) -> None:
 
 
 async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
-    """An owner that slept through T and wakes amid publishes acknowledges none of them: it meets the seal, says so, closes
-    its clients and is a standby again, which takes over when its time has come."""
+    """An owner that was paused for more than T and wakes amid publishes acknowledges none of them: it meets the seal,
+    logs that, closes its clients and becomes a standby, which can take over again later."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         nc = await connect(url_of(one))
         await nc.jetstream().add_stream(STREAM)
@@ -173,7 +174,7 @@ async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
 
 
 async def test_two_copies_of_one_configuration_do_not_take_turns(minio: S3Server) -> None:
-    """The same name takes over at once, as a restart must; the first one learns of it and ends with an error."""
+    """The same name takes over at once, as a restart must; the first broker notices and ends with an error."""
     store = minio.new_url()
     one, two = broker_on(store, "same", minio.env), broker_on(store, "same", minio.env)
     async with AsyncExitStack() as stack:
@@ -200,8 +201,8 @@ async def epoch_of(broker: BrokerProcess) -> int:
 
 @pytest.mark.parametrize(("kind", "name"), [("s3", ("-n", "same")), ("file", ())])
 async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Server, tmp_path: Path) -> None:
-    """The second finds its port taken and ends with nats-server's words before it touches the store: the first serves on,
-    no epoch was claimed. A taken port for monitoring says no less."""
+    """The second finds its port taken and ends with nats-server's words before it touches the store: the first
+    continues to serve, and no epoch was claimed. The same for a taken monitoring port."""
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(minio.env if kind == "s3" else {})}
     store = minio.new_url() if kind == "s3" else f"file://{tmp_path / 'store'}"
     async with BrokerProcess("--store", store, *name, environ=environ) as one:
@@ -229,8 +230,8 @@ async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Serv
         assert not unexpected(one)
 
 
-async def test_a_second_broker_that_nobody_named_is_a_standby(minio: S3Server) -> None:
-    """One command, another port: on one host and one store, yet no name that somebody chose says that they are one."""
+async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> None:
+    """One command, another port: on one host and one store, but no configured name says that they are one broker."""
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **minio.env}
     store = minio.new_url()
     async with BrokerProcess("--store", store, environ=environ) as one:
@@ -251,7 +252,8 @@ async def test_a_second_broker_that_nobody_named_is_a_standby(minio: S3Server) -
 
 
 async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(minio: S3Server) -> None:
-    """It bound none while it waited. When its turn has come and the port is gone it ends, and has claimed nothing."""
+    """It bound no port while it waited. When it could take over and its port is taken, it ends and has claimed
+    nothing."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         epoch = await epoch_of(one)
         taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", two.port)
@@ -264,8 +266,8 @@ async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(m
 
 
 async def test_a_stopped_owner_answers_nothing_from_before(minio: S3Server) -> None:
-    """An idle owner sleeps through T while another takes the shard. What waits in its sockets when it wakes, a duplicate
-    and a failed expectation, is not answered from the state that it remembers."""
+    """An idle owner is paused for T while another takes the shard. Requests that wait in its sockets when it wakes, a
+    duplicate and a failed expectation, are not answered from memory."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         nc = await connect(url_of(one))
         js = nc.jetstream()
@@ -288,8 +290,8 @@ async def test_a_stopped_owner_answers_nothing_from_before(minio: S3Server) -> N
 
 
 async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> None:
-    """Past T without a put it cannot know whether it still owns the shard: it answers no reads, delivers nothing and
-    acknowledges nothing; when the store is back it goes on in the same epoch, since nobody took over."""
+    """After T without a put it cannot know whether it still owns the shard: it answers no reads, delivers nothing and
+    acknowledges nothing. When the store is back it continues in the same epoch, since no other broker took over."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, "AWS_ENDPOINT_URL": proxy.endpoint}
         async with broker_on(minio.new_url(), "one", environ) as broker:

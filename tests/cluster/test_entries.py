@@ -1,4 +1,4 @@
-"""The end of an epoch: found in a few turns, at the number where a walk by one would find it."""
+"""The end of an epoch is found in a few round trips, at the same number as by a linear scan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log_of(segments: list[int], seals: list[int]) -> MemoryStore:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_as_a_walk_by_one(seed: int) -> None:
+def test_as_a_linear_scan(seed: int) -> None:
     """Logs of all lengths, with orphans and seals beyond their end as owners and takers leave them."""
     async def main(clock: ManualClock) -> None:
         rng = random.Random(seed)
@@ -50,7 +50,7 @@ def test_as_a_walk_by_one(seed: int) -> None:
     in_virtual_time(main)
 
 
-def test_a_long_log_costs_a_few_turns_and_a_standing_one_a_get() -> None:
+def test_a_long_log_costs_a_few_round_trips_and_an_idle_one_a_get() -> None:
     async def main(clock: ManualClock) -> None:
         counting = Counting(log_of(list(range(20_000)), []))
         patience = Patience(counting, clock, random.Random(1))

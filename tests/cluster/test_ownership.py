@@ -1,4 +1,4 @@
-"""Taking a shard from whoever has it: at every pause, against a live owner, again and again. Nothing acknowledged is lost."""
+"""Taking a shard: with pauses at every store call, against a live owner, repeatedly. Nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_the_first_owner_and_the_next() -> None:
 
 @pytest.mark.parametrize("put", range(12))
 def test_an_old_owner_stalls_before_a_put_for_longer_than_any_sweep(put: int) -> None:
-    """O sleeps before its put number ``put``: a segment, pages or a root. N takes over, checkpoints and sweeps away all it
-    may; then O wakes, believes that it owns, and may still acknowledge only what a reader finds."""
+    """O stalls before its put number ``put``: a segment, pages or a root. N takes over, checkpoints and sweeps as much
+    as it may. Then O wakes, believes that it still owns the shard, and must acknowledge only what a reader finds."""
     async def main(clock: ManualClock) -> None:
         shared: MemoryStore = MemoryStore()
         acked: dict[int, bytes] = {}
@@ -97,7 +97,7 @@ def test_an_old_owner_stalls_before_a_put_for_longer_than_any_sweep(put: int) ->
 
 @pytest.mark.parametrize("call", range(10))
 def test_a_take_over_while_the_owner_lives_checkpoints_and_sweeps(call: int) -> None:
-    """N pauses before its store call number ``call`` while O goes on, checkpoints and sweeps what N has looked at. N then
+    """N pauses before its store call number ``call`` while O continues, checkpoints and sweeps what N has read. N then
     seals a number that was swept, not missing, and must notice by listing the checkpoints again."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
@@ -133,8 +133,9 @@ def test_a_take_over_while_the_owner_lives_checkpoints_and_sweeps(call: int) -> 
     in_virtual_time(main)
 
 
-def test_a_seal_in_a_swept_slot_is_not_the_end() -> None:
-    """The case itself: N has listed the checkpoints, O sweeps past them, N's first seal lands in a hole far behind O."""
+def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
+    """That case step by step: N has listed the checkpoints, O sweeps past them, and N's first seal lands at a swept
+    number far behind O."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1)
@@ -171,8 +172,9 @@ def test_a_seal_in_a_swept_slot_is_not_the_end() -> None:
 @pytest.mark.parametrize("call", range(9))
 @pytest.mark.parametrize("second", [0, 3])
 def test_three_takers_pause_at_each_call(call: int, second: int) -> None:
-    """A claims and pauses, B claims the next epoch and pauses too, O goes on, C takes it all; then A and B wake.
-    Whoever is not the last epoch's owner is fenced before it can acknowledge anything that a reader does not find."""
+    """A claims and pauses, B claims the next epoch and pauses too, O continues, C takes the shard; then A and B wake.
+    Every broker but the owner of the last epoch is fenced before it acknowledges anything that a reader does not
+    find."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1)
@@ -225,7 +227,7 @@ def test_three_takers_pause_at_each_call(call: int, second: int) -> None:
 
 
 def test_every_epoch_below_is_sealed_used_or_not() -> None:
-    """Claims that were never opened are sealed at number 0: their owners, should they wake, cannot open them."""
+    """Claims that were never opened are sealed at number 0: if their owners wake, they cannot open them."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1)
@@ -244,9 +246,9 @@ def test_every_epoch_below_is_sealed_used_or_not() -> None:
 
 @pytest.mark.parametrize("silence_s", [0, 5, 10])
 @pytest.mark.parametrize("what", ["take", "recover"])
-def test_a_store_that_does_not_answer_is_waited_for_a_quarter_of_a_minute(
+def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
         what: str, silence_s: int, caplog: pytest.LogCaptureFixture) -> None:
-    """However long each try is silent: no try begins later than 15 s after the first, and the log says after 2 s, once,
+    """However long each try takes: no try begins later than 15 s after the first, and after 2 s the log says, once,
     what is waited for, and why once that is known."""
     async def main(clock: ManualClock) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
@@ -271,8 +273,8 @@ def test_a_store_that_does_not_answer_is_waited_for_a_quarter_of_a_minute(
     assert ("503" in line) == (silence_s == 0)
 
 
-def test_one_line_for_many_calls_that_wait_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
-    """32 headers are asked for at once; a hiccup is not worth a line, one of a few is worth one."""
+def test_one_warning_for_many_concurrent_calls(caplog: pytest.LogCaptureFixture) -> None:
+    """32 headers are asked for at once: a short delay is not logged, a long one is logged once."""
     async def main(clock: ManualClock, seconds: float) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
         until_ns = clock.monotonic_ns() + int(seconds * SECOND)
@@ -309,9 +311,9 @@ def test_a_claim_whose_answer_was_lost_is_ours() -> None:
     in_virtual_time(main)
 
 
-def test_a_process_that_takes_the_shard_again_does_not_take_its_late_segment_for_its_seal() -> None:
-    """One process run, fenced and owner again: a put of its first ownership lands just where it seals now. The nonce is
-    its own, but the object is a segment, so the epoch's end is further on."""
+def test_a_late_segment_of_our_own_is_not_taken_for_our_seal() -> None:
+    """One process run, fenced and owner again: a late put of its first ownership lands at the number that it seals now.
+    The nonce is its own, but the object is a segment, so the epoch's end is further on."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
@@ -332,7 +334,7 @@ def test_a_process_that_takes_the_shard_again_does_not_take_its_late_segment_for
     in_virtual_time(main)
 
 
-def test_sealing_asks_in_batches() -> None:
+def test_sealing_reads_headers_in_batches() -> None:
     """A take-over from a log of 100 segments past the checkpoint costs a header each, 32 at a time, and one put."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
@@ -350,7 +352,7 @@ def test_sealing_asks_in_batches() -> None:
 
 
 def test_a_damaged_entry_is_not_the_end() -> None:
-    """A segment that is there and cannot be read stops the take-over, which names it."""
+    """A segment that exists and cannot be read stops the take-over with an error that names it."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
@@ -363,8 +365,8 @@ def test_a_damaged_entry_is_not_the_end() -> None:
     in_virtual_time(main)
 
 
-def test_a_clean_stop_seals_its_own_epoch_and_the_next_goes_on() -> None:
-    """Drain, checkpoint, seal; the next owner replays next to nothing."""
+def test_after_a_clean_stop_the_next_owner_replays_next_to_nothing() -> None:
+    """Drain, checkpoint, seal."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
@@ -381,7 +383,8 @@ def test_a_clean_stop_seals_its_own_epoch_and_the_next_goes_on() -> None:
 
 
 def test_the_wall_clock_ten_years_off_changes_nothing() -> None:
-    """Leases and order rest on the monotonic clock and on numbers: leaps of the wall clock neither fence nor mute."""
+    """Leases use the monotonic clock, and order uses numbers: leaps of the wall clock neither fence an owner nor end
+    its lease."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         settings = ShardSettings(log=LogSettings(lease_ns=15_000_000_000))
@@ -397,7 +400,8 @@ def test_the_wall_clock_ten_years_off_changes_nothing() -> None:
 
 
 def test_a_busy_owner_cannot_outrun_its_seal() -> None:
-    """An owner that puts a segment before each put of the taker would win every number: a seal goes ahead of it."""
+    """An owner that puts a segment before each put of the taker would win every number: a seal is placed ahead of
+    it."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1, ShardSettings())

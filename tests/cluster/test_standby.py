@@ -1,4 +1,4 @@
-"""When a standby tries: a log that stopped growing, a clean stop, its own name, a lock let go of."""
+"""When a standby tries to take over: a log that stopped growing, a clean stop, its own name, a released lock."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSetting
 
 
 async def waited(rig: Rig) -> float:
-    """Seconds until the rig may try."""
+    """Seconds until the rig may take over."""
     began_ns = rig.clock.monotonic_ns()
     await wait_for_lease(rig.store, PATHS, rig.me, rig.clock, rig.rng, T)
     return (rig.clock.monotonic_ns() - began_ns) / SECOND
 
 
-def test_nobody_owns_an_empty_store() -> None:
+def test_an_empty_store_has_no_owner() -> None:
     """The first broker on a store does not wait."""
     async def main(clock: ManualClock) -> None:
         assert await waited(Rig(MemoryStore(), clock)) < 0.1
     in_virtual_time(main)
 
 
-def test_a_living_owner_is_left_alone_and_a_dead_one_followed_after_t() -> None:
-    """An idle owner's empty segments are what a standby sees; T after the last of them it goes ahead."""
+def test_a_live_owner_is_left_alone_and_a_dead_one_replaced_after_t() -> None:
+    """A standby sees an idle owner's empty segments; T after the last of them it takes over."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -51,7 +51,8 @@ def test_a_living_owner_is_left_alone_and_a_dead_one_followed_after_t() -> None:
 
 
 def test_a_busy_owner_that_sweeps_is_seen_too() -> None:
-    """The number that a standby waits for may be swept between two looks; a checkpoint beyond it says so."""
+    """The number that a standby waits for may be swept between two looks; a checkpoint beyond it proves that the owner
+    is alive."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -78,8 +79,8 @@ def test_the_same_name_takes_over_at_once() -> None:
     in_virtual_time(main)
 
 
-def test_after_a_clean_stop_anybody_takes_over_at_once() -> None:
-    """The owner's own seal says that nobody is there."""
+def test_after_a_clean_stop_any_broker_takes_over_at_once() -> None:
+    """The owner's own seal says that it is gone."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -91,8 +92,8 @@ def test_after_a_clean_stop_anybody_takes_over_at_once() -> None:
     in_virtual_time(main)
 
 
-def test_a_store_that_does_not_answer_is_no_dead_owner() -> None:
-    """The store is gone for five minutes for the standby alone: it does not go ahead by that."""
+def test_a_store_that_does_not_answer_does_not_mean_a_dead_owner() -> None:
+    """The store is unreachable for five minutes for the standby alone: that does not make it take over."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -110,7 +111,7 @@ def test_a_store_that_does_not_answer_is_no_dead_owner() -> None:
 
 
 async def test_a_directory_is_waited_for_by_its_lock(tmp_path: Path) -> None:
-    """Two openers of one directory: the second goes on when the first lets go."""
+    """Two brokers on one directory: the second continues when the first releases the lock."""
     first, second = FileStore(tmp_path), FileStore(tmp_path)
     lock = await wait_for_lock(first, PATHS)
     waiting = asyncio.ensure_future(wait_for_lock(second, PATHS))

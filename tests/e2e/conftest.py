@@ -1,4 +1,4 @@
-"""Each test of this folder runs on a directory and on MinIO."""
+"""Each test in this folder runs on a directory and on MinIO."""
 
 from __future__ import annotations
 

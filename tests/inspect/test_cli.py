@@ -1,4 +1,4 @@
-"""The command as it is run: every view, as text and JSON, its exit status, and what it says when it cannot look."""
+"""The command as it is run: every view, as text and JSON, its exit status, and its errors."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_a_shard_whose_claims_are_lost() -> None:
     assert await inspect(Source(store), options, out, out) == 1
 
 
-def test_what_was_meant(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A view that is nearly one is named."""
+def test_suggestions(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelled view is named."""
     assert main([f"file://{directory}", "strems"]) == 2
     assert "did you mean streams?" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Dumps: all that an object says, and of a damaged one all that can be known, with what is wrong where."""
+"""Dumps: everything about an object; of a damaged one all that can be known, and what is wrong where."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_broken_map_is_read_up_to_the_break() -> None:
     assert said["wrong"]
 
 
-def test_what_is_none_of_ours() -> None:
+def test_foreign_objects() -> None:
     """Shows that any bytes under any key are shown for what they are."""
     said = dump("v1/notes.txt", b"hello")
     assert "no key of a jetblock store" in said["names"]

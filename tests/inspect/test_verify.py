@@ -153,7 +153,7 @@ async def test_a_segment_that_replay_needs_does_not_hide_what_comes_before(objec
 
 
 async def test_a_moved_object_is_noticed(objects: Objects) -> None:
-    """Shows that intact bytes under another key are a problem of that key."""
+    """Shows that sound bytes under another key are a problem of that key."""
     here, there = PATHS.log(Position(1, 4)), PATHS.log(Position(1, 5))
     _, verified = await look(objects, {here: objects[there]})
     assert [(problem.object, problem.what) for problem in verified.problems] == [

@@ -1,6 +1,7 @@
-"""Streams and consumers made, kept and found again: JetStream with its real neighbours over a store in memory.
+"""Streams and consumers are created, stored and restored: JetStream with its real neighbours over a store in memory.
 
-What each request answers is for test_differential.py; here is what comes of it, and what nats-server has no word for.
+The answers are compared in differential/test_api.py; these tests are about the effects, and about states that nats-
+server does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.jetstream.in_process import Inside
 
 
 async def test_streams_and_consumers_are_there_after_a_restart() -> None:
-    """Create, update, publish, pull, pause; begin again from the applied state: all of it shows as before."""
+    """Create, update, publish, pull, pause; then start again from the applied state: everything is as before."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"], "metadata": {"a": "b"}})
         await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.*", "t"], "max_msgs": 50})
@@ -54,7 +55,7 @@ async def test_memory_streams_and_consumers_are_forgotten() -> None:
 
 
 async def test_an_answer_means_persisted() -> None:
-    """A create that was answered is in the applied state, which only holds what lies in the store."""
+    """A create that was answered is in the applied state, which contains only what is stored."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         state = broker.log.state.stream("$G", "S")
@@ -66,7 +67,7 @@ async def test_an_answer_means_persisted() -> None:
 
 
 async def test_requests_of_one_stream_are_answered_in_their_order() -> None:
-    """All sent at once: each sees what the one before it did."""
+    """All sent at once: each sees the effects of the one before."""
     async with Inside() as broker:
         answers = await asyncio.gather(
             broker.api("STREAM.CREATE.S", {"name": "S"}), broker.api("STREAM.INFO.S"),
@@ -78,7 +79,7 @@ async def test_requests_of_one_stream_are_answered_in_their_order() -> None:
 
 
 async def test_without_the_shard_everything_is_unavailable_for_now() -> None:
-    """A standby answers so at once; what is no JSON has no responders."""
+    """A standby answers so at once; a request that is not JSON has no responders."""
     async with Inside(opened=False) as broker:
         assert await broker.error("STREAM.NAMES") == 10008
         assert await broker.error("STREAM.CREATE.S", {"name": "S"}) == 10008
@@ -91,7 +92,7 @@ async def test_without_the_shard_everything_is_unavailable_for_now() -> None:
 
 
 async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() -> None:
-    """Its configuration asks for what this version does not know, as a newer broker's would."""
+    """Its configuration asks for something that this version does not know, as a newer broker's would."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         state = broker.log.state.stream("$G", "S")
@@ -153,7 +154,7 @@ async def test_account_info_counts_what_there_is() -> None:
         assert info["api"] == {"level": 5, "total": 4, "errors": 1}
 
 
-async def test_a_stream_hears_the_subjects_of_its_configuration_and_no_others() -> None:
+async def test_a_stream_receives_the_subjects_of_its_configuration_and_no_others() -> None:
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["a", "b"]})
         await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["b", "c"]})
@@ -166,8 +167,8 @@ async def test_a_stream_hears_the_subjects_of_its_configuration_and_no_others() 
             await broker.publish("b")
 
 
-async def test_nobody_answers_for_a_consumer_that_was_deleted() -> None:
-    """Neither its pull requests nor its acks; a request that waited is told."""
+async def test_a_deleted_consumer_answers_nothing() -> None:
+    """Neither its pull requests nor its acks; a waiting request gets a status."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         await broker.ok("CONSUMER.CREATE.S.D", {"stream_name": "S", "config": {
@@ -233,7 +234,7 @@ async def test_any_allowed_name_goes(name: str) -> None:
 
 
 async def test_no_direct_get_is_left_waiting() -> None:
-    """Gets that come at every moment of a worker's life: while it serves, as it ends, once it is gone."""
+    """Gets that arrive at every point of a worker's life: while it serves, as it ends, once it is gone."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
         await broker.publish("S")

@@ -1,7 +1,7 @@
-"""Streams that keep what the broker itself publishes: replies, refusals, advisories, deliveries.
+"""Streams that capture what the broker itself publishes: replies, refusals, advisories, deliveries.
 
-Nothing enters a stream from inside its own decision, so that every sequence a client is told names its own message. All of it
-over real sockets, and of the real nats-server too, whose behaviour this is.
+Nothing enters a stream from inside its own decision, so every sequence sent to a client names its own message. All over
+real sockets, also of the real nats-server, whose behaviour this is.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ async def in_one_read(server: ServerProcess, data: bytes) -> None:
 
 @every_storage
 @pytest.mark.parametrize("reply", [b"s.replies", b"s.b", b"_INBOX.x.1"])
-async def test_replies_that_the_stream_itself_keeps(server: ServerProcess, client: Client, config: dict[str, Any],
+async def test_a_stream_captures_its_own_replies(server: ServerProcess, client: Client, config: dict[str, Any],
                                                     reply: bytes) -> None:
-    """Good publishes, refused ones and duplicates in one read, all answered into the stream: a retry is told the sequence at
-    which its own message lies, and all of them are there once."""
+    """Good publishes, refused ones and duplicates in one read, all answered into the stream: a retry gets the sequence
+    of its own message, and all messages are stored once."""
     await create(client, "S", "s.>", "_INBOX.x.>", **config)
     ids = [f"order-{n}" for n in range(40)]
     run, refused = b"", 0
@@ -133,9 +133,9 @@ async def test_replies_that_the_stream_itself_keeps(server: ServerProcess, clien
 
 
 @every_storage
-async def test_advisories_that_the_stream_itself_keeps(client: Client, config: dict[str, Any]) -> None:
-    """A publish pushes out a message that is pending, which is told by an advisory, which pushes out the next …: that ends
-    with the last pending one, and the stream goes on."""
+async def test_a_stream_captures_its_own_advisories(client: Client, config: dict[str, Any]) -> None:
+    """A publish pushes out a pending message, which causes an advisory, which pushes out the next …: that ends with the
+    last pending one, and the stream continues."""
     count = 300
     subject = "$JS.EVENT.ADVISORY.CONSUMER."
     await create(client, "E", f"{subject}MSG_TERMINATED.>", f"{subject}test", max_msgs=count, **config)
@@ -156,8 +156,8 @@ async def test_advisories_that_the_stream_itself_keeps(client: Client, config: d
 
 
 @every_storage
-async def test_an_inbox_stream_keeps_all_pub_acks(client: Client, config: dict[str, Any]) -> None:
-    """A crowd of publishers is told right, and what it is told is kept."""
+async def test_a_stream_captures_an_inbox(client: Client, config: dict[str, Any]) -> None:
+    """Many publishers get the right PubAcks, and the PubAcks are stored."""
     await create(client, "I", "_INBOX.>", **config)
     await create(client, "P", "p.>", **config)
     acks = await asyncio.gather(*(ask(client, f"p.{n % 7}", b"%d" % n, Nats_Msg_Id=str(n)) for n in range(500)))

@@ -88,7 +88,7 @@ async def test_bad_requests(server: MonitorServer, request_bytes: bytes, status:
 
 
 async def test_silent_and_slow_clients_are_cut_off(hasty: MonitorServer) -> None:
-    """Who says nothing, or never finishes its request, is closed when its time is over."""
+    """A client that sends nothing, or never finishes its request, is closed when its time is over."""
     assert await ask(hasty, b"") == b""
     assert await ask(hasty, b"GET / HTTP/1.1\r\nHos") == b""
 
@@ -108,7 +108,7 @@ async def test_client_that_does_not_read_is_cut_off(hasty: MonitorServer) -> Non
     assert (await ask(hasty, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
 
 
-async def test_many_silent_clients_keep_nobody_out(hasty: MonitorServer) -> None:
+async def test_many_silent_clients_block_no_others(hasty: MonitorServer) -> None:
     """More connections than are served at once: those behind them wait no longer than one time-out."""
     silent = [await asyncio.open_connection(hasty.host, hasty.port) for _ in range(http.CONNECTIONS_MAX + 8)]
     assert (await ask(hasty, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
@@ -124,7 +124,7 @@ async def test_a_page_that_fails_ends_its_own_exchange_only(server: MonitorServe
     assert (await ask(server, b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"/x")
 
 
-async def test_close_ends_exchanges_under_way(server: MonitorServer) -> None:
+async def test_close_ends_exchanges_in_progress(server: MonitorServer) -> None:
     """Closing does not wait for silent clients."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     await asyncio.sleep(0.05)

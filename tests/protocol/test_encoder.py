@@ -1,4 +1,4 @@
-"""The encoder's batches are the messages one by one."""
+"""The encoder's batches equal the messages encoded one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header blocks: read without trust, written so that they can be read."""
+"""Header blocks: untrusted ones are read safely, and built ones can be read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser against bytes that nobody meant: it ends in ProtocolError or not at all, however they are cut."""
+"""The parser on arbitrary bytes: it raises ProtocolError or nothing, however the bytes are split."""
 
 from __future__ import annotations
 

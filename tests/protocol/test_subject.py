@@ -1,4 +1,4 @@
-"""Subjects against a matcher too simple to be wrong."""
+"""Subjects, compared with a matcher too simple to be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole tenures in virtual time: the real ``ShardHost`` waits, takes, recovers and gives back, on a store with S3's prices."""
+"""Brokers in virtual time: the real ``ShardHost`` waits for the shard, takes it, recovers and gives it back, on a store
+like S3."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class TrustedClock(ManualClock):
-    """As ``GuardedClock`` beside a witness that always agrees."""
+    """As ``GuardedClock`` with a second source that always agrees."""
 
     trusted = True
 
@@ -35,7 +36,7 @@ class TrustedClock(ManualClock):
 
 
 class Inline(Executor):
-    """Encodes there and then: threads have no virtual time."""
+    """Encodes in the caller's thread, since threads have no virtual time."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -47,7 +48,8 @@ class Inline(Executor):
 
 
 class Costly(FaultyStore):
-    """One process's way to a store as S3: every call has its latency, a listing for each page of a thousand keys."""
+    """One process's connection to a store like S3: every call has a latency, and a listing one for each page of 1000
+    keys."""
 
     def __init__(self, shared: ObjectStore, latency_ns: int, page_ns: int, seed: int) -> None:
         super().__init__(shared, rng=random.Random(seed), faults=Faults(latency_ns=latency_ns))
@@ -99,7 +101,7 @@ class Broker:
         return (self.clock.monotonic_ns() - began_ns) / SECOND
 
     async def kill(self) -> None:
-        """As SIGKILL: nothing of it reaches the store any more."""
+        """As SIGKILL: no further call reaches the store."""
         self.store.halt()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
@@ -133,7 +135,7 @@ class Broker:
 
 
 def grow_log(shared: MemoryStore, epoch: int, first: int, count: int, nonce: bytes) -> None:
-    """What ``count`` heartbeats of the owner of ``epoch`` leave, whom no checkpoint ever covered."""
+    """What ``count`` heartbeats of the owner of ``epoch`` leave if no checkpoint ever covers them."""
     for number in range(first, first + count):
         position = Position(epoch, number)
         shared.objects[PATHS.log(position)] = b"".join(encode_segment(position, nonce, []))
@@ -145,5 +147,5 @@ def log_size(shared: MemoryStore) -> int:
 
 
 def in_virtual_time(main: Callable[[TrustedClock], Coroutine[Any, Any, T]]) -> T:
-    """As the engine's, with a clock that a shard host takes."""
+    """As in ``tests.storage.rig``, with a clock that a shard host accepts."""
     return rig.in_virtual_time(main, TrustedClock)

@@ -1,4 +1,4 @@
-"""How an owner that loses the shard becomes a standby and owner again, within one process."""
+"""An owner that loses the shard becomes a standby and then owner again, within one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app_on(path: Path) -> App:
 
 async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has let go of its clients and does not come back must end, and say why."""
+    """A process that has closed its clients and does not come back must end, and log why."""
     app = app_on(tmp_path)
     await app.start()
     assert app.jetstream is not None
@@ -45,7 +45,7 @@ async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
 
 
 async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) -> None:
-    """Its clients are let go and come back to the same address, in the next epoch."""
+    """Its clients are closed and reconnect to the same address, in the next epoch."""
     app = app_on(tmp_path)
     await app.start()
     assert app.shard_host is not None
@@ -69,7 +69,7 @@ async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) ->
 
 async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fenced while its streams come to life: one way to serving goes on, not two side by side."""
+    """Fenced while its streams are loaded: it starts to serve once, not twice in parallel."""
     real = JetStream.open
     opened: list[int] = []
 

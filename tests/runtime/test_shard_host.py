@@ -1,5 +1,5 @@
-"""Progress: a living broker on a living store serves again within a stated time, whatever the log's length, and with a
-number of claims and of objects that do not grow with it. The real shard_host, in virtual time."""
+"""Progress: a live broker on a live store serves again within a stated time, whatever the log's length, and the number
+of claims and objects does not grow with it. The real shard host, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ async def long_log(shared: MemoryStore, clock: TrustedClock, count: int) -> None
     grow_log(shared, 1, shard.log.position.number + 1, count, shard.log.nonce)
 
 
-def test_an_idle_owner_keeps_few_objects_and_is_followed_in_time() -> None:
-    """Six hours of heartbeats: rounds come for them too. Then it is killed, and of two that may follow one serves, for good."""
+def test_an_idle_owner_keeps_few_objects_and_is_replaced_in_time() -> None:
+    """Six hours of heartbeats: rounds come for them too. Then it is killed; one of two standbys takes over, and keeps
+    the shard."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
@@ -58,8 +59,8 @@ def test_an_idle_owner_keeps_few_objects_and_is_followed_in_time() -> None:
     in_virtual_time(main)
 
 
-def test_the_same_name_follows_at_once_after_idle_days() -> None:
-    """What a supervisor restarts does not wait for T."""
+def test_the_same_name_takes_over_at_once_after_idle_days() -> None:
+    """A supervised restart does not wait for T."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
@@ -71,8 +72,8 @@ def test_the_same_name_follows_at_once_after_idle_days() -> None:
 
 
 def test_a_recovery_that_outlasts_the_lease_is_left_alone() -> None:
-    """4000 segments to replay at a second for each 32 are two minutes. Two more wait meanwhile, and none of them takes over,
-    for the taker shows that it lives; and when it serves in the end its proof is fresh."""
+    """4000 segments, replayed at a second for each 32, take two minutes. Two standbys wait meanwhile, and neither takes
+    over, because the taker sends heartbeats; when it serves in the end, its lease is fresh."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 4000)
@@ -92,7 +93,8 @@ def test_a_recovery_that_outlasts_the_lease_is_left_alone() -> None:
 
 
 def test_from_the_claim_to_the_opening_the_length_of_the_log_does_not_count() -> None:
-    """There the taker shows no life: the end is found in a few turns, and many epochs are sealed side by side."""
+    """The taker sends no heartbeats there: the end is found in a few round trips, and many epochs are sealed
+    concurrently."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 10_000)
@@ -112,7 +114,7 @@ def test_from_the_claim_to_the_opening_the_length_of_the_log_does_not_count() ->
     in_virtual_time(main)
 
 
-def test_whoever_loses_again_and_again_waits_longer() -> None:
+def test_a_taker_that_keeps_losing_waits_longer() -> None:
     """Two takers so slow that each takes the other for dead between claim and opening: one of them gets through."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
@@ -128,8 +130,9 @@ def test_whoever_loses_again_and_again_waits_longer() -> None:
 
 @pytest.mark.parametrize("operation", ["get", "list", "put"])
 @pytest.mark.parametrize("error", [Transient, StoreRefused])
-def test_trouble_while_taking_over_ends_no_standby(operation: str, error: type[Exception]) -> None:
-    """The store fails for five minutes just as the standby's turn has come: it says so, waits, and takes over then."""
+def test_store_errors_while_taking_over_do_not_end_a_standby(operation: str, error: type[Exception]) -> None:
+    """The store fails for five minutes just when the standby would take over: it logs that, waits, and takes over
+    then."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
@@ -155,7 +158,7 @@ def test_trouble_while_taking_over_ends_no_standby(operation: str, error: type[E
     in_virtual_time(main)
 
 
-def test_two_that_nobody_named_are_owner_and_standby() -> None:
+def test_two_brokers_without_names_are_owner_and_standby() -> None:
     """Started twice without a server_name, on one host and one store: no name says that they are one broker."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
@@ -170,8 +173,9 @@ def test_two_that_nobody_named_are_owner_and_standby() -> None:
     in_virtual_time(main)
 
 
-def test_of_two_that_somebody_named_alike_one_serves() -> None:
-    """The second takes over as a restart would, even in the middle of a long recovery; the first one ends, and says why."""
+def test_of_two_brokers_with_one_name_one_serves() -> None:
+    """The second takes over as a restart would, even in the middle of a long recovery; the first one ends and logs
+    why."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 6000)
@@ -187,7 +191,7 @@ def test_of_two_that_somebody_named_alike_one_serves() -> None:
 
 
 def test_a_port_that_is_taken_leaves_the_shard_alone() -> None:
-    """Whatever ``on_turn`` refuses: no claim, no seal, and whoever serves goes on."""
+    """If ``on_turn`` fails, there is no claim and no seal, and the owner continues to serve."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         one = Broker("same", shared, clock)
@@ -206,8 +210,8 @@ def test_a_port_that_is_taken_leaves_the_shard_alone() -> None:
 
 
 def test_a_shard_that_was_swept_while_it_was_recovered_is_lost_not_damaged() -> None:
-    """A taker is frozen in its recovery; the next one replays, cuts rounds and sweeps all that the first still wants. It
-    wakes, and what it does not find any more is no reason to end: it is a standby."""
+    """A taker freezes in its recovery; the next one replays, checkpoints and sweeps everything that the first still
+    needs. When the first wakes, missing objects do not end it: it becomes a standby."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 400)
@@ -234,9 +238,9 @@ def test_a_shard_that_was_swept_while_it_was_recovered_is_lost_not_damaged() -> 
     in_virtual_time(main)
 
 
-def test_looking_for_strays_holds_no_commit_up() -> None:
-    """100 000 objects, 2 s for each thousand that are listed: minutes of looking. Commits go on meanwhile, rounds are cut,
-    and a standby sees nothing but a living owner."""
+def test_looking_for_orphans_delays_no_commit() -> None:
+    """100 000 objects, 2 s for each thousand listed, take minutes. Meanwhile commits continue, rounds are cut, and a
+    standby sees nothing but a live owner."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 0)
@@ -276,7 +280,7 @@ def test_looking_for_strays_holds_no_commit_up() -> None:
 
 
 async def never_two(*brokers: Broker) -> None:
-    """Fails once two may answer from memory at one instant."""
+    """Fails once two brokers may answer from memory at the same time."""
     while True:
         serving = [broker.shard_host._identity.name for broker in brokers if broker.serves]
         assert len(serving) < 2, f"{serving} all answer"
@@ -290,7 +294,8 @@ async def for_a_while(seconds: float, *brokers: Broker) -> None:
 
 
 def frozen_at(broker: Broker, operation: str, key: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """From that call on nothing of ``broker`` reaches the store; returns what tells that it began, and what ends it."""
+    """From that call on nothing of ``broker`` reaches the store; returns an event that says that it began, and one that
+    ends it."""
     reached, wakes = asyncio.Event(), asyncio.Event()
 
     async def freeze(called: str, about: str) -> None:
@@ -303,8 +308,8 @@ def frozen_at(broker: Broker, operation: str, key: str) -> tuple[asyncio.Event, 
 
 
 @pytest.mark.parametrize("operation", ["list", "put"])
-def test_a_free_store_that_somebody_claimed_meanwhile_is_waited_for(operation: str) -> None:
-    """Two find an empty store; one of them claims it, the other is slow before its own claim. It deposes nobody."""
+def test_an_empty_store_claimed_by_another_broker_is_waited_for(operation: str) -> None:
+    """Two brokers find an empty store; one claims it, the other is slow before its own claim. It deposes nobody."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         late = Broker("late", shared, clock, seed=2)
@@ -332,9 +337,10 @@ def test_a_free_store_that_somebody_claimed_meanwhile_is_waited_for(operation: s
     in_virtual_time(main)
 
 
-def test_an_owner_that_woke_after_the_last_look_is_outlived() -> None:
-    """It was silent for T, so the standby goes ahead; between last look and seal a put of it lands, and proves its lease as
-    of then. It may answer from memory until that is over, so the taker, which shows its life meanwhile, serves after that."""
+def test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out() -> None:
+    """It was silent for T, so the standby takes over; between last look and seal one of its puts lands and renews its
+    lease. It may answer from memory until that is over, so the taker, which sends heartbeats meanwhile, serves only
+    after that."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("owner", shared, clock)
@@ -370,9 +376,9 @@ def test_an_owner_that_woke_after_the_last_look_is_outlived() -> None:
 
 
 @pytest.mark.parametrize("name", ["next", "gone"])
-def test_a_claim_that_its_taker_left_behind_hides_no_living_owner(name: str) -> None:
-    """A standby claims and ends there; the owner, which nobody sealed, serves on. Whoever comes next waited for the claim
-    alone, or for nothing where the claim bears its own name, so it holds back while the owner may answer."""
+def test_an_abandoned_claim_hides_no_live_owner(name: str) -> None:
+    """A standby claims and dies; the owner, which was not sealed, continues to serve. The next taker waited for the
+    claim alone, or not at all if the claim has its own name, so it delays its service while the owner may answer."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("owner", shared, clock)
@@ -399,8 +405,8 @@ def test_a_claim_that_its_taker_left_behind_hides_no_living_owner(name: str) -> 
     in_virtual_time(main)
 
 
-def test_a_deposed_owner_that_stopped_cleanly_or_bears_our_name_is_not_outlived() -> None:
-    """A clean stop is handed over at once, and so is a restart, though neither's last put is T ago."""
+def test_after_a_clean_stop_or_under_our_name_no_lease_is_waited_out() -> None:
+    """A clean stop is handed over at once, and so is a restart, although the last put is less than T ago."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         a = Broker("a", shared, clock)
@@ -415,7 +421,8 @@ def test_a_deposed_owner_that_stopped_cleanly_or_bears_our_name_is_not_outlived(
 
 
 def test_a_stop_ends_though_deletes_are_refused_for_ever() -> None:
-    """A store that turned read-only: what can be read is no progress of the log. The stop gives up and says so."""
+    """A store that became read-only: reads that succeed are not progress of the log. The stop gives up and logs
+    that."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)

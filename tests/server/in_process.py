@@ -1,4 +1,4 @@
-"""Our server in the test's own process."""
+"""The server inside the test's process."""
 
 from __future__ import annotations
 

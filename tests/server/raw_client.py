@@ -1,4 +1,4 @@
-"""A raw client for tests: bytes out, bytes in, nothing understood but what ends a wait."""
+"""A raw client: sends and receives bytes, and understands only what ends a wait."""
 
 from __future__ import annotations
 

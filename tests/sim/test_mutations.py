@@ -23,9 +23,9 @@ RARE = {"lease-from-end", "never-muted"}
 """Of these the ones that would cost a minute, were those seeds to take another course: for the soak."""
 
 STEP_BY_STEP: dict[str, Callable[[], object]] = {
-    "drop-by-name": applied.test_the_end_of_a_stream_leaves_its_name_to_who_has_it_now,
+    "drop-by-name": applied.test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream,
     "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
-    "ours-by-nonce-alone": ownership.test_a_process_that_takes_the_shard_again_does_not_take_its_late_segment_for_its_seal,
+    "ours-by-nonce-alone": ownership.test_a_late_segment_of_our_own_is_not_taken_for_our_seal,
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 8, 0),
 }
 """Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always; few

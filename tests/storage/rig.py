@@ -1,4 +1,4 @@
-"""For tests of the log and what is around it: a loop in virtual time, a stream that says what it is told to, a shard."""
+"""For tests of the log and the modules around it: virtual time, a scripted stream, a shard."""
 
 from __future__ import annotations
 

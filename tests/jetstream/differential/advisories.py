@@ -1,6 +1,6 @@
-"""What is told of streams, consumers and requests, as data: see player.py for the steps.
+"""Advisories on streams, consumers and requests, as data: see player.py for the steps.
 
-In nats-server the audit of a request and the advisory of what it did race, so each has a box of its own.
+In nats-server the audit of a request and the advisory of its effect race, so each has a box of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What consumers do, as data: see player.py for the steps. Each begins on a server without streams."""
+"""Scenarios of consuming, as data: see player.py for the steps. Each begins on a server without streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publishers meet, as data: see player.py for the steps. Each begins on a server without streams."""
+"""Scenarios of publishing, as data: see player.py for the steps. Each begins on a server without streams."""
 
 from __future__ import annotations
 

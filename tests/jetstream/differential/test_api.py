@@ -1,7 +1,7 @@
 """The same requests to the real nats-server and to the broker: every answer must be the same, field by field.
 
-Times, ids and what depends on the machine are made equal first (``normal``); everything else counts, the presence of
-fields and the texts of errors above all. Shows what no list of expectations could: that we answer as it does.
+Times, ids and machine-dependent values are made equal first (``normal``); everything else counts, above all which
+fields are present and the texts of errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The same publishing and consuming on the real nats-server and on the broker: everything that comes back is the same.
+"""The same publishing and consuming on the real nats-server and on the broker gives the same results.
 
-What scenarios consist of, and what of it is compared, says player.py. Shows deliveries, statuses to the byte, and what
-consumers and streams say of themselves after each step.
+player.py describes the scenarios, and what is compared: deliveries, statuses to the byte, and what consumers and
+streams report after each step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_all_is_as_on_nats_server(players: tuple[Player, ...], name: str) -> None:
-    """nats-server's goroutines race: what differs gets a second try, and only what differs twice is told."""
+    """nats-server's goroutines race: a difference gets a second try, and only one found twice is reported."""
     for last_try in (False, True):
         for player in players:
             player.silent_seconds = PATIENT_SECONDS if last_try else SILENT_SECONDS

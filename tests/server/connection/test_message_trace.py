@@ -1,6 +1,6 @@
-"""Message traces: the event that the destination gets is nats-server's, and a message for the trace alone goes nowhere.
+"""Message traces: the event at the destination is nats-server's, and a message for the trace alone is not delivered.
 
-The same publishes to both servers, over real sockets; what the event cannot have (identities, times) is made equal.
+The same publishes to both servers, over real sockets; identities and times are made equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Trace lines: what ``-V`` shows of a dialogue, beside the real server; secrets and control characters stay out."""
+"""Trace lines: what ``-V`` shows of a dialogue, compared with the real server; secrets and control characters are left
+out."""
 
 from __future__ import annotations
 

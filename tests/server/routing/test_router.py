@@ -1,4 +1,4 @@
-"""The router by itself: routes that are kept stay right, and the batches JetStream asks for are exact."""
+"""The router alone: cached routes stay right, and the batches for JetStream are exact."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def router() -> Router:
 
 
 def test_is_a_bus(router: Router) -> None:
-    """The type checker agrees that JetStream's seam is kept on both sides."""
+    """The type checker agrees that the router is JetStream's ``Bus``."""
     bus: Bus = router
     source: Source = FakePeer(router)
     assert bus is not None
@@ -210,8 +210,8 @@ def test_a_limit_in_the_middle_of_a_run(router: Router) -> None:
     assert [subject for subject, _ in publisher.missed] == [b"a.3", b"a.4", b"a.5"]
 
 
-def test_a_handler_may_change_what_listens(router: Router) -> None:
-    """A stream created by the first message of a batch hears the second."""
+def test_a_handler_may_change_subscriptions(router: Router) -> None:
+    """A stream created by the first message of a batch receives the second."""
     late = Heard()
 
     def create(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
@@ -421,7 +421,7 @@ def test_a_handler_that_publishes_is_not_called_from_within() -> None:
     assert (heard, deepest) == (5001, 1)
 
 
-def test_an_ended_subscription_hears_nothing_more() -> None:
+def test_an_ended_subscription_receives_nothing_more() -> None:
     """What was published before a stream was deleted and would be handled after it is not handled."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
@@ -435,7 +435,7 @@ def test_an_ended_subscription_hears_nothing_more() -> None:
 
 
 def test_a_turn_has_a_bound() -> None:
-    """A crowd of replies is handled over several turns, in order, and a long queue in larger parts than a short one."""
+    """Many replies are handled over several turns, in order, a long queue in larger parts than a short one."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     stream = Heard()
@@ -452,8 +452,8 @@ def test_a_turn_has_a_bound() -> None:
     assert [reply for run in stream.runs for reply, *_ in run] == inbox
 
 
-def test_a_failing_handler_does_not_take_the_others_with_it() -> None:
-    """Its error is told by the loop; what waits behind it is handled on the next turn."""
+def test_a_failing_handler_does_not_affect_others() -> None:
+    """Its error goes to the loop's exception handler; what waits behind it is handled on the next turn."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     stream = Heard()

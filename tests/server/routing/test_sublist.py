@@ -1,4 +1,4 @@
-"""The tree of subscriptions against a list that is searched from end to end."""
+"""The tree of subscriptions, compared with a linear search."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ TestSublist = SublistMachine.TestCase
 TestSublist.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_nobody_hears_an_empty_token() -> None:
-    """As nats-server: a subject with an empty token reaches not even ``>``."""
+def test_a_subject_with_an_empty_token_reaches_nobody() -> None:
+    """As on nats-server, not even ``>``."""
     tree: Sublist[Subscription] = Sublist()
     for subject in (b">", b"a.*.b", b"*"):
         tree.insert(Subscription(subject, b""))

@@ -1,4 +1,4 @@
-"""Rounds: what a root and its pages hold beside the log, when rounds start, what they cost."""
+"""Rounds: what a root and its pages contain beside the log, when rounds start, what they cost."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class Crowd:
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("seed", range(12))
 def test_checkpoint_and_log_agree(seed: int) -> None:
-    """Streams come, change and go while rounds run over a slow store: whichever root a reader begins with, and without
-    any, it arrives at the owner's applied state."""
+    """Streams are created, changed and deleted while rounds run over a slow store: from every root, and from the log
+    alone, a reader arrives at the owner's applied state."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rng = random.Random(seed)
@@ -126,7 +126,7 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_round_writes_what_changed() -> None:
-    """Of a stream with many blocks only the open page of its table and its entry are written anew."""
+    """Of a stream with many blocks only its entry and the open page of its table are rewritten."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)
@@ -154,7 +154,7 @@ def test_a_round_writes_what_changed() -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_no_old_object_is_pinned_by_one_page() -> None:
-    """The pages of the oldest object are written anew when a root would name too many objects."""
+    """The pages in the oldest object are rewritten when a root would name too many objects."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)
@@ -175,7 +175,7 @@ def test_no_old_object_is_pinned_by_one_page() -> None:
 
 
 def test_rounds_start_after_so_many_segments() -> None:
-    """Whatever a stream says counts; an idle owner's empty segments have a bound of their own."""
+    """Every segment with a block of a stream counts; an idle owner's empty segments have a bound of their own."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND),
@@ -201,8 +201,8 @@ def test_rounds_start_after_so_many_segments() -> None:
 
 @pytest.mark.parametrize("lease_ns", [None, 15 * SECOND])
 def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease_ns: int | None) -> None:
-    """A minute after an owner began, and after the first commit since the last round. What a round writes itself is no
-    reason for another: without a lease an idle broker writes nothing, with one it cuts a round for many empty segments."""
+    """A minute after an owner began, and after the first commit since the last round. A round's own records start no
+    other: without a lease an idle broker writes nothing, with one it cuts a round after many empty segments."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(log=LogSettings(lease_ns=lease_ns)))
@@ -231,7 +231,7 @@ def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease
 
 
 def test_rounds_start_after_so_many_bytes_of_heads_too() -> None:
-    """Consumer state is read at recovery as well, however few the segments."""
+    """Consumer state is replayed too, however few the segments."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(head_bytes=100_000)))
@@ -247,7 +247,7 @@ def test_rounds_start_after_so_many_bytes_of_heads_too() -> None:
 
 
 def test_commits_wait_for_a_checkpoint_that_does_not_come() -> None:
-    """At four times the bound nothing more is put until a root landed; then all goes on. Recovery stays bounded."""
+    """At four times the bound nothing more is put until a root lands; then commits continue. Recovery stays bounded."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(segments=5)))
@@ -311,8 +311,8 @@ def test_a_clean_stop_cuts_one() -> None:
     in_virtual_time(main)
 
 
-def test_a_round_is_tried_until_it_landed_and_answers_lost_are_settled() -> None:
-    """Pages and root whose answers are lost are ours by their nonce."""
+def test_a_round_is_retried_until_it_landed_and_lost_answers_are_recognized() -> None:
+    """Pages and roots whose answers are lost are recognized as ours by their nonce."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)

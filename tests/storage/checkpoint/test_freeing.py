@@ -1,6 +1,6 @@
-"""Objects follow what lives: deleting, purging and expiring free the store within minutes, on an idle broker too.
+"""Objects are freed: deleting, purging and expiring empty the store within minutes, also on an idle broker.
 
-All in virtual time, counting objects: nothing is written by a broker that has nothing more to free.
+All in virtual time, counting objects. A broker that has nothing more to free writes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ async def stays_still(shared: MemoryStore) -> None:
 
 
 def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
-    """Ten thousand segments go within ten minutes of the delete, though nothing is written any more; then it is still."""
+    """Ten thousand segments are gone within ten minutes of the delete, though nothing else is written; then the broker
+    is idle."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -82,8 +83,8 @@ def test_a_purge_frees_all_but_what_stays() -> None:
 
 
 def test_expiry_of_one_message_after_the_other() -> None:
-    """A message leaves every ten seconds, as by max_age: a few minutes later its segment has gone, and rounds do not come
-    more often than once a minute for that."""
+    """A message expires every ten seconds, as by max_age: its segment is gone a few minutes later, and rounds come at
+    most once a minute for that."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -102,8 +103,8 @@ def test_expiry_of_one_message_after_the_other() -> None:
 
 
 def test_heartbeats_of_a_quiet_broker_are_bounded() -> None:
-    """On a store with a lease, a publish an hour into a stream of ten messages: what lies there after five days is what
-    lay there after one."""
+    """On a store with a lease, with a publish an hour into a stream of ten messages: the store is as large after five
+    days as after one."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, latency_ns=5 * MS, lease_ns=300 * SECOND)
@@ -120,8 +121,8 @@ def test_heartbeats_of_a_quiet_broker_are_bounded() -> None:
     in_virtual_time(main)
 
 
-def test_a_crash_before_anything_was_let_go_of() -> None:
-    """The next owner frees what the one before had no time for, without being told that it was ever there."""
+def test_a_crash_before_anything_was_released() -> None:
+    """The next owner frees what the one before had no time to free, without any record of it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -138,7 +139,7 @@ def test_a_crash_before_anything_was_let_go_of() -> None:
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_a_few_large_segments_are_enough(segments: int) -> None:
-    """It is not the number that counts: one segment may hold megabytes."""
+    """Not only the number counts: one segment may contain megabytes."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -152,8 +153,9 @@ def test_a_few_large_segments_are_enough(segments: int) -> None:
     in_virtual_time(main)
 
 
-def test_a_record_lets_go_of_so_many_segments_at_most() -> None:
-    """A record's size, and the time to apply it, are bounded; what is left has records of its own, in segments of their own."""
+def test_a_record_releases_a_bounded_number_of_segments() -> None:
+    """A record's size, and the time to apply it, are bounded; more segments need more records, in segments of their
+    own."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)

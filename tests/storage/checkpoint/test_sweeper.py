@@ -1,4 +1,4 @@
-"""Let go, then delete: what goes, when, by whom; and what never does."""
+"""Release, then delete: which objects, when, by which owner; and which never."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def churn(rig: Rig, rounds: int) -> Stream:
     return stream
 
 
-def test_dead_segments_old_pages_and_old_roots_go() -> None:
-    """After a long churn the store holds three roots, their pages, the segments since the oldest of them, and claims."""
+def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
+    """After a long churn the store has three roots, their pages, the segments since the oldest of them, and claims."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())
@@ -99,7 +99,7 @@ def test_a_live_block_keeps_its_segment() -> None:
     in_virtual_time(main)
 
 
-def test_nothing_goes_before_its_record_is_persisted() -> None:
+def test_nothing_is_deleted_before_its_record_is_persisted() -> None:
     """The put with the record is stalled: a root is stored beyond it, but nothing is deleted until the record is in the log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -121,8 +121,8 @@ def test_nothing_goes_before_its_record_is_persisted() -> None:
 
 
 def test_a_fenced_owner_deletes_nothing_more() -> None:
-    """O sleeps two hours between its root and its record; N is owner by then. O's record does not persist, so nothing of
-    N's, fresh and unnamed to O, is touched."""
+    """O is paused for two hours between its root and its record; N is owner by then. O's record is never persisted, so
+    no object of N, new and unknown to O, is touched."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20))
@@ -146,7 +146,7 @@ def test_a_fenced_owner_deletes_nothing_more() -> None:
 
 
 def test_the_grace_period_serves_readers() -> None:
-    """A reader that planned before has that long; then it goes."""
+    """A reader that planned before has that long; then the object is deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(grace_ns=60 * SECOND, segments=1 << 20))
@@ -163,8 +163,8 @@ def test_the_grace_period_serves_readers() -> None:
     in_virtual_time(main)
 
 
-def test_nothing_goes_while_the_clocks_disagree() -> None:
-    """Neither is anything let go of, nor deleted that was; both go on once the clocks are trusted again."""
+def test_nothing_is_deleted_while_the_clocks_disagree() -> None:
+    """Nothing is released, and nothing released is deleted; both continue once the clocks are trusted again."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock)
@@ -189,7 +189,7 @@ def test_nothing_goes_while_the_clocks_disagree() -> None:
 
 
 def test_claims_and_seals_are_never_deleted() -> None:
-    """Twenty owners one after the other: every claim is there, and so is every seal, though all segments of old are gone."""
+    """Twenty owners one after the other: every claim and every seal exists, though all old segments are gone."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         for epoch in range(1, 21):
@@ -220,7 +220,7 @@ async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
     return orphans
 
 
-def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None:
+def test_orphans_are_deleted_after_the_next_owners_first_round() -> None:
     """Segments beyond an epoch's end, and pages that no root names."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -234,8 +234,9 @@ def test_strays_of_the_owner_before_go_after_the_next_ones_first_round() -> None
     in_virtual_time(main)
 
 
-def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
-    """Seals stay for ever, one for each process run: the next owner tells them by what the log knows, not by a GET each."""
+def test_a_seal_alone_in_its_epoch_is_not_read() -> None:
+    """Seals stay for ever, one for each process run: the next owner recognizes them from the log's state, without a GET
+    for each."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         orphans = await leave_strays(shared, clock)
@@ -255,8 +256,8 @@ def test_a_seal_alone_in_its_epoch_is_not_asked_for() -> None:
     in_virtual_time(main)
 
 
-def test_many_strays_are_asked_for_side_by_side() -> None:
-    """A thousand headers at 30 ms each, in about a second; and what was found goes though the log is idle."""
+def test_many_orphans_are_read_concurrently() -> None:
+    """A thousand headers at 30 ms each take about a second; and the orphans are deleted though the log is idle."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await leave_strays(shared, clock)
@@ -276,8 +277,8 @@ def test_many_strays_are_asked_for_side_by_side() -> None:
 
 @pytest.mark.parametrize("operation", ["list", "get", "delete"])
 @pytest.mark.parametrize("error", [Transient, StoreRefused])
-def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: type[StoreError]) -> None:
-    """What the sweeper asks for is asked for again: its answers can wait, and the log goes on meanwhile."""
+def test_store_errors_during_the_search_for_orphans(operation: str, error: type[StoreError]) -> None:
+    """The sweeper repeats its requests: its answers can wait, and the log continues meanwhile."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         orphans = await leave_strays(shared, clock)
@@ -300,7 +301,7 @@ def test_a_store_in_trouble_while_strays_are_looked_for(operation: str, error: t
     in_virtual_time(main)
 
 
-def test_what_an_owner_let_go_of_and_did_not_delete_the_next_one_deletes() -> None:
+def test_the_next_owner_deletes_what_was_released_before() -> None:
     """The record is in the log; its writer died in the grace period."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -319,7 +320,7 @@ def test_what_an_owner_let_go_of_and_did_not_delete_the_next_one_deletes() -> No
 
 
 def test_a_deleted_stream_frees_its_segments() -> None:
-    """Everything that it alone lived in goes."""
+    """All segments that only it used are deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())

@@ -1,4 +1,4 @@
-"""FileStore: what the contract does not say, because only a directory has it."""
+"""FileStore: what only a directory has, beyond the contract."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def test_an_object_is_synced_before_its_name_and_its_name_before_the_answe
 
 
 @both_ways
-async def test_nothing_is_left_aside(tmp_path: Path, nameless: bool) -> None:
-    """Puts that worked, that were refused and that failed leave no temporary file."""
+async def test_no_temporary_files_are_left(tmp_path: Path, nameless: bool) -> None:
+    """Puts that worked, were refused or failed leave no temporary file."""
     store = FileStore(tmp_path, nameless=nameless)
     await asyncio.gather(*(store.put(f"k/{i % 5}", [b"x"]) for i in range(20)), return_exceptions=True)
     assert len(await store.list("")) == 5
@@ -118,9 +118,9 @@ store.put_sync("k", [b"half"])
 """
 
 
-async def test_what_the_dead_left_is_swept_and_what_the_living_write_is_not(tmp_path: Path) -> None:
-    """A process that dies between write and link leaves a file that no listing shows and the next open removes; the
-    temporary files of one that lives stay."""
+async def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    """A process that dies between write and link leaves a file that is never listed and that the next open removes;
+    temporary files of a live process stay."""
     directory = tmp_path / "store"
     living = FileStore(directory, nameless=False)
     await living.put("before", [b"x"])
@@ -251,7 +251,7 @@ def test_directories_that_cannot_be_a_store(tmp_path: Path) -> None:
 
 
 async def test_a_directory_that_went_away(tmp_path: Path) -> None:
-    """An unmounted directory is not taken for an empty store, by reads and puts."""
+    """An unmounted directory is not taken for an empty store, neither by reads nor by puts."""
     store = FileStore(tmp_path / "s")
     (tmp_path / "s").rmdir()
     with pytest.raises(StoreRefused, match="gone"):
@@ -403,7 +403,7 @@ async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeyp
     await store.close()
 
 
-async def test_a_folder_that_stays_fails_no_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_that_cannot_be_removed_fails_no_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The object has gone, whatever keeps its folder."""
     def refuse(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -449,8 +449,8 @@ async def test_listing_across_folders_is_as_in_memory(tmp_path: Path, monkeypatc
         await files.close()
 
 
-async def test_strangers_in_the_directory(tmp_path: Path) -> None:
-    """Dot files and lock files are no objects; neither is anything outside, whatever prefix is asked for."""
+async def test_other_files_in_the_directory(tmp_path: Path) -> None:
+    """Dot files and lock files are not objects; neither is anything outside, whatever the prefix."""
     (tmp_path / "outside").write_text("secret")
     store = FileStore(tmp_path / "s")
     (tmp_path / "s" / ".hidden").write_text("x")

@@ -1,4 +1,4 @@
-"""S3Store on a real MinIO behind a network that fails: what is told to the caller, and what was done meanwhile."""
+"""S3Store on a real MinIO behind a failing network: what the caller learns, and what happened."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_put_without_its_answer_has_landed(proxy: TcpProxy, minio: S3Ser
     await store.close()
 
 
-async def test_cut_connections_are_ridden_out(proxy: TcpProxy, minio: S3Server) -> None:
+async def test_cut_connections_are_retried(proxy: TcpProxy, minio: S3Server) -> None:
     """Connections reset in the middle of puts, and refused for a while: the retrying store's puts all land, whole."""
     store = RetryingStore(store_behind(proxy, minio), clock=SystemClock(), rng=random.Random(1), pause_ns=10_000_000)
     data = random.Random(1).randbytes(1 << 20)

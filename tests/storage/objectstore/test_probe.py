@@ -1,4 +1,4 @@
-"""The probe: a store that cannot fence is refused at start, and what is wrong is said in words."""
+"""The probe: a store that cannot fence is refused at start, with an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -100,8 +100,9 @@ async def test_a_store_that_stays_down_is_named(fake: FakeS3, verdict: object) -
     await store.close()
 
 
-async def test_under_every_fault_the_probe_tells_the_truth() -> None:
-    """200 seeds of refused, lost, unanswered and late calls: a good store passes, or is called down; never worse."""
+async def test_under_every_fault_the_probe_is_right() -> None:
+    """200 seeds of refused, lost, unanswered and late calls: a good store passes, or is reported as down; nothing
+    else."""
     passed = 0
     for seed in range(200):
         rng = random.Random(seed)

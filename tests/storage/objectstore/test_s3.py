@@ -1,4 +1,4 @@
-"""S3Store against a scripted server: what each answer, or the lack of one, is to the caller."""
+"""S3Store against a scripted server: what each response, or none, means to the caller."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str,
 
 
 @pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
-async def test_a_server_gone_without_a_word_costs_one_time_out(fake: FakeS3, operation: str) -> None:
-    """Kept connections lead nowhere and are never closed: the second try is made on a new one."""
+async def test_a_server_that_vanishes_costs_one_time_out(fake: FakeS3, operation: str) -> None:
+    """Kept-alive connections lead nowhere and are never closed: the second try uses a new one."""
     store = S3Store("bucket", "pre/fix", put_timeout_ns=1_000_000_000, get_timeout_ns=1_000_000_000)
     await store.put("there", [b"data"])
     await asyncio.gather(*[store.get("there") for _ in range(8)])
@@ -110,7 +110,7 @@ async def test_a_server_gone_without_a_word_costs_one_time_out(fake: FakeS3, ope
 
 
 async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gives them does not answer: the call ends in Transient, and they are asked for again by the next one."""
+    """The source of credentials does not answer: the call ends in Transient, and the next one asks again."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -150,7 +150,7 @@ async def test_a_redirect_that_names_no_region(s3: S3Store, fake: FakeS3) -> Non
 
 
 async def test_an_unreachable_endpoint_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody listens: Transient, since the server may yet come."""
+    """Nothing listens: Transient, since the server may still start."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     store = S3Store("bucket", endpoint="http://127.0.0.1:9")
@@ -172,7 +172,7 @@ async def test_what_a_put_looks_like(s3: S3Store, fake: FakeS3) -> None:
 
 
 async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
-    """Whoever sends the whole object for a range costs time, not correctness."""
+    """A server that sends the whole object for a range costs time, not correctness."""
     fake.honours_range = False
     await s3.put("k", [b"0123456789"])
     assert await s3.get("k", 2, 5) == b"234"
@@ -180,7 +180,7 @@ async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
 
 
 async def test_secrets_stay_out_of_errors(fake: FakeS3) -> None:
-    """No text of an error, its causes included, has the secret key, the session token or a URL's password."""
+    """No error text, including causes, contains the secret key, the session token or a URL's password."""
     errors = []
     for verdict in ((403, "SignatureDoesNotMatch"), (500, "x"), "cut", "hang"):
         fake.script = lambda request, verdict=verdict: verdict  # type: ignore[misc]
@@ -238,8 +238,8 @@ async def test_the_stores_clock(fake: FakeS3) -> None:
     await store.close()
 
 
-async def test_close_ends_calls_under_way(fake: FakeS3) -> None:
-    """A put that hangs while the store is closed ends in Transient, not in an error of the client's insides."""
+async def test_close_ends_calls_in_progress(fake: FakeS3) -> None:
+    """A put that hangs while the store is closed ends in Transient, not in an internal error of the client."""
     reached = asyncio.Event()
 
     def script(request: object) -> str:
@@ -256,7 +256,7 @@ async def test_close_ends_calls_under_way(fake: FakeS3) -> None:
 
 
 async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS3) -> None:
-    """A cancelled call lets go of its connection and nothing else."""
+    """A cancelled call releases its connection, and affects nothing else."""
     reached = asyncio.Event()
 
     def script(request: object) -> str:

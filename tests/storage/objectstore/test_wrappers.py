@@ -78,7 +78,7 @@ async def test_retrying_is_bounded_in_time_and_ends_in_the_last_error() -> None:
 
 
 async def test_answers_are_not_tried_again() -> None:
-    """NotFound, PreconditionFailed and StoreRefused come through at once."""
+    """NotFound, PreconditionFailed and StoreRefused are raised at once."""
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     store, waits = retrying(faulty)
     await store.put("k", [b"x"])
@@ -228,8 +228,8 @@ async def test_a_torn_put_on_a_directory_is_swept(tmp_path: Path) -> None:
     assert not torn.exists()
 
 
-async def test_a_put_is_stalled_at_its_number_and_let_go() -> None:
-    """The second put is held before it reaches the store while the third overtakes it."""
+async def test_a_put_is_stalled_at_its_number_and_released() -> None:
+    """The second put is stalled before it reaches the store while the third overtakes it."""
     memory = MemoryStore()
     store = FaultyStore(memory, rng=random.Random(1))
     stall = store.stall_put(1)
@@ -244,7 +244,7 @@ async def test_a_put_is_stalled_at_its_number_and_let_go() -> None:
 
 
 async def test_halt_is_the_end_of_the_process() -> None:
-    """After halt nothing reaches the store and nothing is answered; another process's way to it is not touched."""
+    """After halt nothing reaches the store and nothing is answered; another process's connection is unaffected."""
     memory = MemoryStore()
     dead, living = FaultyStore(memory, rng=random.Random(1)), FaultyStore(memory, rng=random.Random(2))
     stall = dead.stall_put(0)

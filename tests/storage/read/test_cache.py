@@ -7,8 +7,8 @@ import random
 from broker.storage.read.cache import Cache
 
 
-def test_least_recently_used_goes_first() -> None:
-    """Reading an entry keeps it; the one not read for longest makes room."""
+def test_least_recently_used_is_evicted_first() -> None:
+    """Reading an entry keeps it; the one not read for longest is evicted."""
     cache = Cache(30)
     for key in "abc":
         cache.put(key, key.upper(), 10)
@@ -20,7 +20,7 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_the_two_newest_stay_however_large() -> None:
-    """An entry larger than the bound pushes out all but the one before it, and stays until two others came."""
+    """An entry larger than the bound evicts all but the one before it, and stays until two others came."""
     cache = Cache(30)
     for key in "abc":
         cache.put(key, 1, 10)
@@ -52,8 +52,8 @@ def test_the_bound_holds_over_any_history() -> None:
     assert (cache.bytes, len(cache)) == (0, 0)
 
 
-def test_what_somebody_holds_is_found() -> None:
-    """Let go by the cache, a part is there for as long as it is in use, and counts for nothing; then it is gone."""
+def test_a_referenced_value_is_found() -> None:
+    """An evicted part is still found while it is in use, and counts for nothing; then it is gone."""
     class Part:
         pass
 

@@ -1,4 +1,4 @@
-"""The reader: ranged GETs of heads and frames, once for all callers, ahead where asked, bounded by the cache."""
+"""The reader: ranged GETs of heads and frames, once for all callers, with reading ahead, bounded by the cache."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_message_costs_one_get_of_the_head_and_one_of_its_frame() -> Non
 
 
 async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
-    """A read ahead brings the following frames of the block within its bound, by one GET, and stops at what is here."""
+    """Reading ahead loads the following frames of the block up to its bound in one GET, and stops at a cached one."""
     store, reader, block = await make(ahead=300_000)
     await reader.chunk(block, 0, read_ahead=True)
     assert len(store.ranges) == 2
@@ -92,7 +92,8 @@ async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
 
 
 async def test_everyone_shares_one_load() -> None:
-    """Ten callers at once cause one GET of the head and one of the frame; one that gives up does not stop the others."""
+    """Ten concurrent callers cause one GET of the head and one of the frame; cancelling one does not stop the
+    others."""
     store, reader, block = await make()
     store.go.clear()
     tasks = [asyncio.ensure_future(reader.chunk(block, 3)) for _ in range(10)]
@@ -106,7 +107,7 @@ async def test_everyone_shares_one_load() -> None:
 
 
 async def test_a_failed_load_is_tried_again() -> None:
-    """A load that fails fails for all that wait for it, and the next call tries again."""
+    """A load that fails, fails for all callers that wait for it; the next call tries again."""
     store, reader, block = await make()
     data = store.objects.pop(SHARD.log(AT))
     results = await asyncio.gather(reader.head(block), reader.head(block), return_exceptions=True)
@@ -137,8 +138,8 @@ async def test_a_small_cache_still_reads_everything() -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1000, 150_000])
-async def test_what_was_loaded_is_here_together(cache_bytes: int) -> None:
-    """However small the cache: a filtered reader, which asks anew after each load, finds the head and the chunk."""
+async def test_what_was_loaded_is_cached_together(cache_bytes: int) -> None:
+    """However small the cache: a filtered reader, which asks again after each load, finds the head and the chunk."""
     store, reader, block = await make(cache_bytes=cache_bytes, ahead=300_000)
     for ordinal in range(40):
         await reader.head(block)
@@ -148,8 +149,8 @@ async def test_what_was_loaded_is_here_together(cache_bytes: int) -> None:
     assert len(store.ranges) < 20
 
 
-async def test_closing_ends_what_is_under_way() -> None:
-    """Who waits for a load when the reader closes is cancelled, and nothing is left behind."""
+async def test_closing_cancels_loads() -> None:
+    """Callers that wait for a load when the reader closes are cancelled, and nothing is left behind."""
     store, reader, block = await make()
     store.go.clear()
     task = asyncio.ensure_future(reader.chunk(block, 3))
@@ -159,7 +160,7 @@ async def test_closing_ends_what_is_under_way() -> None:
         await task
 
 
-async def test_what_was_just_persisted_is_here() -> None:
+async def test_what_was_just_persisted_is_cached() -> None:
     """Admitted chunks and heads are found without any GET."""
     store, reader, _ = await make()
     other: OpenBlock[None] = OpenBlock(77, None)
@@ -174,8 +175,8 @@ async def test_what_was_just_persisted_is_here() -> None:
     assert store.ranges == []
 
 
-async def test_a_kept_segment_is_read_without_a_get() -> None:
-    """Small blocks are decoded from the whole segment, for as long as that is kept."""
+async def test_a_cached_segment_is_read_without_a_get() -> None:
+    """Small blocks are decoded from the whole segment while it is cached."""
     store, reader, _ = await make()
     opened: list[OpenBlock[None]] = [OpenBlock(number, None) for number in (1, 2)]
     for block in opened:
@@ -191,8 +192,8 @@ async def test_a_kept_segment_is_read_without_a_get() -> None:
     assert store.ranges == []
 
 
-async def test_the_collector_forgets_what_is_kept() -> None:
-    """Of many thousand messages in the cache hardly any stand in what the garbage collector goes through next."""
+async def test_the_garbage_collector_untracks_cached_messages() -> None:
+    """Of many thousand cached messages the garbage collector's next run visits hardly any."""
     _, reader, _ = await make()
     chunks: list[Chunk] = []
     for number in range(20):

@@ -1,4 +1,5 @@
-"""What a new owner, and a reader without a broker, make of a store: whole, damaged, cut off, or changing under them."""
+"""What a new owner, and a reader without a broker, find in a store: sound, damaged, truncated, or changing while they
+read."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_a_replay_arrives_at_the_applied_state() -> None:
 
 
 def test_heads_are_read_32_at_a_time() -> None:
-    """300 segments over a store of 20 ms a call: a dozen rounds, not three hundred; one GET each."""
+    """300 segments on a store of 20 ms a call: a dozen round trips, not three hundred; one GET each."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared, 300)
@@ -117,8 +118,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_segment_that_is_there_and_corrupt_is_never_the_end(damage: str) -> None:
-    """Stop, and say which: what follows it was acknowledged."""
+def test_a_corrupt_segment_is_never_the_end(damage: str) -> None:
+    """The replay stops and names it: what follows was acknowledged."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -167,8 +168,8 @@ def test_the_logs_beginning_gone_stops() -> None:
     in_virtual_time(main)
 
 
-def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
-    """Puts in flight beyond the one that was lost to the seal stay orphans for every reader."""
+def test_puts_beyond_an_epochs_end_never_existed() -> None:
+    """Puts in flight beyond the one that lost against the seal are orphans for every reader."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = await filled(clock, shared, 3, ShardSettings(log=LogSettings(segment_bytes=10)))
@@ -190,7 +191,7 @@ def test_what_lies_beyond_an_epochs_end_never_existed() -> None:
 
 
 def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
-    """A newer broker's record: this stream is offline, the others are served; no checkpoint and no sweep forgets it."""
+    """A newer broker's record: this stream is offline, the others are served; no checkpoint or sweep drops it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
@@ -217,7 +218,7 @@ def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
 
 
 def test_a_newer_format_is_left_alone() -> None:
-    """An opening that asks for a newer reader ends the reading, by name."""
+    """An opening that requires a newer reader ends the reading with an error that says so."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, "a", 1)
@@ -248,7 +249,7 @@ async def with_roots(clock: ManualClock, shared: MemoryStore, rounds: int) -> tu
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 @pytest.mark.parametrize("what", ["root", "page", "page gone"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: int) -> None:
-    """To the root before, or to the log's beginning; the state is the same, and what was wrong is said."""
+    """To the root before, or to the log's beginning; the state is the same, and the damage is reported."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, roots = await with_roots(clock, shared, rounds)
@@ -270,7 +271,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: in
 
 
 def test_a_checkpoint_that_appears_while_reading() -> None:
-    """The reader's next number was swept: it begins again with the checkpoint beyond it."""
+    """The reader's next number was swept: it starts again from the checkpoint beyond it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 20, ShardSettings(

@@ -71,8 +71,9 @@ def test_create_update_delete() -> None:
     assert state.streams == {}
 
 
-def test_the_end_of_a_stream_leaves_its_name_to_who_has_it_now() -> None:
-    """Deleted and made again under one name: whichever block of a segment comes first, the name is the younger one's."""
+def test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream() -> None:
+    """Deleted and created again under one name: whichever block of a segment comes first, the name belongs to the newer
+    stream."""
     state = made()
     account, name = next(iter(state.names))
     segment(state, 20, stream_id=8, records=[(RecordKind.STREAM_CREATE, {"account": account, "name": name, "config": {},
@@ -131,7 +132,7 @@ def test_applying_again_changes_nothing() -> None:
     assert numbers(once) == numbers(again)
 
 
-def test_what_a_page_held_already_is_skipped() -> None:
+def test_what_a_page_contained_already_is_skipped() -> None:
     """Blocks at or before a stream's position do nothing."""
     state = made()
     state.streams[7].position = Position(1, 3)
@@ -182,8 +183,8 @@ def test_a_damaged_record_takes_its_stream_offline_and_no_other() -> None:
     assert list(state.streams) == [8]
 
 
-def test_blocks_of_a_stream_that_nothing_made_are_no_accident() -> None:
-    """After a replay a stream without a create record means a checkpoint that lies, unless its delete record follows."""
+def test_blocks_of_a_stream_without_a_create_record_are_an_error() -> None:
+    """After a replay a stream without a create record means a wrong checkpoint, unless its delete record follows."""
     state = ShardState()
     state.replaying = True
     segment(state, 1, first=1, last=2)
@@ -193,8 +194,8 @@ def test_blocks_of_a_stream_that_nothing_made_are_no_accident() -> None:
     state.finish_replay()
 
 
-def test_let_go_leaves_the_table_of_segments_and_done_ends_it() -> None:
-    """A record lets go; a later one says that all of it is deleted."""
+def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
+    """A record releases segments; a later one says that all of them are deleted."""
     state = made()
     segment(state, 2)
     body = Released(Position(0, 0), [Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).body()
@@ -207,7 +208,7 @@ def test_let_go_leaves_the_table_of_segments_and_done_ends_it() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))))
 def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
-    """Packing into runs and back keeps every position, once, rising."""
+    """Packing into runs and unpacking returns every position once, ascending."""
     positions = {Position(*pair) for pair in pairs}
     assert list(unpack_runs(pack_runs(positions))) == sorted(positions)
 

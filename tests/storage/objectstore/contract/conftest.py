@@ -1,4 +1,4 @@
-"""The backends and wrappers that the contract is tried on."""
+"""The backends and wrappers that the contract's tests run on."""
 
 from __future__ import annotations
 

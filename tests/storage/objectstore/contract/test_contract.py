@@ -1,4 +1,4 @@
-"""What every object store and every wrapper promises, tried on each: one suite, the backends in conftest.py."""
+"""The contract of every object store and every wrapper: one suite, run on the backends in conftest.py."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ async def in_flight(calls: Iterable[Callable[[], Awaitable[object]]], count: int
 
 
 async def test_what_was_put_is_got(store: ObjectStore) -> None:
-    """Bytes come back as they were put, whatever pieces they came in."""
+    """Bytes are returned as they were put, in however many buffers."""
     await store.put("v1/format", [b"one", b"", b" two", bytes(range(256))])
     assert await store.get("v1/format") == b"one two" + bytes(range(256))
 
 
-async def test_a_key_is_taken_once(store: ObjectStore) -> None:
+async def test_a_key_is_put_once(store: ObjectStore) -> None:
     """A second put of a key is refused and changes nothing, whether its bytes are the same or not."""
     await store.put("k", [b"first"])
     for data in (b"second", b"first"):
@@ -46,7 +46,8 @@ async def test_a_key_is_taken_once(store: ObjectStore) -> None:
 
 
 async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: pytest.FixtureRequest) -> None:
-    """Put-if-absent is what fencing stands on: of 16 puts at once, one is told yes, 15 no, and its bytes lie there."""
+    """Put-if-absent is what fencing depends on: of 16 concurrent puts one succeeds, 15 are refused, and the object has
+    the winner's bytes."""
     # SeaweedFS takes five seconds over a round: it lets the sixteen wait for each other, a second a step.
     for round_ in range(1 if "seaweed" in request.node.name else 5):
         key = f"epochs/{round_:08x}"
@@ -82,7 +83,7 @@ async def test_an_empty_object(store: ObjectStore) -> None:
 
 
 async def test_a_segment_of_eight_mib(store: ObjectStore) -> None:
-    """A large object in many pieces is one put; its whole and its parts come back."""
+    """A large object in many buffers is one put; the whole and its ranges are returned."""
     data = random.Random(2).randbytes(8 << 20)
     await store.put("big", [data[i:i + 3001] for i in range(0, len(data), 3001)])
     assert await store.list("big") == [ObjectInfo("big", 8 << 20)]
@@ -101,7 +102,7 @@ async def test_many_ranges_at_once(store: ObjectStore) -> None:
 
 
 async def test_a_missing_key(store: ObjectStore) -> None:
-    """What is not there is NotFound by its name, in a folder that is there and in one that is not."""
+    """A missing object is NotFound with its name, in a folder that exists and in one that does not."""
     await store.put("there/x", [b"x"])
     for key in ("there/y", "nowhere/at/all", "there"):
         with pytest.raises(NotFound, match=key):
@@ -111,7 +112,7 @@ async def test_a_missing_key(store: ObjectStore) -> None:
 
 
 async def test_delete_is_idempotent_and_frees_the_key(store: ObjectStore) -> None:
-    """Deleting works once, twice, and where nothing ever was; the key can be put again; neighbours stay."""
+    """Deleting works once, twice, and for a key that never existed; the key can be put again; neighbours stay."""
     await store.put("d/a", [b"1"])
     await store.put("d/b", [b"2"])
     for _ in range(2):
@@ -141,8 +142,8 @@ async def test_odd_keys(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("key", ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".tmp/a", "a/.b", "lock",
                                  "shards/0/lock", "a\0b", "a\nb", "a\x7f", "\ud800", "x" * 256, "ü" * 128])
-async def test_what_is_no_key(store: ObjectStore, key: str) -> None:
-    """Strings that one of the stores could not keep, or that leave the prefix, are refused alike by all."""
+async def test_invalid_keys(store: ObjectStore, key: str) -> None:
+    """Strings that one of the stores could not store, or that leave the prefix, are refused by all."""
     for call in (store.put(key, [b"x"]), store.get(key), store.delete(key)):
         with pytest.raises(ValueError):
             await call
@@ -197,8 +198,8 @@ async def test_a_listing_shows_what_was_put_and_deleted_just_before(store: Objec
         assert [info.key for info in await store.list("c/")] == [f"c/{j:02}" for j in range(i + 1, 20)]
 
 
-async def test_after_close_nothing_is_known(store: ObjectStore) -> None:
-    """A closed store answers Transient, and closing twice is harmless."""
+async def test_a_closed_store_is_transient(store: ObjectStore) -> None:
+    """A closed store raises Transient, and may be closed twice."""
     await store.put("k", [b"x"])
     await store.close()
     await store.close()
