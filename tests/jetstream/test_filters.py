@@ -1,4 +1,4 @@
-"""Filters: NATS's matching rules, remembered verdicts included."""
+"""Filters: NATS's matching rules, including cached results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.mark.parametrize("filters, matching, others", CASES)
 def test_matching(filters: list[bytes], matching: list[bytes], others: list[bytes]) -> None:
-    """Each filter set takes what NATS's rules say, asked twice since the second answer is remembered."""
+    """Each filter set accepts what NATS's rules say, asked twice since the second answer is cached."""
     compiled = Filters(filters)
     for _ in range(2):
         assert all(compiled.match(subject) for subject in matching)
@@ -33,8 +33,8 @@ def test_matching(filters: list[bytes], matching: list[bytes], others: list[byte
     assert not any(compiled.decide(subject) for subject in others)
 
 
-def test_what_it_knows_of_itself() -> None:
-    """All-pass and all-literal sets say so, since readers take short cuts on them."""
+def test_all_pass_and_all_literal_sets() -> None:
+    """All-pass and all-literal sets are recognized, since readers have fast paths for them."""
     assert ALL.all
     assert Filters([b"a", b">"]).all
     assert not ALL.literal
@@ -45,7 +45,7 @@ def test_what_it_knows_of_itself() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A filter asked about ever new subjects keeps answering right."""
+    """A filter asked about ever new subjects continues to answer right."""
     compiled = Filters([b"a.*"])
     for i in range(140_000):
         assert compiled.match(b"a.%d" % i)

@@ -1,4 +1,4 @@
-"""Past the lease: what is asked is not answered from memory, and what comes to life there comes fully alive afterwards."""
+"""After the lease has expired nothing is answered from memory, and what is loaded then works fully afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = 1_000_000_000
 
 
 async def test_a_restored_consumer_opens_once_the_lease_is_proved() -> None:
-    """An owner whose recovery took longer than T: a consumer that has to read before it serves is refused at first. It
+    """An owner whose recovery took longer than T: a consumer that must read before it serves is refused at first. It
     tries again, and serves."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})
@@ -43,7 +43,7 @@ async def test_a_restored_consumer_opens_once_the_lease_is_proved() -> None:
 
 
 async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
-    """Each is decided by what is remembered, and another owner may have changed that since."""
+    """Each is decided from memory, and another owner may have changed that state since."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["S.>"]})
         headers = {"Nats-Msg-Id": "X"}
@@ -61,7 +61,7 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
 
 
 async def test_a_restored_consumer_opens_after_an_unforeseen_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged and tried again: a consumer that stays closed would be of no use to anyone."""
+    """The error is logged and the consumer tries again."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})
         await broker.publish("K.1", b"1")

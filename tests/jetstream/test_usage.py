@@ -1,4 +1,4 @@
-"""The bounds of all streams of one storage (max_memory_store, max_file_store), beside the real nats-server's."""
+"""The bounds of all streams of one storage (max_memory_store, max_file_store), compared with the real nats-server's."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def burst(client: Client, subjects: Sequence[str], size: int) -> list[Any]
 
 @pytest.mark.parametrize("storage", STORAGES)
 async def test_a_burst_ends_at_the_bound_to_the_message(storage: str) -> None:
-    """No more is taken because much came at once: nor less, where a stream's own limits make room meanwhile."""
+    """A burst is accepted exactly up to the bound, also if a stream's own limits make room meanwhile."""
     async with Inside(LIMITED) as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "storage": storage})
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["k"], "storage": storage, "max_msgs": 2})

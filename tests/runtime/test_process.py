@@ -1,4 +1,5 @@
-"""The broker as a process: what launchers read, the signals, the files, the exit status; beside the real server's."""
+"""The broker as a process: the lines that launchers read, signals, files, exit statuses; compared with the real
+server's."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_version() -> None:
 
 
 def test_help_and_unknown_flags() -> None:
-    """Usage for both; an unknown flag or a stray word is an error, and what may have been meant is named."""
+    """Usage for both; an unknown flag or word is an error, with a suggestion."""
     for word in ("--help", "-h", "help"):
         done = run(word)
         assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
@@ -214,7 +215,7 @@ async def test_clean_end(process: type[ServerProcess], number: signal.Signals, n
 
 @BOTH
 async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
-    """SIGUSR2: a client that stays connected learns of it, no other may come, and without clients it ends with 0."""
+    """SIGUSR2: a connected client is informed, new ones are refused, and without clients it ends with 0."""
     config = tmp_path / "x.conf"
     config.write_text('lame_duck_duration: "30s"\nlame_duck_grace_period: "3s"\n')
     async with process("-c", str(config)) as server:
@@ -236,7 +237,7 @@ async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_log_file(process: type[ServerProcess], tmp_path: Path) -> None:
-    """``-l`` writes there; SIGUSR1 opens the name anew after somebody moved the file."""
+    """``-l`` writes there; SIGUSR1 reopens the file by its name after it was moved."""
     path = tmp_path / "x.log"
     server = process("-l", str(path))
     try:
@@ -360,8 +361,8 @@ async def test_ipv6() -> None:
         raise
 
 
-async def test_ports_file_is_never_seen_half(tmp_path: Path) -> None:
-    """It appears whole, readable by everybody as its directory allows, and nothing else stays beside it."""
+async def test_ports_file_appears_whole(tmp_path: Path) -> None:
+    """It is readable by everybody as its directory allows, and no temporary file is left."""
     async with BrokerProcess() as server:
         files = list(server._directory.iterdir())
         assert [path.name for path in files] == [f"nats-server_{server.pid}.ports"]
@@ -369,7 +370,7 @@ async def test_ports_file_is_never_seen_half(tmp_path: Path) -> None:
 
 
 async def test_second_signal_ends_at_once() -> None:
-    """Who asks twice does not want to wait."""
+    """A second signal means that the operator does not want to wait."""
     async with BrokerProcess() as server:
         os.kill(server.pid, signal.SIGSTOP)
         server.send_signal(signal.SIGTERM)
@@ -403,8 +404,8 @@ async def test_start_is_fast(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["-js"]])
-def test_nothing_heavy_is_imported_for_nothing(flags: list[str]) -> None:
-    """Neither pydantic nor aiobotocore, where neither environment nor S3 asks for it."""
+def test_nothing_heavy_is_imported_without_need(flags: list[str]) -> None:
+    """Neither pydantic nor aiobotocore, if neither the environment nor S3 needs it."""
     code = ("import sys\nfrom broker.cli import read_flags\nfrom broker.config.load import load\n"
             "import broker.runtime.process\n"
             f"load(read_flags({flags}), {{}})\n"

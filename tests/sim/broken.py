@@ -1,6 +1,6 @@
-"""Rules of the protocol left out one by one, to see that the oracle notices. For tests alone.
+"""Rules of the protocol, each removed in turn to prove that the oracle notices. Only for tests.
 
-Each entry patches one rule of the real engine; the text says what it drops. Compare --break of the protocol's model.
+Each entry patches one rule of the real engine; the text says which.
 """
 
 from __future__ import annotations

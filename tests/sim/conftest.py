@@ -1,4 +1,4 @@
-"""Bounds so small that a few dozen messages meet what takes millions in production."""
+"""Bounds so small that a few dozen messages reach states that need millions in production."""
 
 from __future__ import annotations
 

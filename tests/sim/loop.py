@@ -1,4 +1,4 @@
-"""An event loop in virtual time: when nothing is ready it moves the clock to the next timer, and never waits.
+"""An event loop in virtual time: if nothing is ready it moves the clock to the next timer, without waiting.
 
 No selector, no threads, no randomness of its own: the same program with the same seed runs the same way.
 """

@@ -1,7 +1,7 @@
-"""Plausible mistakes planted in the engine, to see that one of the worlds notices. For tests alone.
+"""Plausible bugs planted in the engine, to prove that the simulation detects them. Only for tests.
 
-Beside ``broken``, which leaves out whole rules of the protocol, these are slips of a line: each text says what goes
-wrong. ``log`` are for the world of stand-in streams (tests.sim.world), ``streams`` for that of real ones.
+``broken`` removes whole rules of the protocol; these are bugs of one line, each with a text that says what goes wrong.
+``log`` are detected by tests.sim.world (scripted streams), ``streams`` by tests.sim.streams.world (real ones).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 import broker.cluster.ownership as ownership
 import broker.storage.checkpoint.checkpointer as checkpointer
-import broker.storage.put as settle
+import broker.storage.put as put_module
 import broker.storage.read.recovery as recovery
 import broker.storage.shard as shard
 import broker.storage.state.applied as applied
@@ -100,11 +100,11 @@ def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
         try:
             await store.put(key, data)
         except PreconditionFailed:
-            header = await settle.holder_of(store, key)
+            header = await put_module.holder_of(store, key)
             return None if header.nonce == nonce else header
         return None
 
-    for module in (settle, ownership, checkpointer):
+    for module in (put_module, ownership, checkpointer):
         patch.setattr(module, "put_ours", broken)
 
 

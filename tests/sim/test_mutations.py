@@ -1,4 +1,4 @@
-"""Each planted mistake is noticed: by the world of real streams, most within a few seeds, else by a test step by step."""
+"""Each planted bug is detected: by the simulation of real streams, most within a few seeds, or by a scripted test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def noticed(seed: int) -> bool:
     pytest.param(mutation, marks=pytest.mark.soak if mutation in RARE else ())
     for mutation in sorted(MUTATIONS.keys() - STEP_BY_STEP.keys())])
 def test_the_oracle_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one mistake planted some promise is broken, and the oracle says so."""
+    """With one bug planted some promise is broken, and the oracle says so."""
     MUTATIONS[mutation](monkeypatch)
     if not any(map(noticed, [*KNOWN.get(mutation, ()), *range(300)])):
         pytest.fail(f"nothing was noticed of {mutation}")
@@ -54,7 +54,7 @@ def test_the_oracle_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("mutation", sorted(STEP_BY_STEP))
 def test_a_test_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of a mistake that only a planned course of events meets."""
+    """The same for a bug that only a scripted course of events reaches."""
     STEP_BY_STEP[mutation]()
     MUTATIONS[mutation](monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):

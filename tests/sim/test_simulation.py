@@ -1,7 +1,7 @@
 """The real engine in virtual time on a faulty store: whatever happens, a fresh reader finds what was acknowledged.
 
-Run one seed again: ``pytest tests/sim -k 'seed and 17'``, or ``World(17).run()``. What is survived and what is not stands in
-``tests.sim.world``; the rules that are left out on purpose in ``tests.sim.broken``.
+Run one seed again: ``pytest tests/sim -k 'seed and 17'``, or ``World(17).run()``. ``tests.sim.world`` lists the faults
+that are survived; ``tests.sim.broken`` the rules that are removed on purpose.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def test_a_seed_is_a_history() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_seeds_try_what_they_mean_to() -> None:
-    """Take-overs, checkpoints, sweeps, kills and each kind of fault do happen in a handful of seeds."""
+def test_the_seeds_cause_every_fault() -> None:
+    """Take-overs, checkpoints, sweeps, kills and each kind of fault happen in a handful of seeds."""
     epochs = acked = removed = deleted = 0
     faults: set[str] = set()
     for seed in range(8):
@@ -74,7 +74,7 @@ a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and ``
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=pytest.mark.soak if rule in KNOWN else ()) for rule in sorted(RULES)])
 def test_the_oracle_notices(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one rule of the protocol left out, some seed loses a message, and the oracle says so."""
+    """With one rule of the protocol removed, some seed loses a message, and the oracle says so."""
     RULES[rule](monkeypatch)
     for seed in (*KNOWN.get(rule, ()), *range(300)):
         try:

@@ -1,7 +1,7 @@
 """The real JetStream in virtual time on a faulty store: whatever happens, what clients were told stays true.
 
-Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``World(17).run()``. What is survived and what is
-not stands in ``tests.sim.streams.world``.
+Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``World(17).run()``.
+``tests.sim.streams.world`` lists the faults that are survived.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_a_seed_is_a_history() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_seeds_try_what_they_mean_to() -> None:
+def test_the_seeds_cause_every_fault() -> None:
     """In a few seeds there is everything that the world is made of."""
     counts: Counter[str] = Counter()
     kinds: set[str] = set()

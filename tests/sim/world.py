@@ -1,15 +1,15 @@
-"""A seeded world: one store, several brokers that each believe what they like, and an oracle that reads the store afresh.
+"""A seeded simulation: one store, several brokers that may all believe they own it, and an oracle that reads it afresh.
 
-What the brokers run is the real engine: ownership, recovery, log, checkpoints, sweeping. What stands around it here:
+The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping. Simulated around it:
 
-    Network     each broker's own way to the store, which refuses, loses answers, is slow, and lets puts land late, also
+    Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts land late, also
                 after the broker's death (FaultyStore); a broker can be paused there for longer than any sweep
     Owner       streams that publish, remove, trim and keep a consumer, through the same BlockOwner interface as the
                 broker's own streams
     Oracle      what was acknowledged, and whether a fresh reader of the store finds it
 
-Faults that must be survived: any number of brokers without patience, killed at any await, paused at any store call, any
-order of late puts, sweeps without grace. Not survived, and not tried: a store that forgets or changes what it acknowledged.
+Faults that must be survived: any number of impatient brokers, killed at any await, paused at any store call, any
+order of late puts, sweeps without grace. Not survived, and not tried: a store that loses or changes what it acknowledged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Advisories as a client hears them: in order, once what they tell is stored, and at no cost when nobody listens.
+"""Advisories as a client receives them: in order, after their cause is stored, and at no cost if nobody subscribes.
 
-Field by field beside nats-server: scenarios "advisories" of tests/jetstream/consumer.
+Compared field by field with nats-server's by the scenarios "advisories" in tests/jetstream/differential.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.jetstream.consumer.fakes import FakeBus
 NANOSECOND_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 
 
-async def test_what_comes_and_goes_is_told_in_order(broker: BrokerProcess) -> None:
-    """A client's ordinary calls, and what another one hears of them on $JS.EVENT.ADVISORY.>."""
+async def test_advisories_come_in_order(broker: BrokerProcess) -> None:
+    """A client's ordinary calls, and what another one receives on $JS.EVENT.ADVISORY.>."""
     watcher, client = await nats.connect(broker.url), await nats.connect(broker.url, name="worker")
     heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB
@@ -126,8 +126,8 @@ class _Waiting:
         self.waiters.append((fn, args))
 
 
-def test_told_once_it_is_stored_and_only_to_those_who_listen() -> None:
-    """Nothing is built or waits while nobody listens; else what changed the state waits for the log."""
+def test_advisories_wait_for_the_log_and_cost_nothing_without_subscribers() -> None:
+    """Nothing is built or waits without a subscriber; otherwise an advisory waits until its cause is stored."""
     bus, log, rng = FakeBus(), _Waiting(), random.Random(1)
     account = AccountEvents(bus, ManualClock(), rng, "hub", "one")  # type: ignore[arg-type]
     consumer = ConsumerEvents(bus, ManualClock(), rng, "hub", "S", "C")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Requests and configurations between JSON and dataclasses: shows that every input either decodes or is ApiError 10025.
+"""Requests and configurations between JSON and dataclasses: every input either decodes or raises ApiError 10025.
 
-The words of the errors are nats-server's; test_differential.py holds them against the real one.
+The texts of errors are nats-server's; differential/test_api.py compares them with the real one's.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_object_storage_is_the_file_storage_that_clients_know() -> None:
 
 
 def test_configurations_survive_the_log() -> None:
-    """What a record holds gives the same configuration back, nested parts, instants and all."""
+    """A stored record gives the same configuration back, including nested parts and times."""
     config = StreamConfig.from_json({
         "name": "S", "subjects": ["a", "b.>"], "metadata": {"b": "1", "a": "2"}, "persist_mode": "async",
         "sources": [{"name": "T", "opt_start_time": "2024-02-29T12:00:00.5Z", "external": {"api": "x", "deliver": ""},

@@ -1,9 +1,9 @@
-"""After the storm: one living broker on a living store. What must come true within a stated time, and what must be left.
+"""After all faults: one live broker on a live store. What must come true within a stated time, and what must be left.
 
     serves       a broker answers for each stream within PROGRESS_SECONDS of virtual time
     limits       hold in the store, whatever the broker was killed in the middle of
-    consumers    have delivered each message that lives and that they want
-    quiet        without streams the store keeps a bound of objects, and the broker nothing that waits
+    consumers    have delivered each live message that matches
+    quiet        without streams the store has a bounded number of objects, and nothing waits in the broker
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from tests.sim.streams.process import Process
     from tests.sim.streams.world import World
 
-__all__ = ["OBJECTS_LEFT", "PROGRESS_SECONDS", "QUIET_SECONDS", "settle"]
+__all__ = ["OBJECTS_LEFT", "PROGRESS_SECONDS", "QUIET_SECONDS", "restore_and_check"]
 
 SECOND = 1_000_000_000
 
 PROGRESS_SECONDS = 120
-"""A living broker on a living store serves within this much virtual time, and its consumers deliver what they owe."""
+"""A live broker on a live store serves within this much virtual time, and its consumers have delivered everything."""
 QUIET_SECONDS = 120
-"""Time that the store has to let go of what was deleted."""
+"""Time within which deleted objects leave the store."""
 OBJECTS_LEFT = 64
-"""Objects that a store without streams keeps, beside what each epoch leaves for ever: a claim, seals, its first entry."""
+"""Objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its first entry."""
 _OBJECTS_AN_EPOCH = 3
 
 
-async def settle(world: World) -> None:
-    """Heal everything, then see to it that the promises come true. Raises: Lost."""
+async def restore_and_check(world: World) -> None:
+    """End all faults, then check that the promises come true. Raises: Lost."""
     world.calm = True
     await asyncio.sleep(0)  # what was to strike at this instant has
     for at, process in enumerate(world.processes):

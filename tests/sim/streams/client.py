@@ -1,6 +1,7 @@
-"""A client of whichever broker serves: what it does to streams and their messages, at random, and what it is told.
+"""A client of the broker that serves: requests through the bus, as from a connection, and their answers.
 
-What is answered goes into the record of the stream that the request was about.
+Each request has its own reply subject. Answers go into the record of the stream that the request was about; a request
+without one stays open for ever, since the broker may have died before or after it carried it out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A fresh reader of the store, and whether what it finds is what the clients were told.
+"""A fresh reader of the store, and whether its view agrees with what the clients were told.
 
-The reader shares nothing with any broker but the code that replays; it takes no time, so a look is of one moment.
+The reader shares only the code of replay with the brokers; it takes no time, so it reads one state of the store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One process's way to the store, in a network with malice: what is late lands at the worst moment.
+"""One process's connection to the store, over a malicious network: late puts land at the worst time.
 
-A late put lands when its time has come, or right before somebody else's put of the same key, as a coin says: that is
-where two writers meet, and left to chance they hardly ever would.
+A late put lands when its time has come, or, at random, right before another process's put of the same key: a conflict
+of two writers that would hardly ever happen by chance.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import defaultdict
 from broker.storage.objectstore.base import Buffers, ObjectStore, StoreError
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 
-__all__ = ["Late", "Way"]
+__all__ = ["Connection", "Late"]
 
 Late = defaultdict[str, list[asyncio.Event]]
 """Key to what makes its late puts land."""
 
 
-class Way(FaultyStore):
+class Connection(FaultyStore):
     """A FaultyStore whose late puts may be hurried; ``late`` is shared by all of a world."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults, late: Late) -> None:

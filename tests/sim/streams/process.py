@@ -21,7 +21,7 @@ from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard
 from tests.sim.streams.client import Client
-from tests.sim.streams.network import Way
+from tests.sim.streams.network import Connection
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -46,7 +46,8 @@ class Process:
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
-        self.store = Way(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults, late=world.late)
+        self.store = Connection(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults,
+                                late=world.late)
         self.store.before, self.store.after = self._passing, self._passed
         self.rightful_ns = 0
         """From then on nobody else may answer, as far as our take-over promises that."""

@@ -1,13 +1,13 @@
-"""What clients asked for and what they were told: the ground on which ``judge`` decides.
+"""The requests of clients and their answers, by which ``judge`` decides.
 
-Nothing in here looks into a broker or the store. A request has one of three outcomes: answered well, refused, or not
-answered, and then it may or may not have happened, at any time from then on. So of each message we know whether it
+Nothing here looks into a broker or the store. A request succeeds, is refused, or is not answered, and then it may or may
+not have happened, at any time from then on. So of each message we know whether it
 
-    must be there       its PubAck came, and nothing was asked for that removes it
+    must be there       its PubAck came, and no request was made that removes it
     must be gone        a removal that covers it was answered
     may be either       everything else
 
-and of each sequence which message it names: that never changes.
+and which message each sequence names: that never changes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""A seeded world of real streams: one store, brokers that take it from each other, clients, and what they were promised.
+"""A seeded simulation of real streams: one store, brokers that take it from each other, clients, and their records.
 
     Process   one process run: JetStream with its account, streams, consumers and API, the router, the shard with log,
-              checkpoints and sweeper, its own way to the store (FaultyStore) and a cache that may be tiny
-    Client    what is asked of it, and what is answered
-    Record    what clients asked for and were told          Judge    a fresh reader of the store, comparing
+              checkpoints and sweeper, its own connection to the store (FaultyStore) and a cache that may be tiny
+    Client    requests to it, and answers
+    Record    all requests and their answers                Judge    a fresh reader of the store, which compares
 
 Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
 unanswered, lost or late. Locked, as on a directory: one process at a time, no lease, so that idle days cost nothing.
 
-What must be survived: kills at any await, a broker whose store stands still while its clients go on, take-overs, clean
-ends, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
-and the broker killed on the way. Not survived, and not tried: a store that forgets or changes anything but one newest
+What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
+stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
+and the broker killed on the way. Not survived, and not tried: a store that loses or changes anything but one newest
 checkpoint, two that are damaged, clocks that differ.
 
-At the end the world is calm, and ``calm`` says what must come true then, and within which time.
+At the end all faults stop, and ``calm`` says what must come true then, and within which time.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class World:
             if step % 24 == 23:
                 self.look()
         if "settle" in self.features:
-            await calm.settle(self)
+            await calm.restore_and_check(self)
         for process in self.processes:
             await process.kill()
         for process in self.processes:
