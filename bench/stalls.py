@@ -27,7 +27,7 @@ from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key

@@ -34,7 +34,8 @@ from broker.cluster.identity import Identity
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.opening import Opening
+from broker.storage.format.opening import encode_opening
+from broker.storage.format.records.opening import Opening
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced, Patience, describe, put_ours
@@ -85,7 +86,7 @@ async def take(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
-    data = [opening.encode(position, me.nonce)]
+    data = [encode_opening(opening, position, me.nonce)]
     began_ns = clock.monotonic_ns()
     key = paths.log(position)
     holder = await patience.ask(lambda: put_ours(store, key, data, me.nonce), f"put {key}")

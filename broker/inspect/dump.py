@@ -8,6 +8,7 @@ held in memory.
 from __future__ import annotations
 
 import struct
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgpack
@@ -25,7 +26,8 @@ from broker.storage.format.frame import Chunk
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.page import PageKind, decode_page, decode_pages_directory
-from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.record import Record
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.paths import ROOT, Key, parse
@@ -216,9 +218,9 @@ class _Dump:
         said = {"kind": _name(RecordKind, record.kind), "version": record.version, "after_seq": record.after_seq,
                 "must_understand": record.must_understand, "understood": record.known}
         try:
-            said["body"] = plain(record.body)
-        except Corrupt as error:
-            self._note(Corrupt(self.key, error.section, row.core_offset, error.why))
+            said["body"] = plain(_readable(record.decode()) if record.known else record.body)
+        except FormatError as error:
+            self._note(type(error)(self.key, error.section, row.core_offset, error.why))
             said["body"] = plain(_partial_map(record.packed))
         return said
 
@@ -297,6 +299,14 @@ def _name(kinds: Any, value: int) -> str:
         return str(kinds(value).name)
     except ValueError:
         return f"unknown ({value})"
+
+
+def _readable(value: Any) -> Any:
+    """A record's body by the names of its fields, without those that say nothing."""
+    if not is_dataclass(value):
+        return value
+    said = {field.name: _readable(getattr(value, field.name)) for field in fields(value)}
+    return {name: one for name, one in said.items() if one is not None and one != {}}
 
 
 def _partial_map(packed: bytes) -> Any:

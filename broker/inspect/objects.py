@@ -148,7 +148,7 @@ async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectIn
 def records_of(core: BlockCore) -> None:
     """Decode the bodies of a core's records. Raises: Corrupt."""
     for record in core.records:
-        record.body  # noqa: B018  # decodes lazily
+        record.decode()
 
 
 async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> None:

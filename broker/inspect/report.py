@@ -52,7 +52,7 @@ def shard_json(shard: ShardSurvey) -> dict[str, Any]:
         "position": str(view.state.position) if snapshot is not None else None,
         "whole": view.whole,
         "sealed": snapshot.sealed if snapshot is not None else None,
-        "owner": view.state.opening.get("owner"),
+        "owner": view.state.opening.owner if view.state.opening is not None else None,
         "epochs": [epoch_json(epoch) for epoch in shard.epochs],
         "log": {"segments": extent.count - sum(1 for epoch in shard.epochs if epoch.sealed_by is not None),
                 "seals": sum(1 for epoch in shard.epochs if epoch.sealed_by is not None), "bytes": extent.bytes,
@@ -181,9 +181,9 @@ def _shard_lines(shard: ShardSurvey) -> list[str]:
         state = f"at {view.state.position}" + (", sealed" if snapshot.sealed else "") + (
             "" if view.whole else ", which is not its end: see the problems")
     lines = [f"shard {shard.paths.shard}      {state}"]
-    owner = view.state.opening.get("owner")
-    if owner:
-        lines.append(f"owner        {printable(owner)}" + (" (ended)" if snapshot is not None and snapshot.sealed else ""))
+    if view.state.opening is not None:
+        lines.append(f"owner        {printable(view.state.opening.owner)}" + (
+            " (ended)" if snapshot is not None and snapshot.sealed else ""))
     lines.append(f"log          {count(extent.count)} entries, {size(extent.bytes)}; "
                  f"{size(shard.live_bytes)} live, {size(shard.dead_bytes)} dead")
     root = snapshot.root.position if snapshot is not None and snapshot.root is not None else None

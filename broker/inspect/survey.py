@@ -20,8 +20,7 @@ from broker.storage.format.block import BlockPlace
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
-from broker.storage.format.opening import Opening
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
@@ -343,8 +342,8 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
         for i, row in enumerate(head.rows):
             if row.stream_id == 0:
                 for record in head.core(i).records:
-                    if record.kind == RecordKind.OPENING:
-                        epoch.opening = Opening.from_body(record.body, paths.log(position))
+                    if record.kind == Opening.KIND:
+                        epoch.opening = Opening.decode(record.body, paths.log(position))
     except FormatError:
         pass  # where it matters, replay stops there and reports it; --verify reports it in any case
 

@@ -418,7 +418,7 @@ def state_differences(one: ShardState, other: ShardState) -> list[str]:
     for name in ("segments", "unnamed", "opening", "names"):
         if getattr(one, name) != getattr(other, name):
             found.append(f"{name} differ")
-    if {p: x.body() for p, x in one.released.items()} != {p: x.body() for p, x in other.released.items()}:
+    if {p: x.to_record() for p, x in one.released.items()} != {p: x.to_record() for p, x in other.released.items()}:
         found.append("released objects differ")
     for stream_id in sorted(one.streams.keys() | other.streams.keys()):
         a, b = one.streams.get(stream_id), other.streams.get(stream_id)

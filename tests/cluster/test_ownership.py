@@ -51,7 +51,8 @@ def test_the_first_owner_and_the_next() -> None:
         b = await owner(shared, clock, "b", 2, ShardSettings())
         assert b.taken is not None
         assert (b.taken.epoch, b.taken.ends) == (2, {1: 3})
-        assert b.log.state.opening["ends"] == [[1, 3]]
+        assert b.log.state.opening is not None
+        assert b.log.state.opening.ends == ((1, 3),)
         with pytest.raises(Fenced) as fenced:
             await client.publish_many(1)
         assert fenced.value.by == "b"

@@ -22,9 +22,10 @@ from broker.storage.format.codec import Codec, pack_value
 from broker.storage.format.document import encode_document
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
-from broker.storage.format.opening import Opening
 from broker.storage.format.page import Page, PageKind, encode_pages
-from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.record import Record
+from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.opening import Opening
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
@@ -55,7 +56,7 @@ def _everything() -> list[OpenBlock[None]]:
     block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": {"subjects": ["orders.>"]},
                                                 "created_ns": T0})
     block.append_run(10, [b"orders.eu", b"orders.us"], None, [b"one", b""], T0)
-    block.add_record(RecordKind.MSG_IDS, [[0, "id-0"]])
+    block.add_record(RecordKind.MESSAGE_IDS, [[0, "id-0"]])
     block.append_run(12, [b"orders.eu"], [21], [b"NATS/1.0\r\nA: value\r\n\r\n" + b"x" * 300], T0 + 5)
     block.append_run(70_000, [b"orders.\xc3\xa9"], None, [bytes(range(256))], T0 + 3_600_000_000_000)
     block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "re": {11: 2}})
@@ -63,7 +64,7 @@ def _everything() -> list[OpenBlock[None]]:
     block.remove(11, 11, 1, 47)
     block.outcome = block.outcome._replace(first_seq=10, last_seq=70_000, msgs=3, bytes=700, first_time_ns=T0)
     shard: OpenBlock[None] = OpenBlock(0, None)
-    shard.add_record(RecordKind.LETGO, {"roots": [[2, 7]]})
+    shard.add_record(RecordKind.RELEASE, {"roots": [[2, 7]]})
     return [shard, block, _one_message()]
 
 
@@ -104,7 +105,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-with-unknown-optional-record", _with_record(
         Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
     opening = OpenBlock(0, None)
-    opening.add_record(RecordKind.OPENING, Opening("broker-a", (Position(2, 9),), T0).to_body())
+    opening.add(Opening("broker-a", (Position(2, 9),), T0))
     yield Golden("opening", encode(opening, position=Position(3, 0)), position=Position(3, 0))
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), _many_subjects())]
     yield Golden("run", b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77,

@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import zstandard
 
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from tests.golden.generate import HERE
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "FORMAT.md").read_text()
@@ -235,4 +235,4 @@ def follows_the_page(kind: int, body: Any) -> None:
 def test_every_kind_of_record_has_its_section(kind: RecordKind) -> None:
     """Shows that none was added without being described."""
     assert len(re.findall(rf"^### {int(kind)}: ", PAGE, re.MULTILINE)) == 1
-    assert record_table(kind) or kind in (RecordKind.STREAM_DELETE, RecordKind.MSG_IDS)
+    assert record_table(kind) or kind in (RecordKind.STREAM_DELETE, RecordKind.MESSAGE_IDS)

@@ -11,7 +11,7 @@ from broker.cluster.ownership import seal_at, take
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock

@@ -25,7 +25,8 @@ from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.log.log import Log
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.putter import Putter, Segment
@@ -222,13 +223,13 @@ def double_ack_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def update_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """An update is taken and never stored."""
-    add_record = OpenBlock.add_record
+    add = OpenBlock.add
 
-    def broken(self: OpenBlock[Any], kind: int, body: object) -> None:
-        if kind != RecordKind.STREAM_UPDATE:
-            add_record(self, kind, body)
+    def broken(self: OpenBlock[Any], body: RecordBody) -> None:
+        if not isinstance(body, StreamUpdate):
+            add(self, body)
 
-    patch.setattr(OpenBlock, "add_record", broken)
+    patch.setattr(OpenBlock, "add", broken)
 
 
 def late_applied_pages(patch: pytest.MonkeyPatch) -> None:

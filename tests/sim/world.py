@@ -32,7 +32,7 @@ from broker.storage.format.frame import Chunk
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock

@@ -14,7 +14,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock
@@ -231,7 +231,7 @@ def dump(state: ShardState) -> dict[str, Any]:
         "names": dict(sorted(state.names.items())),
         "segments": dict(sorted(state.segments.items())),
         "unnamed": sorted(state.unnamed),
-        "letgo": {at: released.body() for at, released in sorted(state.released.items())},
+        "letgo": {at: released.to_record() for at, released in sorted(state.released.items())},
         "streams": {s.stream_id: {
             "who": (s.account, s.name, s.config, s.created_ns, s.extra, s.ceiling, s.offline),
             "outcome": s.outcome, "last_time_ns": s.last_time_ns, "position": s.position,

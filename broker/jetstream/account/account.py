@@ -52,7 +52,11 @@ from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.ids import account_hash, unique_id
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.consumer_create import ConsumerCreate
+from broker.storage.format.records.consumer_delete import ConsumerDelete
+from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.state.consumer import ConsumerState
 
 if TYPE_CHECKING:
@@ -224,7 +228,7 @@ class Account:
             raise ApiError(10065)
         check_supported(config)
         stream = self._make_stream(config)
-        self._record(stream, RecordKind.STREAM_CREATE, stream.enforcement.create_record())
+        self._record(stream, stream.enforcement.create_record())
         self._add(stream)
         self.events.stream("create", stream.name, stream.log)
         return stream
@@ -245,7 +249,7 @@ class Account:
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
         check_supported(config)
-        self._record(stream, RecordKind.STREAM_UPDATE, stream.enforcement.update_record(config))
+        self._record(stream, stream.enforcement.update_record(config))
         limits_applied = stream.update(config)
         self._subscriptions.subscribe(stream)
         self.events.stream("modify", stream.name, stream.log)
@@ -258,7 +262,7 @@ class Account:
             self._subscriptions.unsubscribe_acks(consumer)
             consumer.delete()
         self._forget_consumers(stream)
-        self._record(stream, RecordKind.STREAM_DELETE, {})
+        self._record(stream, StreamDelete())
         for consumer in consumers:
             self.events.consumer("delete", stream.name, consumer.name, stream.log)
         self.events.stream("delete", stream.name, stream.log)
@@ -318,8 +322,8 @@ class Account:
         self._subscriptions.subscribe(stream)
 
     @staticmethod
-    def _record(stream: Stream, kind: RecordKind, body: dict[str, Any]) -> None:
-        stream.log.block(stream).add_record(kind, body)
+    def _record(stream: Stream, record: RecordBody) -> None:
+        stream.log.block(stream).add(record)
         stream.log.urgent()
 
     # --- consumers ----------------------------------------------------------------------------------------------------
@@ -357,8 +361,8 @@ class Account:
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
         """A new consumer, open and in the log. An error of the store leaves nothing behind."""
-        created: dict[str, Any] = {"name": name, "config": config.to_json(), "created_ns": self.clock.now_ns(),
-                                   **await starting_state(stream, config)}
+        start = await starting_state(stream, name, config)
+        created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
         # Among the stream's before it counts what is pending, so that it hears of what is removed meanwhile.
         consumers = self.consumers(stream)
@@ -370,7 +374,7 @@ class Account:
             consumers.pop(name, None)
             raise
         self._subscriptions.subscribe_acks(consumer)
-        self._consumer_record(stream, consumer, RecordKind.CONSUMER_CREATE, created)
+        self._consumer_record(stream, consumer, created)
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 
@@ -385,10 +389,10 @@ class Account:
         _log.debug("consumer %s > %s is deleted: not used", consumer.stream.name, consumer.name)
         self.delete_consumer(consumer)
 
-    def _consumer_record(self, stream: Stream, consumer: Consumer, kind: RecordKind, body: dict[str, Any]) -> None:
+    def _consumer_record(self, stream: Stream, consumer: Consumer, record: RecordBody) -> None:
         """Consumers with mem_storage are forgotten at a restart, so nothing of them is stored."""
         if not consumer.config.mem_storage:
-            self._record(stream, kind, body)
+            self._record(stream, record)
 
     def _update_consumer(self, stream: Stream, consumer: Consumer, config: ConsumerConfig) -> None:
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
@@ -396,8 +400,7 @@ class Account:
         if config.inactive_threshold != consumer.config.inactive_threshold:
             _fill_inactive_threshold(config)
         if config != consumer.config:
-            self._consumer_record(stream, consumer, RecordKind.CONSUMER_UPDATE,
-                                  {"name": consumer.name, "config": config.to_json()})
+            self._consumer_record(stream, consumer, ConsumerUpdate(consumer.name, config.to_json()))
             consumer.update(config)
 
     def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
@@ -414,7 +417,7 @@ class Account:
             return
         del self._consumers[stream][consumer.name]
         self._subscriptions.unsubscribe_acks(consumer)
-        self._consumer_record(stream, consumer, RecordKind.CONSUMER_DELETE, {"name": consumer.name})
+        self._consumer_record(stream, consumer, ConsumerDelete(consumer.name))
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
 

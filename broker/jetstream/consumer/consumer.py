@@ -48,9 +48,11 @@ from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
 from broker.jetstream.filters import Filters
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire.advisories import ConsumerEvents
+from broker.storage.format.records.consumer_state import RESUME
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.stream_view import StreamView
+    from broker.storage.format.records.consumer_state import ConsumerDelta
     from broker.storage.state.consumer import ConsumerState
 
 __all__ = ["Consumer"]
@@ -85,7 +87,7 @@ class Consumer:
         self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.name, self.name)
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
-        self._resume = int(state.extra.get("resume", 0))
+        self._resume = int(state.extra.get(RESUME, 0))
         filters = Filters([f.encode() for f in config.filters])
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
@@ -262,13 +264,11 @@ class Consumer:
         self._cursor.doubt()
         self._prefetcher.count()
 
-    def take_delta(self) -> dict[str, Any] | None:
-        """CONSUMER_STATE record body of what changed since the last call; None: nothing, or nothing is stored."""
+    def take_delta(self) -> ConsumerDelta | None:
+        """The record of what changed since the last call; None: nothing, or nothing is stored."""
         self._dirty = False
-        delta = self._acks.take_delta()
-        if delta is None or self.config.mem_storage:
-            return None
-        return {"n": self.name, **delta}
+        delta = self._acks.take_delta(self.name)
+        return None if self.config.mem_storage else delta
 
     # ---- handlers of the bus
 

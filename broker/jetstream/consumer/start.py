@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.records.consumer_state import RESUME, ConsumerDelta
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.stream_view import StreamView
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["check_reset", "starting_state"]
 
 
-async def starting_state(stream: StreamView, config: ConsumerConfig) -> dict[str, Any]:
-    """Where a new consumer of ``config`` begins, as the state part of its CONSUMER_CREATE record."""
+async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> ConsumerDelta:
+    """Where a new consumer of ``config`` begins, for the record of its creation."""
     filters = Filters([f.encode() for f in config.filters])
     first, last = max(stream.first_seq, 1), stream.last_seq
     extra: dict[str, Any] = {}
@@ -31,14 +32,14 @@ async def starting_state(stream: StreamView, config: ConsumerConfig) -> dict[str
         case "last_per_subject" if stream.config.max_msgs_per_subject != 1:
             listed = await stream.last_seqs_by_subject(filters, last)
             seq = listed[0] if listed else last + 1
-            extra["resume"] = last
+            extra[RESUME] = last
         case "by_start_sequence":
             seq = max(config.opt_start_seq, first)
         case "by_start_time":
             seq = await stream.seq_at(config.opt_start_time or 0)
         case _:
             seq = first
-    return {"d": [0, seq - 1, 0], "f": [0, seq - 1], "x": extra}
+    return ConsumerDelta(name, delivered=[0, seq - 1, 0], ack_floor=[0, seq - 1], extra=extra)
 
 
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:

@@ -11,6 +11,7 @@ from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
+    from broker.storage.format.records.consumer_state import ConsumerDelta
 
 __all__ = ["StreamView"]
 
@@ -29,7 +30,7 @@ class Changed(Protocol):
 
     @property
     def name(self) -> str: ...
-    def take_delta(self) -> dict[str, Any] | None: ...
+    def take_delta(self) -> ConsumerDelta | None: ...
 
 
 class StreamView(BlockOwner, Readable, Protocol):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker.jetstream.filters import Filters
 from broker.protocol.subject import subset
+from broker.storage.format.records.consumer_state import ConsumerDelta
 
 __all__ = ["Listener", "Listeners"]
 
@@ -26,8 +27,8 @@ class Changed(Protocol):
     @property
     def name(self) -> str: ...
 
-    def take_delta(self) -> dict[str, Any] | None:
-        """The body of a CONSUMER_STATE record, or None."""
+    def take_delta(self) -> ConsumerDelta | None:
+        """The record of what changed, or None."""
 
 
 class Listener(Changed, Protocol):
@@ -66,7 +67,7 @@ class Listeners:
         """Its state changed: ``take_deltas`` asks for it."""
         self._dirty[listener.name] = listener
 
-    def take_deltas(self) -> Iterator[dict[str, Any]]:
+    def take_deltas(self) -> Iterator[ConsumerDelta]:
         """What has changed since the last call, of those that still exist."""
         if self._dirty:
             dirty, self._dirty = self._dirty, {}

@@ -55,7 +55,8 @@ from broker.jetstream.usage import Usage
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.ceiling import Ceiling
+from broker.storage.format.records.message_ids import MessageIds
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
@@ -229,11 +230,10 @@ class Stream:
         recorded = self.dedupe.take_recorded()
         if recorded:
             rows = OpenRows(block)
-            # An older reader may do without them.
-            block.add_record(RecordKind.MSG_IDS, [(rows.ordinal_of(seq), msg_id) for seq, msg_id in recorded], False)
+            block.add(MessageIds([rows.ordinal_of(seq) for seq, _ in recorded], [msg_id for _, msg_id in recorded]))
             self.msg_ids.expire_later()
         for delta in self.listeners.take_deltas():
-            block.add_record(RecordKind.CONSUMER_STATE, delta)
+            block.add(delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
         live.cut(block)
 
@@ -289,7 +289,7 @@ class Stream:
 
     def _ask_ceiling(self, last_seq: int) -> None:
         ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP
-        self.log.block(self).add_record(RecordKind.CEILING, {"seq": ceiling})
+        self.log.block(self).add(Ceiling(ceiling))
         self.log.wait(self._ceiling_persisted, ceiling, of=self)
 
     def raise_ceiling(self, last_seq: int) -> None:
@@ -310,7 +310,7 @@ class Stream:
         """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
         if self._asynchronous and self._ceiling_asked > self.live.last_seq + 1:
             self._ceiling_asked = self.ceiling = self.live.last_seq + 1
-            self.log.block(self).add_record(RecordKind.CEILING, {"seq": self.ceiling})
+            self.log.block(self).add(Ceiling(self.ceiling))
             self.log.urgent()
 
     # --- reading ------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.orphans import orphan_pages, orphan_segments
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.release import Release
 from broker.storage.log.log import Log
 from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
@@ -174,12 +174,10 @@ class Sweeper:
         """Record all of these, and what was deleted since the last record, unless there is nothing to record."""
         done, self._done = self._done, []
         if segments or pages or roots or done:
-            self._record(Released(Position(0, 0), segments, pages, roots), done)
+            self._record(Release(segments, pages, roots, done))
 
-    def _record(self, released: Released, done: Sequence[Position] = ()) -> None:
-        body: dict[str, Any] = released.body()
-        body["done"] = [list(position) for position in done]
-        self._log.block(self._log.shard).add_record(RecordKind.LETGO, body)
+    def _record(self, release: Release) -> None:
+        self._log.block(self._log.shard).add(release)
 
     # --- rounds to free objects ---------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ class Sweeper:
                 continue  # rounds come anyway, or would be of no use
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
                 # A root is identified by its position, and an idle log does not move: an empty record moves it on.
-                self._record(Released(Position(0, 0)))
+                self._record(Release((), (), (), ()))
                 try:
                     await self._log.persisted()
                 except Exception:

@@ -1,6 +1,7 @@
 """Compression, checksums and msgpack, with the bounds that keep hostile bytes from costing memory.
 
-Compressors are kept one for each thread: making one costs as much as compressing 10 KiB.
+Compressors and packers are kept, one for each thread: making a compressor costs as much as compressing 10 KiB, making a
+packer as much as packing a record.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor()
+        self.packer = msgpack.Packer(use_bin_type=True, unicode_errors="surrogatepass")
 
 
 _per_thread = _PerThread()
@@ -115,7 +117,7 @@ def checksum(data: bytes, crc: int = 0) -> int:
 
 def pack_value(value: object) -> bytes:
     """``value`` in msgpack. Any text is accepted, lone surrogates too: API JSON may hold them."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
+    packed: bytes = _per_thread.packer.pack(value)
     return packed
 
 

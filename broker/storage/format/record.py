@@ -1,59 +1,29 @@
 """Records: what streams and consumers did, written beside the messages that they concern.
 
-A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.applied``. This module knows
-how records are framed and which kinds exist; their bodies belong to the modules that write and replay them.
+A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.state``. This module knows how
+records are framed; what their bodies say is in ``records``.
 
     record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
 
 ``after_seq`` is the sequence of the last message of this block that came before the record; 0: none did.
-A reader skips what it does not know, unless the bit is set: then the stream it stands in is offline for that reader.
+A reader skips what it does not know, unless the bit is set: then the stream whose block it is in is offline for that reader.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from enum import IntEnum
 from typing import Final
 
 from broker.storage.format.codec import Unpackable, pack_value, unpack_value
 from broker.storage.format.errors import Corrupt, RecordUnknown
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.table import BODIES
 
-__all__ = ["Record", "RecordKind", "decode_records", "encode_records"]
+__all__ = ["Record", "decode_records", "encode_records"]
 
 MUST_UNDERSTAND: Final = 0x80
 _LAYOUT: Final = struct.Struct("<BBIQ")
-
-
-class RecordKind(IntEnum):
-    """Kept for ever, never renumbered. Bodies are msgpack maps unless said otherwise."""
-
-    STREAM_CREATE = 1
-    """account, name, config (as API JSON), created_ns, …"""
-    STREAM_UPDATE = 2
-    """config, and what else the jetstream layer keeps of a stream: None takes a key away"""
-    STREAM_DELETE = 3
-    """empty"""
-    CONSUMER_CREATE = 4
-    """name, config, created_ns, the state it starts from"""
-    CONSUMER_UPDATE = 5
-    """name, config"""
-    CONSUMER_DELETE = 6
-    """name"""
-    CONSUMER_STATE = 7
-    """what changed in one consumer's delivery state since the last such record"""
-    MSG_IDS = 8
-    """ids of this block's messages, for deduplication: pairs of ordinal and id"""
-    CEILING = 9
-    """seq: an async stream hands out no sequence at or above it"""
-    LETGO = 10
-    """what may be deleted once this record is persisted (stream 0)"""
-    OPENING = 11
-    """the epoch's owner, and where earlier epochs ended (stream 0): see ``opening``"""
-
-
-_VERSIONS: Final[dict[int, int]] = dict.fromkeys(map(int, RecordKind), 1)
-"""The newest version of each kind that this reader understands."""
 
 
 class Record:
@@ -77,7 +47,13 @@ class Record:
     @classmethod
     def of(cls, kind: int, after_seq: int, body: object, must_understand: bool = True) -> Record:
         """A record of this writer's version of ``kind``, with ``body`` packed now: later changes to it do not count."""
-        return cls(kind, after_seq, pack_value(body), _VERSIONS.get(kind, 1), must_understand)
+        known = BODIES.get(kind)
+        return cls(kind, after_seq, pack_value(body), 1 if known is None else known.VERSION, must_understand)
+
+    @classmethod
+    def pack(cls, body: RecordBody, after_seq: int) -> Record:
+        """As ``of``, with all that the kind says."""
+        return cls(body.KIND, after_seq, pack_value(body.encode()), body.VERSION, body.MUST_UNDERSTAND)
 
     @property
     def body(self) -> object:
@@ -92,7 +68,12 @@ class Record:
     @property
     def known(self) -> bool:
         """Whether this reader understands the record's kind and version."""
-        return 1 <= self.version <= _VERSIONS.get(self.kind, 0)
+        body = BODIES.get(self.kind)
+        return body is not None and 1 <= self.version <= body.VERSION
+
+    def decode(self) -> RecordBody:
+        """The body of a record that is known. Raises: Corrupt."""
+        return BODIES[self.kind].decode(self.body)
 
     @property
     def size(self) -> int:
@@ -108,7 +89,7 @@ class Record:
     __hash__ = None  # type: ignore[assignment]  # equal by content, and its body may be changed
 
     def __repr__(self) -> str:
-        kind = RecordKind(self.kind).name if self.kind in _VERSIONS else f"kind {self.kind}"
+        kind = BODIES[self.kind].KIND.name if self.kind in BODIES else f"kind {self.kind}"
         return f"<Record {kind} v{self.version} after {self.after_seq}: {len(self.packed)} B>"
 
 

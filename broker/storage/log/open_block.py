@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.record import Record
+from broker.storage.format.records.body import RecordBody
 
 __all__ = ["BODY_BYTES_MAX", "NAMES_BYTES", "OpenBlock", "Owner", "Tally"]
 
@@ -139,9 +140,15 @@ class OpenBlock(Generic[Owner]):
         tally.count += 1
         self.last_seq = seq
 
+    def add(self, body: RecordBody) -> None:
+        """Add a record that applies after the messages appended so far. It is packed now."""
+        self._add(Record.pack(body, self.last_seq))
+
     def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
-        """Add a record that applies after the messages appended so far. ``body`` is packed now."""
-        record = Record.of(kind, self.last_seq, body, must_understand)
+        """``add`` for a body in plain values, as a writer of another version may give it."""
+        self._add(Record.of(kind, self.last_seq, body, must_understand))
+
+    def _add(self, record: Record) -> None:
         if isinstance(self.records, tuple):
             self.records = []
         self.records.append(record)
@@ -151,7 +158,7 @@ class OpenBlock(Generic[Owner]):
     def remove(self, first_seq: int, last_seq: int, msgs: int, size: int) -> None:
         """Say that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, are no more.
 
-        They may stand in this block or in an earlier one of the stream.
+        They may be in this block or in an earlier one of the stream.
         """
         if not 1 <= first_seq <= last_seq:
             raise ValueError(f"no range of sequences: {first_seq}..{last_seq}")

@@ -25,9 +25,8 @@ from broker.clock import SystemClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.format.opening import Opening
 from broker.storage.format.page import PageKind, PageRef, decode_page
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.paths import ShardPaths, parse
@@ -290,8 +289,8 @@ class _Chain:
         for i, row in enumerate(head.rows):
             if row.stream_id == 0:
                 for record in head.core(i).records:
-                    if record.kind == RecordKind.OPENING:
-                        return Opening.from_body(record.body, self.paths.log(position))
+                    if record.kind == Opening.KIND:
+                        return Opening.decode(record.body, self.paths.log(position))
         raise Corrupt(self.paths.log(position), "opening", 0, "an epoch begins without one")
 
     def _epoch(self, epoch: int, number: int, end: int | None) -> Steps[int]:

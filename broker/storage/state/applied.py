@@ -16,13 +16,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.record import Record
+from broker.storage.format.records.ceiling import Ceiling
+from broker.storage.format.records.consumer_create import ConsumerCreate
+from broker.storage.format.records.consumer_delete import ConsumerDelete
+from broker.storage.format.records.consumer_state import ConsumerDelta
+from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.opening import Opening
+from broker.storage.format.records.release import Release
+from broker.storage.format.records.stream_create import StreamCreate
+from broker.storage.format.records.stream_delete import StreamDelete
+from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.extra import update_extra
 from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
 from broker.storage.state.table import Kept, log_keys
@@ -32,8 +42,6 @@ __all__ = ["ShardState", "position_key"]
 _RECORDS_MAX = 16
 _LEFT_AT_ONCE = 1024
 """Blocks taken out of the counts where they left: less than a millisecond."""
-
-_STREAM_KEYS = frozenset(("account", "name", "config", "created_ns", "ceiling"))
 
 
 def position_key(position: Position) -> int:
@@ -90,8 +98,8 @@ class ShardState:
         """Called when blocks left their stream. Its owner then calls ``tidy`` until nothing is left to do."""
         self._leaving: deque[list[Kept]] = deque()
         self.position = START
-        self.opening: dict[str, Any] = {}
-        """Body of the newest OPENING record."""
+        self.opening: Opening | None = None
+        """The newest opening; None: none was replayed yet."""
         self.replaying = False
         self._unmade: dict[int, Position] = {}
         self._deleted: set[int] = set()
@@ -121,13 +129,14 @@ class ShardState:
         if self.position <= stream.position:
             return  # a page of the checkpoint held this already
         if stream.offline is not None:
-            if any(record.kind == RecordKind.STREAM_DELETE for record in core.records):
+            if any(record.kind == StreamDelete.KIND for record in core.records):
                 self._drop(stream)
             return
         try:
             self._apply_to_stream(stream, core, ref)
-        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
-            self.take_offline(core.stream_id, f"a record in segment {self.position} is damaged: {error!r}")
+        except (Corrupt, ValueError, TypeError, KeyError, AttributeError) as error:
+            why = str(error) if isinstance(error, Corrupt) else repr(error)
+            self.take_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
 
     def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
         """``apply_block`` for one that has messages and says nothing else, as the log's owner writes them by the hundred."""
@@ -179,24 +188,23 @@ class ShardState:
     def _made(self, core: BlockCore) -> StreamState | None:
         """The stream that this block creates; None for a block of one that is gone by now, as a newer page has it."""
         for record in core.records:
-            if record.kind == RecordKind.STREAM_CREATE:
+            if record.kind == StreamCreate.KIND:
                 break
         else:
-            if any(record.kind == RecordKind.STREAM_DELETE for record in core.records):
+            if any(record.kind == StreamDelete.KIND for record in core.records):
                 self._unmade.pop(core.stream_id, None)
                 self._deleted.add(core.stream_id)
             elif core.count and core.stream_id not in self._deleted:
                 self._unmade.setdefault(core.stream_id, self.position)
             return None
         try:
-            body: Any = record.body
-            stream = StreamState(core.stream_id, body["account"], body["name"], dict(body["config"]),
-                                 int(body["created_ns"]))
-            stream.ceiling = int(body.get("ceiling", 0))
-            stream.extra = {k: v for k, v in body.items() if k not in _STREAM_KEYS}
-        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
-            self.take_offline(core.stream_id, f"its create record in segment {self.position} is damaged: {error!r}")
+            made = StreamCreate.decode(record.body)
+        except Corrupt as error:
+            self.take_offline(core.stream_id, f"segment {self.position} is damaged: {error}")
             return None
+        stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
+        stream.ceiling = made.ceiling
+        stream.extra = made.extra
         if self.wanted is not None and not self.wanted(stream.account, stream.name):
             self.unwanted[core.stream_id] = (stream.account, stream.name)
             return None
@@ -218,38 +226,33 @@ class ShardState:
         deleted = False
         for record in core.records:
             kind = record.kind
-            if kind == RecordKind.CONSUMER_STATE:
-                body: Any = record.body
-                consumer = stream.consumers.get(body["n"])
+            if kind == ConsumerDelta.KIND:
+                delta = ConsumerDelta.decode(record.body)
+                consumer = stream.consumers.get(delta.name)
                 if consumer is not None:
-                    consumer.apply_delta(body)
+                    consumer.apply_delta(delta)
                     consumer.place = None
-            elif kind == RecordKind.CONSUMER_CREATE:
-                made = ConsumerState.created(record.body)  # type: ignore[arg-type]  # a wrong type ends in offline
+            elif kind == ConsumerCreate.KIND:
+                made = ConsumerState.created(ConsumerCreate.decode(record.body))
                 stream.consumers[made.name] = made
-            elif kind == RecordKind.CONSUMER_UPDATE:
-                body = record.body
-                consumer = stream.consumers[body["name"]]
-                consumer.config = dict(body["config"])
+            elif kind == ConsumerUpdate.KIND:
+                changed = ConsumerUpdate.decode(record.body)
+                consumer = stream.consumers.get(changed.name)
+                if consumer is None:
+                    raise Corrupt("record", f"record {kind}", 0, f"there is no consumer {changed.name}")
+                consumer.config = dict(changed.config)
+                update_extra(consumer.extra, changed.extra)
                 consumer.place = None
-                if len(body) > 2:
-                    consumer.extra.update({k: v for k, v in body.items() if k not in ("name", "config")})
-            elif kind == RecordKind.CONSUMER_DELETE:
-                body = record.body
-                stream.consumers.pop(body["name"], None)
-            elif kind == RecordKind.STREAM_UPDATE:
-                body = record.body
-                stream.config = dict(body["config"])
-                for key, value in body.items():
-                    if value is None:
-                        stream.extra.pop(key, None)
-                    elif key != "config":
-                        stream.extra[key] = value
-            elif kind == RecordKind.STREAM_DELETE:
+            elif kind == ConsumerDelete.KIND:
+                stream.consumers.pop(ConsumerDelete.decode(record.body).name, None)
+            elif kind == StreamUpdate.KIND:
+                update = StreamUpdate.decode(record.body)
+                stream.config = dict(update.config)
+                update_extra(stream.extra, update.extra)
+            elif kind == StreamDelete.KIND:
                 deleted = True
-            elif kind == RecordKind.CEILING:
-                body = record.body
-                stream.ceiling = int(body["seq"])
+            elif kind == Ceiling.KIND:
+                stream.ceiling = Ceiling.decode(record.body).seq
         self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
@@ -265,11 +268,11 @@ class ShardState:
 
     def _apply_shard_records(self, records: Sequence[Record]) -> None:
         for record in records:
-            body: Any = record.body
-            if record.kind == RecordKind.LETGO:
-                released = Released.of(self.position, body)
-                for done in body.get("done", ()):
-                    self.released.pop(Position(*done), None)
+            if record.kind == Release.KIND:
+                release = Release.decode(record.body)
+                released = Released.of(self.position, release)
+                for done in release.done or ():
+                    self.released.pop(done, None)
                 for position in released.segments:
                     key = position_key(position)
                     self.segments.pop(key, None)
@@ -280,8 +283,8 @@ class ShardState:
                         earlier.segments += released.segments
                         earlier.pages += released.pages
                         earlier.roots += released.roots
-            elif record.kind == RecordKind.OPENING:
-                self.opening = body
+            elif record.kind == Opening.KIND:
+                self.opening = Opening.decode(record.body)
 
     def _drop(self, stream: StreamState) -> None:
         del self.streams[stream.stream_id]

@@ -23,9 +23,11 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.format.records.opening import Opening
+from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState, position_key
 from broker.storage.state.consumer import ConsumerState
-from broker.storage.state.released import Released, unpack_runs
+from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, TablePage
 
@@ -186,17 +188,17 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     There may be a million segments: the keys, which were applied in rising order, are copied at once, and packed a slice at
     a time.
     """
-    keys, opening, letgos = list(state.segments), state.opening, list(state.released.values())
+    keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
     runs: list[list[int]] = []
     for run in _key_runs(keys):
         runs.append(run)
         if len(runs) % _RUNS_AT_ONCE == 0:
             yield
     released = []
-    for one in letgos:
+    for one in releases:
         yield
-        released.append([list(one.position), one.body()])
-    return {"segments": runs, "opening": opening, "letgo": released}
+        released.append([list(one.position), one.to_record().encode()])
+    return {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released}
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,
@@ -207,9 +209,10 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
     state.position = position
     try:
         state.segments = dict.fromkeys(map(position_key, unpack_runs(extra["segments"])), 0)
-        state.opening = extra["opening"]
+        opening = extra["opening"]
+        state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:
-            released = Released.of(Position(*at), body)
+            released = Released.of(Position(*at), Release.decode(body))
             state.released[released.position] = released
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None

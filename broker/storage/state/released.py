@@ -1,13 +1,13 @@
-"""What a record releases for deletion: segments, pages and roots, and their form in a record or a root."""
+"""What a record releases for deletion: segments, pages and roots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from broker.storage.format.header import Position
+from broker.storage.format.records.release import Release
 
-__all__ = ["Released", "pack_runs", "unpack_runs"]
+__all__ = ["Released"]
 
 
 class Released:
@@ -23,33 +23,11 @@ class Released:
         self.pages = list(pages)
         self.roots = list(roots)
 
-    def body(self) -> dict[str, Any]:
-        """The record's body, and the root's: positions as [epoch, number], segments as runs [epoch, first, last]."""
-        return {"segments": list(pack_runs(self.segments)), "pages": [list(p) for p in self.pages],
-                "roots": [list(p) for p in self.roots]}
+    def to_record(self) -> Release:
+        """As a record says it; a root keeps its body."""
+        return Release(self.segments, self.pages, self.roots)
 
     @classmethod
-    def of(cls, position: Position, body: Mapping[str, Any]) -> Released:
-        return cls(position, unpack_runs(body.get("segments", ())), [Position(*p) for p in body.get("pages", ())],
-                   [Position(*p) for p in body.get("roots", ())])
-
-
-def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
-    """Positions as [epoch, first, last] of neighbours, rising."""
-    run: list[int] | None = None
-    for epoch, number in sorted(positions):
-        if run is not None and run[0] == epoch and run[2] == number - 1:
-            run[2] = number
-            continue
-        if run is not None:
-            yield run
-        run = [epoch, number, number]
-    if run is not None:
-        yield run
-
-
-def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
-    """Undo ``pack_runs``."""
-    for epoch, first, last in runs:
-        for number in range(first, last + 1):
-            yield Position(epoch, number)
+    def of(cls, position: Position, release: Release) -> Released:
+        """By the record in the segment at ``position``."""
+        return cls(position, release.segments or (), release.pages or (), release.roots or ())

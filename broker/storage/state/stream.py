@@ -40,7 +40,7 @@ class StreamState:
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.extra: dict[str, Any] = {}
-        """What else the create and update records carried, by key; the jetstream layer's own."""
+        """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
         self.position = START
         """The last segment whose part in this stream is in here."""
         self.offline: str | None = None

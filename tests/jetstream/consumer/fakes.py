@@ -15,6 +15,9 @@ from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.filters import Filters
 from broker.storage.format.frame import Chunk
+from broker.storage.format.record import Record
+from broker.storage.format.records.consumer_create import ConsumerCreate
+from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.state.consumer import ConsumerState
 
 MS = 1_000_000
@@ -367,8 +370,8 @@ class World:
         made = ConsumerConfig(**full)
         restored = state is not None
         if state is None:
-            body = {"name": "C", "config": made.to_json(), "created_ns": self.clock.now_ns()}
-            state = ConsumerState.created({**body, **run(self.loop, starting_state(self.stream, made))})  # type: ignore[arg-type]
+            start = run(self.loop, starting_state(self.stream, "C", made))  # type: ignore[arg-type]
+            state = ConsumerState.created(ConsumerCreate("C", made.to_json(), self.clock.now_ns(), start))
         consumer = Consumer(self.stream, made, state, self.bus, self.clock, self.rng, restored=restored,
                             loop=self.loop)  # type: ignore[arg-type]
         self.stream.consumers.append(consumer)
@@ -402,7 +405,7 @@ class World:
         """Fold the consumer's delta into ``state``, as a segment's replay does."""
         delta = consumer.take_delta()
         if delta is not None:
-            state.apply_delta(delta)
+            state.apply_delta(ConsumerDelta.decode(Record.pack(delta, 0).body))
         return state
 
     def events(self, kind: str) -> list[dict[str, Any]]:

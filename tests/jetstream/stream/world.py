@@ -16,7 +16,7 @@ from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
 from broker.storage.log.settings import LogSettings
@@ -96,7 +96,7 @@ class Listener:
         self.woken = 0
         self.gone: list[tuple[int, int, int, bytes | None, bool]] = []
         self.moved: list[int] = []
-        self.delta: dict[str, Any] | None = None
+        self.delta: ConsumerDelta | None = None
 
     def wake(self) -> None:
         self.woken += 1
@@ -107,7 +107,7 @@ class Listener:
     def purged(self, next_seq: int) -> None:
         self.moved.append(next_seq)
 
-    def take_delta(self) -> dict[str, Any] | None:
+    def take_delta(self) -> ConsumerDelta | None:
         delta, self.delta = self.delta, None
         return delta
 
@@ -140,7 +140,7 @@ class World:
         stream = Stream(checked, None, account="$G", stream_id=self.rng.getrandbits(62), created_ns=self.clock.now_ns(),
                         log=log, reader=self.reader, bus=self.bus, clock=self.clock, rng=self.rng,
                         domain=self.domain)  # type: ignore[arg-type]
-        log.block(stream).add_record(RecordKind.STREAM_CREATE, stream.enforcement.create_record())
+        log.block(stream).add(stream.enforcement.create_record())
         log.urgent()
         return stream
 
@@ -148,7 +148,7 @@ class World:
         config = stream.config.to_json()
         config.update(changes)
         checked = StreamConfig.from_json(config)
-        stream.log.block(stream).add_record(RecordKind.STREAM_UPDATE, stream.enforcement.update_record(checked))
+        stream.log.block(stream).add(stream.enforcement.update_record(checked))
         stream.log.urgent()
         return stream.update(checked)
 

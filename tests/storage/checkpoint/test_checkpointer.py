@@ -15,7 +15,7 @@ from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore

@@ -10,7 +10,7 @@ from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import encode_segment
 from broker.storage.objectstore.base import StoreError, StoreRefused, Transient

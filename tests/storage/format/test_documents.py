@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import decode_document, encode_document
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.opening import Opening
 from broker.storage.format.page import PageKind, PageRef
+from broker.storage.format.records.opening import Opening
 from broker.storage.format.store import StoreFormat
 from tests.storage.format.whole import AT, NONCE, decode_plain
 
@@ -112,9 +113,9 @@ OPENING = Opening("broker-a", (Position(1, 17), Position(2, 0)), 1_700_000_000_0
 
 def test_openings_read_back_and_keep_older_readers_out() -> None:
     """Shows the opening's body and its lowest reader version."""
-    assert Opening.from_body(OPENING.to_body()) == OPENING
+    assert Opening.decode(OPENING.encode()) == OPENING
     with pytest.raises(VersionUnknown):
-        Opening.from_body(OPENING._replace(reader_version=FORMAT_VERSION + 1).to_body())
+        Opening.decode(replace(OPENING, reader_version=FORMAT_VERSION + 1).encode())
 
 
 @pytest.mark.parametrize("change", [{"owner": 1}, {"owner": ...}, {"ends": [[1]]}, {"ends": [[1, -1]]}, {"ends": None},
@@ -122,7 +123,7 @@ def test_openings_read_back_and_keep_older_readers_out() -> None:
 def test_an_opening_with_wrong_fields_is_corrupt(change: dict[str, Any]) -> None:
     """Shows that a malformed opening ends in Corrupt."""
     with pytest.raises(Corrupt):
-        Opening.from_body(_with(OPENING.to_body(), **change))
+        Opening.decode(_with(OPENING.encode(), **change))
 
 
 @pytest.mark.parametrize("decode", [

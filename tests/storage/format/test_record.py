@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from broker.storage.format.block import BlockCore, decode_core, encode_core
 from broker.storage.format.codec import pack_value
 from broker.storage.format.errors import Corrupt, FormatError, RecordUnknown
-from broker.storage.format.record import Record, RecordKind, decode_records, encode_records
+from broker.storage.format.record import Record, decode_records, encode_records
+from broker.storage.format.records.kinds import RecordKind
 from tests.storage.format.whole import AT
 
 

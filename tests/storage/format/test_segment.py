@@ -14,7 +14,7 @@ from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
 from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, decode_plain, encode, head_of, open_block
@@ -219,7 +219,7 @@ def _small() -> bytes:
     first.remove(1, 1, 1, 40)
     first.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "x": "y" * 200})
     second = open_block(0, [])
-    second.add_record(RecordKind.LETGO, {"roots": []})
+    second.add_record(RecordKind.RELEASE, {"roots": []})
     return encode(first, second)
 
 

@@ -13,7 +13,7 @@ from broker.cluster.ownership import seal_at
 from broker.storage.format.block import Outcome
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Transient
@@ -541,7 +541,7 @@ def test_the_shard_cannot_do_without_its_own_block() -> None:
             raise RuntimeError("no idea")
 
         rig.log.shard.sealing = broken  # type: ignore[method-assign]
-        rig.log.block(rig.log.shard).add_record(RecordKind.LETGO, {})
+        rig.log.block(rig.log.shard).add_record(RecordKind.RELEASE, {})
         stream.publish()
         with pytest.raises(RuntimeError, match="no idea"):
             await rig.log.persisted()

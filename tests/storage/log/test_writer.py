@@ -13,7 +13,7 @@ from broker.storage.format.frame import FRAME_MESSAGES_MAX
 from broker.storage.format.header import Position
 from broker.storage.format.index import Head
 from broker.storage.format.message_size import message_size
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.small import COMPRESSED_MIN
 from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of

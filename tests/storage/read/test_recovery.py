@@ -13,7 +13,7 @@ from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
-from broker.storage.format.record import Record, RecordKind
+from broker.storage.format.record import Record
+from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.dead import DeadSet
-from broker.storage.state.released import Released, pack_runs, unpack_runs
 from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 
@@ -198,11 +199,11 @@ def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
     """A record releases segments; a later one says that all of them are deleted."""
     state = made()
     segment(state, 2)
-    body = Released(Position(0, 0), [Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).body()
-    segment(state, 3, records=[(RecordKind.LETGO, body)], stream_id=0)
+    body = Release([Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).encode()
+    segment(state, 3, records=[(RecordKind.RELEASE, body)], stream_id=0)
     assert list(state.segments) == [(1 << 48) + 3]
     assert state.released[Position(1, 3)].segments == [Position(1, 1), Position(1, 2)]
-    segment(state, 4, records=[(RecordKind.LETGO, {"done": [[1, 3]]})], stream_id=0)
+    segment(state, 4, records=[(RecordKind.RELEASE, {"done": [[1, 3]]})], stream_id=0)
     assert state.released == {}
 
 

@@ -1,20 +1,18 @@
-"""What the store does not know yet of one consumer's ack state: the body of its next CONSUMER_STATE record.
+"""What the store does not know yet of one consumer's ack state: for its next ``ConsumerDelta`` record.
 
-    add    seq, consumer seq, time     pending, and new or delivered again; consumer seq 0: acked ahead of `delivered`
-    drop   seq                         neither of both any longer (apply it before ``add``)
-    re     seq: count                  deliveries after the first; 0: none any more
+    pending       new, delivered again, or acked ahead of `delivered`
+    dropped       none of these any longer
+    redelivered   the count of deliveries after the first has changed
 
 A message delivered and acked between two records appears in none of them.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from broker.jetstream.consumer.acks.pending import PendingRun
+from broker.storage.format.records.consumer_state import ConsumerDelta, PendingColumns
 
 __all__ = ["AckDelta"]
 
@@ -48,9 +46,9 @@ class AckDelta:
         fresh = set(self.fresh)
         self.fresh = [new for old, new in replaced if old in fresh]
 
-    def take(self, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
-             redelivered: Mapping[int, int]) -> dict[str, Any]:
-        """Members of the record's body, as the state now is; from now on the store knows them."""
+    def take(self, delta: ConsumerDelta, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
+             redelivered: Mapping[int, int]) -> None:
+        """Move all into ``delta``, as the state now is; from now on the store knows it."""
         seqs: list[int] = []
         cseqs: list[int] = []
         times: list[int] = []
@@ -68,22 +66,10 @@ class AckDelta:
                 seqs.append(seq)
                 cseqs.append(0)
                 times.append(0)
-        body: dict[str, Any] = {}
         if seqs:
-            body["add"] = [_column(seqs), _column(cseqs), _column(times)]
+            delta.pending = PendingColumns(seqs, cseqs, times)
         if self.dropped:
-            body["drop"] = _column(self.dropped)
+            delta.dropped = self.dropped
         if self.recounted:
-            body["re"] = {seq: redelivered.get(seq, 0) for seq in sorted(self.recounted)}
+            delta.redelivered = {seq: redelivered.get(seq, 0) for seq in sorted(self.recounted)}
         self.fresh, self.dropped, self.recounted, self.ahead = [], [], set(), []
-        return body
-
-
-def _column(numbers: list[int]) -> list[int] | bytes:
-    """As CONSUMER_STATE records hold it: a few as they are, many as little-endian int64."""
-    if len(numbers) <= 8:
-        return numbers
-    values = array("q", numbers)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()

@@ -20,10 +20,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker.jetstream.consumer.acks.delta import AckDelta
 from broker.jetstream.consumer.acks.pending import PendingAcks, PendingRun
+from broker.storage.format.records.consumer_state import ConsumerDelta
 
 __all__ = ["AckState", "StoredState"]
 
@@ -361,17 +362,15 @@ class AckState:
             self._rewait(at_ns, mono_ns)
             self._low = self._pending_acks.lowest()
 
-    def take_delta(self) -> dict[str, Any] | None:
-        """Net change since the last call, as a CONSUMER_STATE body without its name; None when nothing changed."""
+    def take_delta(self, name: str) -> ConsumerDelta | None:
+        """Net change since the last call, for the consumer ``name``; None when nothing changed."""
         if not self.changed:
             return None
         self.changed = False
-        return {
-            "d": [self.delivered_cseq, self.delivered_sseq, self.last_active_ns],
-            "f": [self.floor_cseq, self.floor_sseq],
-            "la": self.last_ack_ns,
-            **self._delta.take(self.pending, self.floor_sseq, self.ahead, self.redelivered),
-        }
+        delta = ConsumerDelta(name, [self.delivered_cseq, self.delivered_sseq, self.last_active_ns],
+                              [self.floor_cseq, self.floor_sseq], self.last_ack_ns)
+        self._delta.take(delta, self.pending, self.floor_sseq, self.ahead, self.redelivered)
+        return delta
 
     # ---- parts
 

@@ -10,9 +10,9 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.objectstore.base import NotFound
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class MsgIds:
         """The ids that a block records: (sequence, id, time_ns) in order; none if the block has been removed meanwhile."""
         try:
             core = await self._reader.core(block)
-            pairs: list[Any] = []
+            pairs: list[tuple[int, bytes]] = []
             for record in core.records:
-                if record.kind == RecordKind.MSG_IDS:
-                    body: Any = record.body
-                    pairs += body
+                if record.kind == MessageIds.KIND:
+                    said = MessageIds.decode(record.body)
+                    pairs += zip(said.ordinals, said.ids, strict=True)
             if not pairs:
                 return []
             if block.gapless and block.last_time_ns - block.first_time_ns <= _ONE_TIME_NS:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.stream.state.decision import WAIT_SECONDS, Stuck, decide
 from broker.storage.format.errors import FormatError
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.stream_create import PER_SUBJECT, StreamCreate
+from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.log.owner import BlockOwner
 from broker.storage.objectstore.base import StoreError
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from broker.storage.log.memory_log import MemoryLog
 
 __all__ = ["Enforcement"]
-
-_MOST = "per_subject"
 
 _ROWS_AT_ONCE = 2000
 """Removed in one turn of the loop: about 2 ms."""
@@ -100,21 +99,18 @@ class Enforcement:
         self._sweeping = asyncio.Lock()
         self._soon = False
 
-    def create_record(self) -> dict[str, Any]:
-        """The body of the stream's STREAM_CREATE."""
-        body = {"account": self._owner.account, "name": self._owner.name, "config": self._owner.config.to_json(),
-                "created_ns": self._owner.created_ns}
-        return body | {_MOST: self._most} if self._most else body
+    def create_record(self) -> StreamCreate:
+        """The record of the stream's creation."""
+        owner = self._owner
+        return StreamCreate(owner.account, owner.name, owner.config.to_json(), owner.created_ns,
+                            extra={PER_SUBJECT: self._most} if self._most else {})
 
-    def update_record(self, config: StreamConfig) -> dict[str, Any]:
-        """The body of a STREAM_UPDATE to ``config``, before what it demands is carried out."""
-        body: dict[str, Any] = {"config": config.to_json()}
+    def update_record(self, config: StreamConfig) -> StreamUpdate:
+        """The record of an update to ``config``, before what it demands is carried out."""
         limit = _limit(config)
         if self._most and not limit:
-            body[_MOST] = None
-        elif 0 < self._most < limit:
-            body[_MOST] = limit
-        return body
+            return StreamUpdate(config.to_json(), {PER_SUBJECT: None})
+        return StreamUpdate(config.to_json(), {PER_SUBJECT: limit} if 0 < self._most < limit else {})
 
     def updated(self) -> asyncio.Future[None]:
         """The stream took another configuration: ``begin`` to carry it out."""
@@ -125,7 +121,7 @@ class Enforcement:
 
     def resume(self, extra: Mapping[str, Any], msgs: int) -> None:
         """Compare what a start found with the limits; ``extra`` is what the stream's records say besides."""
-        most = extra.get(_MOST)
+        most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
         if self._retention.over or (self._to_sweep and msgs > _limit(self._owner.config)):
@@ -222,8 +218,7 @@ class Enforcement:
                     continue
                 self._most = limit
                 if self._owner.stored:
-                    self._log.block(self._owner).add_record(
-                        RecordKind.STREAM_UPDATE, {"config": self._owner.config.to_json(), _MOST: limit})
+                    self._log.block(self._owner).add(StreamUpdate(self._owner.config.to_json(), {PER_SUBJECT: limit}))
                     self._log.urgent()
 
     async def _swept(self, limit: int) -> bool:

@@ -124,8 +124,9 @@ def test_deliver_and_ack_between_two_deltas_costs_nothing() -> None:
     w.ack(consumer, *got)
     delta = consumer.take_delta()
     assert delta is not None
-    assert set(delta) == {"n", "d", "f", "la"}
-    assert delta["d"][:2] == [100, 100]
+    assert delta.delivered is not None
+    assert delta.delivered[:2] == [100, 100]
+    assert (delta.dropped, delta.pending, delta.redelivered, delta.extra) == (None, None, None, None)
     assert consumer.take_delta() is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.jetstream.filters import Filters
+from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
 
@@ -108,7 +109,7 @@ async def test_consumer_deltas_go_with_the_next_segment() -> None:
     listener = Listener()
     stream.listeners.by_name["c"] = listener
     stream.log.block(stream).add_record(4, {"name": "c", "config": {}, "created_ns": 1})
-    listener.delta = {"n": "c", "d": [5, 7, 9]}
+    listener.delta = ConsumerDelta("c", delivered=[5, 7, 9])
     stream.dirty(listener)
     stream.log.barrier(stream)
     await world.settle()

@@ -18,6 +18,7 @@ from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision, Stuck
 from broker.jetstream.stream.state.heads import HEADS_AT_ONCE
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.stream.stream import Stream
+from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.stream.world import TINY_CACHE_BYTES, Listener, World, ask, everything, pub, publish, turns
@@ -401,8 +402,7 @@ def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: p
     """Records that do not say how far limits were carried out: the first start looks, and says so for the next."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
-        body = {"config": {**stream.config.to_json(), "max_msgs_per_subject": 2}}
-        world.log.block(stream).add_record(worlds.RecordKind.STREAM_UPDATE, body)
+        world.log.block(stream).add(StreamUpdate({**stream.config.to_json(), "max_msgs_per_subject": 2}))
         world.log.urgent()
         await world.settle()
         stream = await world.restart(stream)

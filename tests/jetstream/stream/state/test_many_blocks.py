@@ -26,7 +26,7 @@ from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.block import BlockCore, Outcome
 from broker.storage.format.header import Position
-from broker.storage.format.record import RecordKind
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.state.applied import ShardState, position_key
 from broker.storage.state.stream import StreamState
 from tests.jetstream.stream.test_model import StreamMachine

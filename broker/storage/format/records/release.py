@@ -1,0 +1,77 @@
+"""Record 10, in the shard's own block: objects that may be deleted once the record is persisted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from broker.storage.format.header import Position
+from broker.storage.format.records.body import RecordBody, as_map, damaged, pack_positions, unpack_positions
+from broker.storage.format.records.kinds import RecordKind
+
+__all__ = ["Release", "pack_runs", "unpack_runs"]
+
+_RUN = [int, int, int]
+
+
+@dataclass(slots=True)
+class Release(RecordBody):
+    """The objects, by their positions. ``done``: segments with earlier releases of which everything is deleted.
+
+    None: the key is missing, which says the same as an empty list.
+    """
+
+    KIND: ClassVar = RecordKind.RELEASE
+
+    segments: Sequence[Position] | None = None
+    """Rising."""
+    pages: Sequence[Position] | None = None
+    roots: Sequence[Position] | None = None
+    done: Sequence[Position] | None = None
+
+    def encode(self) -> dict[str, Any]:
+        body: dict[str, Any] = {}
+        if self.segments is not None:
+            body["segments"] = list(pack_runs(self.segments))
+        if self.pages is not None:
+            body["pages"] = pack_positions(self.pages)
+        if self.roots is not None:
+            body["roots"] = pack_positions(self.roots)
+        if self.done is not None:
+            body["done"] = pack_positions(self.done)
+        return body
+
+    @classmethod
+    def decode(cls, body: Any) -> Release:
+        body = as_map(cls.KIND, body)
+        pages, roots, done = [unpack_positions(cls.KIND, key, body[key]) if key in body else None
+                              for key in ("pages", "roots", "done")]
+        return cls(cls._segments(body["segments"]) if "segments" in body else None, pages, roots, done)
+
+    @classmethod
+    def _segments(cls, runs: Any) -> list[Position]:
+        if type(runs) is not list or not all(type(run) is list and [*map(type, run)] == _RUN for run in runs):
+            raise damaged(cls.KIND, "segments", "not a list of runs")
+        return list(unpack_runs(runs))
+
+
+def pack_runs(positions: Iterable[Position]) -> Iterator[list[int]]:
+    """Positions as [epoch, first number, last number] of neighbours, rising."""
+    run: list[int] | None = None
+    for epoch, number in sorted(positions):
+        if run is not None and run[0] == epoch and run[2] == number - 1:
+            run[2] = number
+            continue
+        if run is not None:
+            yield run
+        run = [epoch, number, number]
+    if run is not None:
+        yield run
+
+
+def unpack_runs(runs: Iterable[Sequence[int]]) -> Iterator[Position]:
+    """Undo ``pack_runs``."""
+    for epoch, first, last in runs:
+        for number in range(first, last + 1):
+            yield Position(epoch, number)
