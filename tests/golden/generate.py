@@ -68,6 +68,33 @@ def _everything() -> list[OpenBlock[None]]:
     return [shard, block, _one_message()]
 
 
+def _every_record() -> list[OpenBlock[None]]:
+    """A record of each kind, with all of its keys, as plain values: bytes that no schema had a say in."""
+    config = {"name": "ORDERS", "subjects": ["orders.>"]}
+    column = struct.pack("<9q", *range(1, 10))
+    shard: OpenBlock[None] = OpenBlock(0, None)
+    shard.add_record(RecordKind.OPENING, {"owner": "broker-a", "reader_version": 1, "at_ns": T0, "ends": [[1, 17], [2, 0]]})
+    shard.add_record(RecordKind.RELEASE, {"segments": [[1, 3, 9], [2, 0, 0]], "pages": [[1, 9]], "roots": [[1, 8]],
+                                          "done": [[1, 2]]})
+    block = _one_message()
+    block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": config, "created_ns": T0,
+                                                "ceiling": 512, "per_subject": 5})
+    block.add_record(RecordKind.STREAM_UPDATE, {"config": config, "per_subject": None})
+    block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0,
+                                                  "d": [0, 4, 0], "f": [0, 4], "x": {"resume": 9}})
+    block.add_record(RecordKind.CONSUMER_UPDATE, {"name": "c", "config": {"durable_name": "c", "max_ack_pending": 5}})
+    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "f": [1, 5], "la": T0 + 1})
+    block.add_record(RecordKind.CONSUMER_STATE, {
+        "n": "c", "d": [3, 12, T0], "f": [1, 5], "la": T0 + 1, "add": [[6, 7], [2, 0], [T0, 0]], "drop": [4, 5],
+        "re": {6: 1, 5: 0}, "x": {"resume": None}})
+    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "add": [column, column, column], "drop": column})
+    block.add_record(RecordKind.MESSAGE_IDS, [[0, b"id-0"]], False)
+    block.add_record(RecordKind.CEILING, {"seq": 65_536})
+    block.add_record(RecordKind.CONSUMER_DELETE, {"name": "c"})
+    block.add_record(RecordKind.STREAM_DELETE, {})
+    return [shard, block]
+
+
 def _many_subjects() -> OpenBlock[None]:
     rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
                 b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
@@ -100,6 +127,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-one-message", encode(_one_message()))
     yield Golden("segment-of-one-message-uncompressed", encode(_one_message(), codec=Codec.NONE))
     yield Golden("segment-with-everything", encode(*_everything()))
+    yield Golden("segment-of-every-record", encode(*_every_record()))
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-with-unknown-optional-record", _with_record(

@@ -1,17 +1,17 @@
 """Bytes to values and back, for every object in the store; docs/FORMAT.md draws it byte by byte.
 
 Owns: the layout of each kind of object and the checks on it. Owns neither keys (``storage.paths``), nor when anything
-is written (``storage.writer`` and ``storage.log``), nor what a record means (``storage.applied``).
+is written (``storage.log``), nor what a record does to a stream's state (``storage.state``).
 
     header     the 64 bytes at the head of every object
     document   the small objects: a header and one msgpack map
     store      the store's own object;  claim: claims and seals;  checkpoint: roots  (all documents)
-    opening    the record that begins an epoch's log
+    opening    the segment that begins an epoch's log
     segment    an object of blocks: its directory, and where each block's core, index and frames are (runs too)
     block      a block's core: counts, outcome, removed ranges, records; and BlockRef, a block's place in the store
     index      a block's message index: columns, frame table, subject table
     frame      about 128 KiB of bodies, compressed; decoded it is a Chunk
-    record     what streams and consumers did, beside their messages
+    record     how records are framed;  records/: the bodies of each kind
     page       the opaque pages of a checkpoint, several to an object
     columns    fixed-width integers at their minimum width
     codec      zstd, CRC and msgpack, with their bounds

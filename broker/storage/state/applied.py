@@ -204,7 +204,7 @@ class ShardState:
             return None
         stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
         stream.ceiling = made.ceiling
-        stream.extra = made.extra
+        update_extra(stream.extra, made.extra)
         if self.wanted is not None and not self.wanted(stream.account, stream.name):
             self.unwanted[core.stream_id] = (stream.account, stream.name)
             return None
