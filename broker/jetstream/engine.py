@@ -27,6 +27,7 @@ from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
     from broker.storage.log.log import Log
+    from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.stream import StreamState
 
@@ -44,7 +46,7 @@ _log = logging.getLogger(__name__)
 NO_LIMITS = AccountLimits()
 
 
-class JetStream:
+class JetStream(LogListener):
     """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
 
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
@@ -201,7 +203,7 @@ class JetStream:
         opening.
         """
         self._log, self._reader = log, reader
-        log.on_lease_renewed, log.on_small_segment = self._wake, reader.admit_segment
+        log.listen(self)
         self._memory_log = MemoryLog(log.clock_trusted)
         self.failed_streams.clear()
         unknown = Counter(state.account for state in log.state.streams.values() if state.account not in self.accounts)
@@ -265,8 +267,13 @@ class JetStream:
             log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
             rng=self.rng, domain=self.settings.domain, usage=usage, listeners=listeners)
 
-    def _wake(self) -> None:
-        """The lease was renewed: consumers go on with deliveries that they held back."""
+    def segment_applied(self, segment: Segment) -> None:
+        """Keep it if it is mostly small blocks: none of them is worth a place of its own in the cache."""
+        if segment.whole is not None and self._reader is not None:
+            self._reader.admit_segment(segment.position, segment.whole)
+
+    def lease_renewed(self) -> None:
+        """Consumers go on with deliveries that they held back."""
         for account in self.accounts.values():
             for stream in account.streams.values():
                 for consumer in account.consumers(stream).values():

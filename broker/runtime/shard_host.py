@@ -27,6 +27,7 @@ from broker.errors import StartError
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.store import StoreFormat
+from broker.storage.log.listener import LogListener
 from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
@@ -55,7 +56,7 @@ _STOP_PATIENCE_SECONDS = 1.0
 """A clean stop gives up on a store that has taken nothing for one request's longest time and this much more."""
 
 
-class ShardHost:
+class ShardHost(LogListener):
     """The store and, between ``acquire`` and ``give_back`` or ``abandon``, the shard on it."""
 
     def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock,
@@ -192,9 +193,14 @@ class ShardHost:
             raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
         for problem in shard.recovered.problems:
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
-        shard.log.on_failure = self._lost
+        shard.log.listen(self)
         self.standby, self._served = False, True
         return shard
+
+    def log_failed(self, error: BaseException) -> None:
+        """The shard is lost, unless we gave it up."""
+        if self.shard is not None:
+            self._lost(error)
 
     def _wait(self) -> None:
         self.standby = True
@@ -245,9 +251,8 @@ class ShardHost:
     async def abandon(self) -> None:
         """Stop at once; what is not persisted is dropped."""
         if self.shard is not None:
-            self.shard.log.on_failure = None
-            await self.shard.abandon()
-            self.shard = None
+            shard, self.shard = self.shard, None
+            await shard.abandon()
         self.cache.clear()
         self._release()
 

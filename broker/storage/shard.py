@@ -93,8 +93,7 @@ class Shard:
         for number in range(snapshot.state.position.number + 1, pulse.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
-                  began_ns=pulse.proved_ns)
-        log.clock_trusted = clock_trusted
+                  began_ns=pulse.proved_ns, clock_trusted=clock_trusted)
         checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, executor=executor)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
         sweeper.start(checkpointer)

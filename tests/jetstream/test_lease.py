@@ -52,7 +52,7 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
         first = json.loads((await broker.client.request("S.a", b"x", headers=headers, timeout=2)).data)
         assert first["duplicate"] is True
         position = broker.log.position
-        broker.log._leased_ns -= 7200 * SECOND  # as a process that was stopped for two hours
+        broker.log._lease.proved_ns -= 7200 * SECOND  # as a process that was stopped for two hours
         assert broker.log.lease_expired
         for given in (headers, {"Nats-Expected-Last-Sequence": "7"}):
             answer = json.loads((await broker.client.request("S.a", b"x", headers=given, timeout=2)).data)

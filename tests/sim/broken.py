@@ -142,7 +142,7 @@ def applied_only(patch: pytest.MonkeyPatch) -> None:
     run = Checkpointer._round
 
     async def broken(self: Checkpointer, start: Position) -> None:
-        await run(self, Position(start.epoch, self._log._next - 1))
+        await run(self, Position(start.epoch, self._log._segments.next.number - 1))
 
     patch.setattr(Checkpointer, "_round", broken)
 

@@ -79,9 +79,9 @@ def orphans_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
         proved_ns = await put(self, segment)
         if (log := _logs.get(self)) is not None:  # else it is a recovery's
             lease_expired = log.lease_expired
-            log._leased_ns = max(log._leased_ns, proved_ns)
+            log._lease.proved_ns = max(log._lease.proved_ns, proved_ns)
             if lease_expired and not log.lease_expired:
-                log._loop.call_soon(log.on_lease_renewed)
+                log._loop.call_soon(log._lease_renewed)
         return proved_ns
 
     _logs: dict[Putter, Log] = {}

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
 from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
+from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
@@ -78,7 +79,7 @@ class KeptRoot(NamedTuple):
     objects: frozenset[Position]
 
 
-class Checkpointer:
+class Checkpointer(LogListener):
     """Cuts checkpoints of one shard's log. One round at a time."""
 
     def __init__(self, log: Log, paths: ShardPaths, snapshot: Snapshot, rng: random.Random,
@@ -116,9 +117,7 @@ class Checkpointer:
 
     def start(self) -> None:
         """Run rounds from now on when they are due."""
-        log = self._log
-        log.on_persisted = self._count
-        log.commits_paused = self._behind
+        self._log.listen(self)
         self._arm()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="checkpoints")
 
@@ -178,7 +177,8 @@ class Checkpointer:
             log.schedule_commit()
         return True
 
-    def _count(self, segment: Segment) -> None:
+    def segment_persisted(self, segment: Segment) -> None:
+        """Count it towards the next round."""
         if any(block.owner.stream_id for block in segment.sealed):
             self._segments += 1
             self._head_bytes += segment.head_bytes
@@ -202,7 +202,7 @@ class Checkpointer:
         self._timer = None
         self._wake.set()
 
-    def _behind(self) -> bool:
+    def commits_paused(self) -> bool:
         """Whether commits must wait for a root: otherwise a recovery would take ever longer."""
         settings = self.settings
         behind = (self._segments + self._before_segments >= settings.hold_factor * settings.segments

@@ -6,11 +6,9 @@
                         └──> _write: seal_block on the loop, encode, put until it landed ──┐
             n persisted only when n-1 is  <── in log order: apply, owners' persisted, waiters ┘
 
-Owns the order of everything that depends on a commit. Does not own when one begins (``commit_schedule``), what blocks say
-(their owners), nor who owns the shard (``cluster``): an epoch is passed in, and an owner that loses it learns so here, from
-a seal in the slot of one of its own puts.
-
-    persisted position < every position in flight < every closed segment < the open one
+Owns the order of everything that depends on a commit. Does not own when one begins (``commit_schedule``), the order of
+segments (``segment_queue``), what blocks say (their owners), nor the ownership of the shard (``cluster``): an epoch is passed
+in, and an owner that loses it learns so here, from a seal in the slot of one of its own puts.
 
 What is sequenced is put until it lands: only fencing ends the tries. A segment's bytes and key are fixed before its first
 put and the same in each try.
@@ -24,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -32,11 +29,15 @@ from typing import Any
 from broker.clock import Clock
 from broker.storage.format.header import Position
 from broker.storage.log.commit_schedule import BLOCKS_MANY, Action, CommitSchedule, Facts
+from broker.storage.log.lease import Lease
+from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.open_segment import OpenSegment
 from broker.storage.log.owner import BlockOwner, ShardOwner
 from broker.storage.log.putter import Putter, Segment
+from broker.storage.log.segment_queue import SegmentQueue
 from broker.storage.log.settings import LogSettings
+from broker.storage.log.timers import CommitTimers
 from broker.storage.log.waiters import ITEM_BYTES, Batch, Waiter, Waiters
 from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.put import Fenced
@@ -52,11 +53,13 @@ class Log:
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
-                 executor: Executor | None = None, began_ns: int | None = None) -> None:
+                 executor: Executor | None = None, began_ns: int | None = None,
+                 clock_trusted: Callable[[], bool] = lambda: True) -> None:
         """A log that goes on after ``state.position``, which is in ``epoch``: the opening, at least.
 
         Args: key_of gives a segment's key. executor encodes large segments; None: everything on the loop.
             began_ns is when, by the monotonic clock, the put of the opening began, from which the lease counts.
+            clock_trusted: while false, streams let no message expire (see ``clock.GuardedClock``).
         """
         if state.position.epoch != epoch:
             raise ValueError(f"a log of epoch {epoch} cannot go on after {state.position}")
@@ -66,45 +69,32 @@ class Log:
         self.nonce = nonce
         self.settings = settings or LogSettings()
         self.tail_bytes_max = self.settings.tail_bytes_max
+        self.clock_trusted = clock_trusted
         self.failure: BaseException | None = None
-        self.on_failure: Callable[[BaseException], None] | None = None
-        """Called once, when the log is fenced or must stop. What was not acknowledged by then never will be."""
-        self.on_persisted: Callable[[Segment], None] | None = None
-        """Called after each segment's waiters: the checkpointer counts."""
-        self.on_small_segment: Callable[[Position, bytes], object] = lambda position, data: None
-        """Given each persisted segment that is mostly small blocks, for the cache."""
-        self.commits_paused: Callable[[], bool] = lambda: False
-        """While true, since checkpoints are too far behind, only heartbeats are put. Call ``schedule_commit`` when it ends."""
-        self.on_lease_renewed: Callable[[], object] = lambda: None
-        """Called when a put has renewed an expired lease: while it was expired nothing was served."""
-        self.clock_trusted: Callable[[], bool] = lambda: True
-        """While false, no message expires: see ``clock.GuardedClock``."""
         self.shard = ShardOwner()
         self._clock = clock
         self._putter = Putter(store, key_of, nonce, clock, rng, self.settings, executor, self._encoded,
                               self._take_offline)
-        self._next = state.position.number + 1
         self._schedule = CommitSchedule(self.settings)
         self._open = OpenSegment()
         self._waiters = Waiters()
         self._failed: set[int] = set()
-        self._last: Segment | None = None
         self._futures: set[asyncio.Future[None]] = set()
         self._room: list[Callable[[], object]] = []
-        self._closed: deque[Segment] = deque()
-        self._in_flight: deque[Segment] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cut_bytes = 0
+        self._listeners: tuple[LogListener, ...] = ()
         self._stopped = False
-        self._due_soon: asyncio.Handle | None = None
-        self._lazy_timer: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers = CommitTimers(self._commit_due, self._lazy_due, self.settings.lazy_ns)
         now_ns = clock.monotonic_ns()
-        self._began_ns = now_ns - (1 << 62)
-        self._leased_ns = now_ns if began_ns is None else began_ns
+        self._segments = SegmentQueue(state.position, now_ns - (1 << 62))
+        self._lease = Lease(self.settings.lease_ns, clock, now_ns if began_ns is None else began_ns)
         self._loop = asyncio.get_running_loop()
-        if self.settings.lease_ns is not None:
-            self._arm(self._leased_ns + self.settings.lease_ns // 3 - now_ns)
+        if (renew_at_ns := self._lease.renew_at_ns) is not None:
+            self._timers.set_in(renew_at_ns - now_ns)
+
+    def listen(self, listener: LogListener) -> None:
+        """Tell ``listener`` what happens from now on, after those before it."""
+        self._listeners = (*self._listeners, listener)
 
     # What streams call.
 
@@ -113,9 +103,8 @@ class Log:
         block = self._open.blocks.get(owner.stream_id)
         if block is None:
             block = self._open.add_block(owner)
-            if self._lazy_timer is None:
-                self._arm_lazy()
-        if self._due_soon is None and self._open.full(self.settings):
+            self._timers.set_lazy()
+        if self._timers.soon is None and self._open.full(self.settings):
             self.schedule_commit()
         return block
 
@@ -131,13 +120,13 @@ class Log:
             if opened.full(settings, 2) and self.failure is None:
                 self._cut(False)
             self.schedule_commit()
-        elif self._due_soon is None and (not self._in_flight or self._closed or settings.commit_interval_ns):
+        elif self._timers.soon is None and (not self._segments.in_flight or self._segments.closed or settings.commit_interval_ns):
             self.schedule_commit()
 
     def lazy(self, owner: BlockOwner) -> None:
         """``owner`` has news that nothing waits for: it is asked when the next segment closes, within ``lazy_ns``."""
         self._open.lazy[owner.stream_id] = owner
-        self._arm_lazy()
+        self._timers.set_lazy()
 
     def barrier(self, owner: BlockOwner | None = None) -> None:
         """Make lazy news urgent, of ``owner`` or of all; what ``wait`` is given next waits for it too."""
@@ -159,10 +148,8 @@ class Log:
         waiter: Waiter = (fn, args, of)
         if self._open.has_content:
             self._waiters.append(waiter)
-        elif self._closed:
-            self._closed[-1].waiters.append(waiter)
-        elif self._in_flight:
-            self._in_flight[-1].waiters.append(waiter)
+        elif (newest := self._segments.newest) is not None:
+            newest.waiters.append(waiter)
         elif self.failure is not None:
             return
         elif self.lease_expired:
@@ -202,11 +189,11 @@ class Log:
     @property
     def tail_bytes(self) -> int:
         """Raw bytes sequenced and not persisted."""
-        return self._cut_bytes + self._open.tally.bytes
+        return self._segments.raw_bytes + self._open.tally.bytes
 
     def room(self) -> bool:
         """Whether more may be sequenced: the tail, with all that waits for it, is below its bound and the log has not ended."""
-        return (self._cut_bytes + self._open.tally.bytes + self._waiters.bytes < self.tail_bytes_max
+        return (self._segments.raw_bytes + self._open.tally.bytes + self._waiters.bytes < self.tail_bytes_max
                 and self.failure is None and not self._stopped)
 
     @property
@@ -224,8 +211,7 @@ class Log:
     @property
     def lease_expired(self) -> bool:
         """Whether our last proof of owning the shard is too old to read, deliver or acknowledge by (S3 only)."""
-        lease_ns = self.settings.lease_ns
-        return lease_ns is not None and self._clock.monotonic_ns() - self._leased_ns > lease_ns
+        return self._lease.expired
 
     @property
     def position(self) -> Position:
@@ -260,10 +246,8 @@ class Log:
         Drain first: what is still in the tail is dropped, and its waiters never run.
         """
         self._stopped = True
-        for timer in (self._due_soon, self._lazy_timer, self._timer):
-            if timer is not None:
-                timer.cancel()
-        return Position(self.epoch, self._next)
+        self._timers.stop()
+        return self._segments.next
 
     async def close(self) -> None:
         """Stop, and end the puts under way: they may have landed, or may land yet."""
@@ -277,8 +261,7 @@ class Log:
 
     def schedule_commit(self) -> None:
         """Ask the schedule once the current callback, and others that are ready, have run."""
-        if self._due_soon is None and not self._stopped:
-            self._due_soon = self._loop.call_soon(self._commit_due)
+        self._timers.set_soon()
 
     # Gathering.
 
@@ -288,29 +271,12 @@ class Log:
         self._open.content = self._open.urgent = True
         self.schedule_commit()
 
-    def _arm_lazy(self) -> None:
-        if self._lazy_timer is None and not self._stopped:
-            self._lazy_timer = self._loop.call_later(self.settings.lazy_ns / 1e9, self._lazy_due)
-
     def _lazy_due(self) -> None:
-        self._lazy_timer = None
         self._open.overdue = True
-        self._commit_due()
-
-    def _arm(self, delay_ns: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0, delay_ns) / 1e9, self._timed)
-
-    def _timed(self) -> None:
-        self._timer = None
-        self._commit_due()
 
     def _commit_due(self) -> None:
         """Do what the schedule says, until it says to wait."""
-        if self._due_soon is not None:
-            self._due_soon.cancel()
-            self._due_soon = None
+        self._timers.clear_soon()
         if self._stopped or self.failure is not None:
             return
         now_ns = self._clock.monotonic_ns()
@@ -320,20 +286,22 @@ class Log:
             if action is Action.WAIT:
                 break
             if action is Action.BEGIN:
-                self._begin(self._closed.popleft(), now_ns)
+                self._begin(self._segments.begin(now_ns))
                 continue
             self._cut(action is Action.HEARTBEAT)
             if self.failure is not None:
                 return
-            ask = bool(self._closed)  # else the lazy owners had nothing to say after all
+            ask = bool(self._segments.closed)  # else the lazy owners had nothing to say after all
         if until_ns is not None:
-            self._arm(until_ns - now_ns)
+            self._timers.set_in(until_ns - now_ns)
 
     def _facts(self, ask: bool) -> Facts:
-        opened, last = self._open, self._in_flight[-1] if self._in_flight else None
-        return Facts(self._began_ns, len(self._in_flight),
-                     last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(self._closed),
-                     opened.full(self.settings), ask and opened.asked, self.commits_paused(), len(opened.blocks),
+        opened, segments = self._open, self._segments
+        last = segments.in_flight[-1] if segments.in_flight else None
+        return Facts(segments.began_ns, len(segments.in_flight),
+                     last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(segments.closed),
+                     opened.full(self.settings), ask and opened.asked,
+                     any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
                      opened.tally.count)
 
     def _cut(self, heartbeat: bool) -> None:
@@ -342,32 +310,24 @@ class Log:
         Without anything to store there is no segment, except for a heartbeat or where calls wait for a proof of the lease.
         """
         try:
-            said = self._open.finish(self._failed, lambda owner, error: self._take_offline(owner, self._next, error))
+            said = self._open.finish(self._failed, lambda owner, error: self._take_offline(
+                owner, self._segments.next.number, error))
         except Exception as error:
             _log.exception("sealing a segment failed")
             self.fail(error)
             return
-        if self._lazy_timer is not None:
-            self._lazy_timer.cancel()
-            self._lazy_timer = None
+        self._timers.clear_lazy()
         waiters = self._waiters.take()
         self._open = OpenSegment(self._open.lazy)
         self._schedule.cut()
         if self._open.lazy:
-            self._arm_lazy()
+            self._timers.set_lazy()
         if not said and not heartbeat and not (waiters and self.lease_expired):
             for fn, args, of in waiters:
                 self._waiters.release(args)
                 self.wait(fn, *args, of=of)
             return
-        raw_bytes = sum(block.raw_bytes for block in said)
-        self._cut_bytes += raw_bytes
-        segment = Segment(Position(self.epoch, self._next), said, waiters, raw_bytes)
-        if self._last is not None and not self._last.encoded:
-            segment.before = self._last
-        self._last = segment
-        self._closed.append(segment)
-        self._next += 1
+        self._segments.close(said, waiters)
 
     def _take_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
         """Store nothing of ``owner`` from segment ``number`` on, and answer nothing that depends on it since.
@@ -382,7 +342,7 @@ class Log:
         # An earlier segment may fail later: it is encoded and put while the next ones are cut.
         number = self._putter.leave_out(stream_id, number)
         self._open.lazy.pop(stream_id, None)
-        for segment in (*self._in_flight, *self._closed):
+        for segment in self._segments:
             if segment.position.number >= number:
                 segment.waiters = self._waiters.without(segment.waiters, owner)
         self._waiters.withdraw(owner)
@@ -392,9 +352,7 @@ class Log:
 
     # Putting.
 
-    def _begin(self, segment: Segment, now_ns: int) -> None:
-        segment.began_ns = self._began_ns = now_ns
-        self._in_flight.append(segment)
+    def _begin(self, segment: Segment) -> None:
         task = self._loop.create_task(self._write(segment), name=f"commit {segment.position}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -412,22 +370,13 @@ class Log:
             return
         for block, failure in segment.failures:
             self._take_offline(block.owner, segment.position.number, failure)
-        segment.landed = True
-        if self._last is segment:
-            self._last = None
-        segment.proved_ns = proved_ns
-        lease_expired = self.lease_expired
-        for landed in self._in_flight:
-            # Beyond a put that has not landed there may be a seal, and what lands beyond a seal proves nothing.
-            if not landed.landed:
-                break
-            self._leased_ns = max(self._leased_ns, landed.proved_ns)
-        if lease_expired and not self.lease_expired:
-            self._loop.call_soon(self.on_lease_renewed)
+        self._segments.landed(segment, proved_ns)
+        if self._lease.renew(self._segments.in_flight):
+            self._loop.call_soon(self._lease_renewed)
         self._schedule.landed(len(segment.sealed), self._clock.monotonic_ns() - segment.began_ns)
         try:
-            while self._in_flight and self._in_flight[0].landed:
-                self._persist(self._in_flight.popleft())
+            for persisted in self._segments.take_persisted():
+                self._persist(persisted)
         except Exception as error:
             _log.exception("applying a segment failed")
             self.fail(error)
@@ -441,17 +390,10 @@ class Log:
     # Persisted.
 
     def _persist(self, segment: Segment) -> None:
-        state = self.state
-        state.apply_segment(segment.position)
-        for block in segment.sealed:
-            if block.opened is not None:
-                assert block.packed is not None
-                state.apply_small(block.packed, block.opened.outcome)
-            else:
-                state.apply_block(block.core, block.ref)
-        self._cut_bytes -= segment.raw_bytes
-        if segment.whole is not None:
-            self.on_small_segment(segment.position, segment.whole)
+        segment.apply_to(self.state)
+        self._segments.raw_bytes -= segment.raw_bytes
+        for listener in self._listeners:
+            listener.segment_applied(segment)
         for block in segment.sealed:
             try:
                 block.owner.persisted(block)
@@ -461,9 +403,9 @@ class Log:
         if segment.waiters and self.lease_expired:
             # The put landed, but it began too long ago to prove the lease: the process was stopped meanwhile. What it
             # decided since it woke may rest on a state that another owner has changed.
-            later = self._in_flight or self._closed
-            if later:
-                later[0].waiters[:0] = segment.waiters
+            later = next(iter(self._segments), None)
+            if later is not None:
+                later.waiters[:0] = segment.waiters
             else:
                 self._ask_for_proof(segment.waiters)
         else:
@@ -472,8 +414,12 @@ class Log:
             waiting, self._room = self._room, []
             for wake in waiting:
                 wake()
-        if self.on_persisted is not None:
-            self.on_persisted(segment)
+        for listener in self._listeners:
+            listener.segment_persisted(segment)
+
+    def _lease_renewed(self) -> None:
+        for listener in self._listeners:
+            listener.lease_renewed()
 
     def fail(self, error: BaseException, tell: bool = True) -> None:
         """Stop for good: what is not persisted never will be, and waiters never run."""
@@ -486,13 +432,13 @@ class Log:
                 task.cancel()
         self._waiters.take()
         self._room.clear()
-        self._closed.clear()
-        self._in_flight.clear()
+        self._segments.clear()
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)
-        if tell and self.on_failure is not None:
-            self.on_failure(error)
+        if tell:
+            for listener in self._listeners:
+                listener.log_failed(error)
 
 
 def resolve(future: asyncio.Future[None]) -> None:

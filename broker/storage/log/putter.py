@@ -23,6 +23,7 @@ from broker.storage.log.waiters import Waiter
 from broker.storage.log.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.put import Backoff, Fenced, describe, holder_of
+from broker.storage.state.applied import ShardState
 
 __all__ = ["Putter", "Segment"]
 
@@ -65,6 +66,15 @@ class Segment:
         said = [b.core for b in self.sealed if b.opened is None]
         return 104 + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
                                                   for core in said)
+
+    def apply_to(self, state: ShardState) -> None:
+        """What follows in a shard's state from its being persisted: as a replay of its bytes would have it."""
+        state.apply_segment(self.position)
+        for block in self.sealed:
+            if block.opened is not None and block.packed is not None:
+                state.apply_small(block.packed, block.opened.outcome)
+            else:
+                state.apply_block(block.core, block.ref)
 
 
 class Putter:

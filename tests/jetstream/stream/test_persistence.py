@@ -10,6 +10,7 @@ from broker.jetstream.filters import Filters
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from tests.jetstream.stream.world import World, ask, everything, pub, publish, read_all, turns
+from tests.storage.listening import Listening
 
 
 async def test_async_acknowledges_at_once() -> None:
@@ -184,7 +185,7 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
                 await turns(1)
                 look()
             elif moment == "applied":
-                world.log.on_small_segment = lambda position, data: look()
+                world.log.listen(Listening(segment_applied=lambda segment: look()))
         elif moment == "before":
             look()
         await world.settle()

@@ -19,12 +19,14 @@ from broker.storage.format.header import Position
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
+from broker.storage.log.putter import Segment
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.state.applied import ShardState
+from tests.storage.listening import Listening
 
 CACHE_BYTES = 64 << 20
 TINY_CACHE_BYTES = 4 << 10
@@ -130,7 +132,11 @@ class World:
     def _begin(self, state: ShardState) -> None:
         self.log: Any = Log(self.store, SHARD.log, 1, NONCE, state, self.clock, self.rng, self.settings)
         self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
-        self.log.on_small_segment = self.reader.admit_segment
+        self.log.listen(Listening(segment_applied=self._applied))
+
+    def _applied(self, segment: Segment) -> None:
+        if segment.whole is not None:
+            self.reader.admit_segment(segment.position, segment.whole)
 
     def stream(self, name: str = "S", **config: Any) -> Stream:
         """A new stream, as an account makes one."""

@@ -22,6 +22,7 @@ from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Connection
+from tests.storage.listening import Listening
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -160,7 +161,7 @@ class Process:
         world = self.world
         self.epoch = shard.log.epoch
         world.opened(self, shard.state)
-        shard.log.on_failure = lambda _: self._over.set()
+        shard.log.listen(Listening(log_failed=lambda _: self._over.set()))
         patient = RetryingStore(self.store, clock=world.clock, rng=self.rng, give_up_ns=15 * SECOND)
         reader = BlockReader(patient, self.cache, lambda ref: object_key(PATHS, ref))
         try:

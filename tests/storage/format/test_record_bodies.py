@@ -39,7 +39,7 @@ EVERY = {record.kind: record.body for record in _records("segment-of-every-recor
 def test_every_kind_has_a_schema_and_a_golden_body() -> None:
     """Shows that no kind was left out, here or in the golden segment."""
     assert set(BODIES) == set(RecordKind) == set(EVERY)
-    assert all(body.KIND == kind for kind, body in BODIES.items())
+    assert all(kind == body.KIND for kind, body in BODIES.items())
 
 
 @pytest.mark.parametrize("name", [path.stem for path in SEGMENTS])

@@ -21,7 +21,8 @@ from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
-from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
+from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
+from tests.storage.listening import Listening
 
 
 async def opened(clock: ManualClock, latency_ms: int = 10, **log: Any) -> tuple[Rig, Stream]:
@@ -271,7 +272,7 @@ def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
         assert await seal_at(other.store, PATHS, Position(1, 2), 2, other.me, clock, other.rng) == ObjectKind.SEAL
         answered: list[int] = []
         failures: list[BaseException] = []
-        rig.log.on_failure = failures.append
+        rig.log.listen(Listening(log_failed=failures.append))
         stream.publish()
         rig.log.wait(answered.append, 1)
         with pytest.raises(Fenced, match="b has taken the shard") as fenced:
@@ -393,7 +394,7 @@ def test_the_end_of_a_mute_time_is_told() -> None:
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         told: list[int] = []
-        rig.log.on_lease_renewed = lambda: told.append(clock.monotonic_ns())
+        rig.log.listen(Listening(lease_renewed=lambda: told.append(clock.monotonic_ns())))
         await asyncio.sleep(60)
         assert not told
         rig.store.down = True

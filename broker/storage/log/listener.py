@@ -1,0 +1,27 @@
+"""What a log tells those beside its streams: the checkpointer, the cache, the engine, the process."""
+
+from __future__ import annotations
+
+from broker.storage.log.putter import Segment
+
+__all__ = ["LogListener"]
+
+
+class LogListener:
+    """Override what concerns you, and pass yourself to ``Log.listen``. All calls are synchronous, on the loop."""
+
+    def segment_applied(self, segment: Segment) -> None:
+        """``segment`` is in the store and in the applied state; the owners of its blocks have not been told yet."""
+
+    def segment_persisted(self, segment: Segment) -> None:
+        """All that follows from ``segment`` was done: owners know, and what waited for it was called."""
+
+    def lease_renewed(self) -> None:
+        """A put has renewed an expired lease: while it was expired nothing was served."""
+
+    def log_failed(self, error: BaseException) -> None:
+        """The log is fenced or must stop. What was not acknowledged by then never will be. Called once."""
+
+    def commits_paused(self) -> bool:
+        """While true of any listener, only heartbeats are put. Call ``Log.schedule_commit`` when it ends."""
+        return False

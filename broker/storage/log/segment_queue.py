@@ -1,0 +1,82 @@
+"""Segments between their closing and their persistence: closed ones that wait for their puts, then those in flight.
+
+    persisted position < every position in flight < every closed segment < the open one
+
+Owns their order and numbers. Does not own when a put begins (``commit_schedule``), the put (``putter``), nor what follows
+once a segment is persisted (``log``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from broker.storage.format.header import Position
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.putter import Segment
+from broker.storage.log.waiters import Waiter
+
+__all__ = ["SegmentQueue"]
+
+
+class SegmentQueue:
+    """Attributes: ``next``: the position of the next segment; ``raw_bytes``: of all blocks in here; ``began_ns``: when the
+    newest put began."""
+
+    __slots__ = ("_last", "began_ns", "closed", "in_flight", "next", "raw_bytes")
+
+    def __init__(self, position: Position, began_ns: int) -> None:
+        """After the segment at ``position``."""
+        self.next = Position(position.epoch, position.number + 1)
+        self.began_ns = began_ns
+        self.raw_bytes = 0
+        self.closed: deque[Segment] = deque()
+        self.in_flight: deque[Segment] = deque()
+        self._last: Segment | None = None
+
+    def __iter__(self) -> Iterator[Segment]:
+        """All, in log order."""
+        yield from self.in_flight
+        yield from self.closed
+
+    @property
+    def newest(self) -> Segment | None:
+        """The segment that was closed last; None: all are persisted."""
+        if self.closed:
+            return self.closed[-1]
+        return self.in_flight[-1] if self.in_flight else None
+
+    def close(self, blocks: list[OpenBlock[Any]], waiters: list[Waiter]) -> None:
+        """Add a segment: its contents and its position are fixed."""
+        raw_bytes = sum(block.raw_bytes for block in blocks)
+        segment = Segment(self.next, blocks, waiters, raw_bytes)
+        if self._last is not None and not self._last.encoded:
+            segment.before = self._last
+        self._last = segment
+        self.raw_bytes += raw_bytes
+        self.closed.append(segment)
+        self.next = Position(self.next.epoch, self.next.number + 1)
+
+    def begin(self, now_ns: int) -> Segment:
+        """The oldest closed segment, which is in flight from now on."""
+        segment = self.closed.popleft()
+        segment.began_ns = self.began_ns = now_ns
+        self.in_flight.append(segment)
+        return segment
+
+    def landed(self, segment: Segment, proved_ns: int) -> None:
+        """The put of ``segment``, which proves the shard ours as of ``proved_ns``, has landed."""
+        segment.landed, segment.proved_ns = True, proved_ns
+        if self._last is segment:
+            self._last = None
+
+    def take_persisted(self) -> Iterator[Segment]:
+        """Take out, in log order, each segment that has landed with all before it."""
+        while self.in_flight and self.in_flight[0].landed:
+            segment = self.in_flight.popleft()
+            yield segment
+
+    def clear(self) -> None:
+        self.closed.clear()
+        self.in_flight.clear()
