@@ -26,7 +26,7 @@ from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
-from broker.storage.format.header import Position
+from broker.storage.format.header import Position, position_key
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.objectstore.memory import MemoryStore
@@ -34,7 +34,7 @@ from broker.storage.paths import ShardPaths, object_key
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.read.snapshot import Snapshot
-from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 
 __all__ = ["main"]

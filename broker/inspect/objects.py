@@ -19,14 +19,12 @@ from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.page import decode_page, decode_pages_directory
-from broker.storage.format.segment import DirectoryRow, SegmentHead, decode_head
+from broker.storage.format.segment import HEAD_BYTES, DirectoryRow, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo
 from broker.storage.paths import Key
 
 __all__ = ["Checked", "Fault", "OnBlock", "check_object", "read_head", "records_of"]
-
-HEAD_BYTES = 64 * 1024
 
 OnBlock = Callable[[BlockRef, BlockCore, Head], None]
 """Called with each block whose core and index are sound."""

@@ -19,20 +19,18 @@ from broker.inspect.source import Source, each, read_format
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import FormatError
-from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
+from broker.storage.format.header import NUMBER_BITS, NUMBER_MAX, ObjectKind, Position, key_position, position_key
 from broker.storage.format.records.opening import Opening
-from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import STREAMS, ShardPaths, parse
-from broker.storage.state.applied import position_key
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey", "cannot_be_read",
            "entries", "missing", "read_shard_survey", "read_survey", "stream_row"]
 
-HEAD_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class LogListing:
 
     def __iter__(self) -> Iterator[tuple[Position, int]]:
         for key, size in zip(self.keys, self.sizes, strict=True):
-            yield Position(key >> 48, key & NUMBER_MAX), size
+            yield key_position(key), size
 
     def add(self, position: Position, size: int) -> None:
         """Add an entry, in order."""
@@ -74,7 +72,7 @@ class LogListing:
 
     def of_epoch(self, epoch: int) -> slice:
         """The slice of its entries."""
-        return slice(bisect_left(self.keys, epoch << 48), bisect_left(self.keys, (epoch + 1) << 48))
+        return slice(bisect_left(self.keys, epoch << NUMBER_BITS), bisect_left(self.keys, (epoch + 1) << NUMBER_BITS))
 
     @property
     def extent(self) -> Extent:
@@ -247,7 +245,7 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
     """Keys that the state names and the listings lack: objects of blocks, unreleased segments, kept checkpoints."""
     paths = view.paths
     keys = {paths.log(position) for key in view.state.segments
-            if (position := Position(key >> 48, key & NUMBER_MAX)) not in log}
+            if (position := key_position(key)) not in log}
     for stream, entry in entries(view):
         if entry.ref.place != BlockPlace.LOG or entry.ref.position not in log:
             keys.add(key_of(paths, stream, entry.ref))
@@ -275,7 +273,7 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
                   problems: list[Problem]) -> list[Epoch]:
     """All epochs, from their claims, openings and seals; adds the problems of those."""
     claimed = set(claims)
-    epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> 48 for key in _firsts(log))})}
+    epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> NUMBER_BITS for key in _firsts(log))})}
     for number, epoch in epochs.items():
         where = log.of_epoch(number)
         sizes = log.sizes[where]
@@ -320,7 +318,7 @@ def _firsts(log: LogListing) -> Iterable[int]:
     at = 0
     while at < len(log.keys):
         yield log.keys[at]
-        at = bisect_left(log.keys, ((log.keys[at] >> 48) + 1) << 48)
+        at = bisect_left(log.keys, ((log.keys[at] >> NUMBER_BITS) + 1) << NUMBER_BITS)
 
 
 async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | None, view: ShardView) -> None:
@@ -363,11 +361,11 @@ async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing
             return of_error(paths.log(position), error, f"what ends epoch {epoch.number} cannot be read")
     where = log.of_epoch(epoch.number)
     found: Seal | None = None
-    for at in range(where.stop - 1, max(where.start, where.stop - 1 - 32) - 1, -1):
+    for at in range(where.stop - 1, max(where.start, where.stop - 1 - 2 * PUTS_IN_FLIGHT_MAX) - 1, -1):
         position = Position(epoch.number, log.keys[at] & NUMBER_MAX)
         data = await source.find(paths.log(position), 0, 4096)
         if data is None or len(data) <= 8 or data[8] != ObjectKind.SEAL:
-            if found is not None or at < where.stop - 17:  # no more than 16 puts are ever in flight
+            if found is not None or at < where.stop - 1 - PUTS_IN_FLIGHT_MAX:
                 break
             continue
         try:
@@ -388,7 +386,7 @@ def _holes(paths: ShardPaths, log: LogListing, epochs: list[Epoch], view: ShardV
                                     "epoch exist", "without its opening an epoch is not read: what was "
                                     "acknowledged in it is not seen", f"start no broker; {RESTORE}"))
     epoch = next((epoch for epoch in epochs if epoch.number == end.epoch), Epoch(0))
-    beyond = epoch.last is not None and epoch.last > end.number + 17
+    beyond = epoch.last is not None and epoch.last > end.number + 1 + PUTS_IN_FLIGHT_MAX
     sealed = epoch.end is not None and epoch.end > end.number + 1
     if (beyond or sealed) and Position(end.epoch, end.number + 1) not in log:
         key = paths.log(Position(end.epoch, end.number + 1))

@@ -24,12 +24,12 @@ from broker.inspect.source import Source, each
 from broker.inspect.survey import ShardSurvey, Survey, cannot_be_read, entries
 from broker.storage.format.block import BlockCore, BlockRef
 from broker.storage.format.errors import CutOff, FormatError, VersionUnknown
-from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.header import ObjectKind, Position, position_key
 from broker.storage.format.index import Head
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import FORMAT, STREAMS, ShardPaths, parse
 from broker.storage.read.snapshot import replay_from
-from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry

@@ -27,7 +27,8 @@ from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.store import StoreFormat
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import encode_segment, seal_block
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
 
 HERE = Path(__file__).parent / "blocks"

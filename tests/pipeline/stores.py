@@ -17,7 +17,7 @@ from typing import Any
 from broker.storage.format.block import Outcome
 from broker.storage.format.codec import Codec
 from broker.storage.format.records.kinds import RecordKind
-from broker.storage.log.writer import OpenBlock
+from broker.storage.log.open_block import OpenBlock
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.objectstore.memory import MemoryStore
 from tests import harness

@@ -16,12 +16,11 @@ from broker.cluster.entries import entries
 from broker.cluster.identity import Identity
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
-from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position, position_key
 from broker.storage.log.putter import Putter, Segment
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
-from broker.storage.state.applied import position_key
 from broker.storage.state.released import Released
 
 __all__ = ["RULES"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
-    from broker.storage.log.writer import OpenBlock
+    from broker.storage.log.open_block import OpenBlock
     from broker.storage.read.reader import BlockReader
 
 __all__ = ["Loading", "Queries"]

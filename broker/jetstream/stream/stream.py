@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from broker.storage.format.frame import Chunk
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
-    from broker.storage.log.writer import OpenBlock, SealedBlock
+    from broker.storage.log.open_block import OpenBlock
+    from broker.storage.log.writer import SealedBlock
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.stream import StreamState
 

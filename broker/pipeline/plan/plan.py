@@ -22,6 +22,7 @@ from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, uncollected
 from broker.storage.format.block import BlockRef, SubjectSummary
 from broker.storage.format.errors import FormatError
+from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX
 from broker.storage.paths import ShardPaths, StreamPaths, object_key
 from broker.storage.state.dead import DeadSet
 
@@ -30,8 +31,6 @@ __all__ = ["Estimate", "ScanTask", "estimate", "pack", "tasks", "weight"]
 SCAN_TASK_BYTES_MIN: Final = 64 << 10
 TASK_BYTES_MIN: Final = 8 << 20
 """Below this size, a Spark task costs more to start than to read."""
-_FRAME_BYTES: Final = 128 << 10
-_FRAME_MESSAGES: Final = 4096
 
 
 class ScanTask(NamedTuple):
@@ -143,7 +142,7 @@ def _frames_bytes(task: ScanTask) -> int:
     """Stored bytes of the frames with wanted messages, assuming that a block's frames are alike."""
     ref = task.ref
     total = ref.frames_bytes
-    frames = max(1, ref.bytes // _FRAME_BYTES, ref.count // _FRAME_MESSAGES)
+    frames = max(1, ref.bytes // FRAME_BYTES, ref.count // FRAME_MESSAGES_MAX)
     # The share of the block between the first and last wanted sequence; the frames at both ends count in full.
     between = -(-frames * (task.last_seq - task.first_seq + 1) // (ref.last_seq - ref.first_seq + 1)) + 1
     return total * min(frames, between, task.messages or frames) // frames

@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.storage.format.header import Position
+from broker.storage.format.header import Position, position_key
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.applied import ShardState
 
 __all__ = ["orphan_pages", "orphan_segments"]
 

@@ -33,14 +33,13 @@ from broker.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.orphans import orphan_pages, orphan_segments
 from broker.storage.format.errors import FormatError
-from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, key_position, position_key
 from broker.storage.format.records.release import Release
 from broker.storage.log.log import Log
 from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Backoff
-from broker.storage.state.applied import position_key
 from broker.storage.state.released import Released
 
 __all__ = ["SWEEP_GRACE_NS", "Sweeper"]
@@ -149,7 +148,7 @@ class Sweeper:
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Leaves out those that were released meanwhile, or that a late block of their segment has named again.
             some = sorted(key for key in keys[at:at + _POSITIONS_MAX] if key <= limit and key in state.unnamed)
-            yield [Position(key >> 48, key & ((1 << 48) - 1)) for key in some]
+            yield list(map(key_position, some))
         orphans = sorted(self._orphans["segments"])
         for at in range(0, len(orphans), _POSITIONS_MAX):
             some_orphans = orphans[at:at + _POSITIONS_MAX]

@@ -26,15 +26,16 @@ from zlib import crc32
 
 from broker.storage.format.errors import Corrupt, VersionUnknown
 
-__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_MAX", "ObjectHeader", "ObjectKind",
-           "Position", "object_name"]
+__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_BITS", "NUMBER_MAX",
+           "ObjectHeader", "ObjectKind", "Position", "key_position", "object_name", "position_key"]
 
 FORMAT_VERSION: Final = 1
 HEADER_BYTES: Final = 64
 NONCE_BYTES: Final = 16
 EPOCH_MAX: Final = (1 << 32) - 1
 """Eight hexadecimal digits."""
-NUMBER_MAX: Final = (1 << 48) - 1
+NUMBER_BITS: Final = 48
+NUMBER_MAX: Final = (1 << NUMBER_BITS) - 1
 """Twelve hexadecimal digits."""
 
 _MAGIC: Final = b"JETBLOCK"
@@ -50,6 +51,16 @@ class Position(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.epoch:08x}-{self.number:012x}"
+
+
+def position_key(position: Position) -> int:
+    """A position as one int that sorts alike: what tables of many are keyed by."""
+    return position[0] << NUMBER_BITS | position[1]
+
+
+def key_position(key: int) -> Position:
+    """Undo ``position_key``."""
+    return Position(key >> NUMBER_BITS, key & NUMBER_MAX)
 
 
 class ObjectKind(IntEnum):

@@ -18,9 +18,11 @@ from broker.clock import Clock
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.segment import HEAD_BYTES_MIN
+from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.waiters import Waiter
-from broker.storage.log.writer import Failure, OpenBlock, SealedBlock, encode_segment, is_small, seal_block
+from broker.storage.log.writer import Failure, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
 from broker.storage.put import Backoff, Fenced, describe, holder_of
 from broker.storage.state.applied import ShardState
@@ -64,7 +66,7 @@ class Segment:
     def head_bytes(self) -> int:
         """About what a recovery reads of it."""
         said = [b.core for b in self.sealed if b.opened is None]
-        return 104 + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
+        return HEAD_BYTES_MIN + 250 * len(self.sealed) + sum(32 * len(core.removed) + sum(r.size for r in core.records)
                                                   for core in said)
 
     def apply_to(self, state: ShardState) -> None:

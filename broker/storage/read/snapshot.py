@@ -27,7 +27,7 @@ from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUn
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.page import PageKind, PageRef, decode_page
 from broker.storage.format.records.opening import Opening
-from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Patience
@@ -38,7 +38,6 @@ from broker.storage.state.pages import load_directory, load_part, shard_of
 __all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
            "run_answering", "run_blocking"]
 
-HEAD_BYTES = 64 * 1024
 BATCH = 32
 RESTARTS_MAX = 20
 

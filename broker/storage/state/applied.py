@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import Position
+from broker.storage.format.header import Position, key_position, position_key
 from broker.storage.format.record import Record
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -37,16 +37,11 @@ from broker.storage.state.released import Released
 from broker.storage.state.stream import START, StreamState
 from broker.storage.state.table import Kept, log_keys
 
-__all__ = ["ShardState", "position_key"]
+__all__ = ["ShardState"]
 
 _RECORDS_MAX = 16
 _LEFT_AT_ONCE = 1024
 """Blocks taken out of the counts where they left: less than a millisecond."""
-
-
-def position_key(position: Position) -> int:
-    """A position as one int that sorts alike; what dictionaries of segments are keyed by."""
-    return position[0] << 48 | position[1]
 
 
 class ShardState:
@@ -178,7 +173,7 @@ class ShardState:
                 for key in log_keys(page.entries):
                     if key not in segments:
                         raise Corrupt(f"stream {stream.name}", "block table", 0,
-                                      f"it names segment {_position(key)}, which was released")
+                                      f"it names segment {key_position(key)}, which was released")
                     segments[key] += 1
         self.segments = segments
         self.unnamed = {key for key, count in segments.items() if not count}
@@ -325,7 +320,3 @@ class ShardState:
                     self.unnamed.add(key)
                     self.freed = self.position
         return bool(leaving)
-
-
-def _position(key: int) -> Position:
-    return Position(key >> 48, key & ((1 << 48) - 1))

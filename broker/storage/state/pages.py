@@ -21,11 +21,11 @@ from typing import Any
 
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import Position
+from broker.storage.format.header import NUMBER_MAX, Position, key_position, position_key
 from broker.storage.format.page import Page, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
-from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
@@ -39,7 +39,6 @@ INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state; more have a page of their own."""
 
 _RUNS_AT_ONCE = 4096
-_NUMBER = (1 << 48) - 1
 
 _DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
@@ -233,5 +232,5 @@ def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:
         while step := step // 2:
             if last + step < count and keys[last + step] == keys[last] + step:
                 last += step
-        yield [keys[at] >> 48, keys[at] & _NUMBER, keys[last] & _NUMBER]
+        yield [*key_position(keys[at]), keys[last] & NUMBER_MAX]
         at = last + 1

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from broker.storage.format.block import FIRST_SEQ, LAST_SEQ, BlockPlace, BlockRef, PackedRef
+from broker.storage.format.header import NUMBER_BITS, position_key
 from broker.storage.state.dead import DeadSet
 
 __all__ = ["PAGE_ENTRIES", "BlockEntry", "BlockTable", "Kept", "TablePage", "log_keys"]
@@ -89,14 +90,14 @@ Kept = PackedRef | BlockEntry
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
-    """``epoch << 48 | number`` of the segment that each of ``blocks`` is stored in, except those in runs."""
+    """The ``position_key`` of the segment that each of ``blocks`` is stored in, except those in runs."""
     for kept in blocks:
         if isinstance(kept, BlockEntry):
             ref = kept.ref
             if ref.place == BlockPlace.LOG:
-                yield ref.position[0] << 48 | ref.position[1]
+                yield position_key(ref.position)
         elif kept[0] == _LOG:
-            yield kept[1] << 48 | kept[2]
+            yield kept[1] << NUMBER_BITS | kept[2]
 
 
 class TablePage:

@@ -24,7 +24,8 @@ from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.segment import SegmentHead, decode_head
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.state.dead import DeadSet
 from tests.pipeline.stores import HEADERS, T0
 

@@ -26,7 +26,8 @@ from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore

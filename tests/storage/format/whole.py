@@ -17,7 +17,8 @@ from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
-from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import encode_segment, seal_block
 
 NONCE = bytes(range(16))
 AT = Position(3, 0x2A)

@@ -13,7 +13,8 @@ from broker.storage.format.codec import Codec
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import Position
-from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, object_key

@@ -40,7 +40,8 @@ from broker.jetstream.usage import ServerUsage, Usage
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
-    from broker.storage.log.writer import OpenBlock, SealedBlock
+    from broker.storage.log.open_block import OpenBlock
+    from broker.storage.log.writer import SealedBlock
     from broker.storage.state.stream import StreamState
 
 __all__ = ["Live", "LiveBlock", "Removal"]

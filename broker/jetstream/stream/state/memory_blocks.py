@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.storage.format.header import Position
-from broker.storage.log.writer import OpenBlock, seal_block
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.writer import seal_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

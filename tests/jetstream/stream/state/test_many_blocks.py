@@ -25,9 +25,9 @@ from broker.jetstream.stream.state.front import after_msgs
 from broker.jetstream.stream.state.live import Live
 from broker.jetstream.stream.stream import Stream
 from broker.storage.format.block import BlockCore, Outcome
-from broker.storage.format.header import Position
+from broker.storage.format.header import Position, position_key
 from broker.storage.format.records.kinds import RecordKind
-from broker.storage.state.applied import ShardState, position_key
+from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 from tests.jetstream.stream.test_model import StreamMachine
 from tests.jetstream.stream.world import Listener, World, pub, publish, read_all, turns
