@@ -28,7 +28,7 @@
                records    see ``record``
                summary    msgpack [[subject, count, first_seq, last_seq], …]: at most 16 subjects and 1 KiB of names
 
-A block whose subjects are more has no summary; its index has the whole table.
+A block with more subjects has no summary; its index has the whole table.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class BlockRef:
 
     ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
     are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has
-    more of them than fit: then its index says.
+    more of them than fit: the index has them.
     """
 
     __slots__ = ("bytes", "core_bytes", "core_offset", "count", "first_seq", "first_time_ns", "frames_bytes",

@@ -17,7 +17,7 @@ class Root(NamedTuple):
 
     position: the last one it includes, and its key's. replay_from: where replay begins, the lowest position of its
     pages; replay_from <= position. pages: where all pages that must be read first are. extra: what else ``storage.log``
-    keeps there (what is let go and not yet deleted, …), as msgpack gives it back.
+    keeps there (releases of which not everything is deleted, …), as msgpack gives it back.
     """
 
     position: Position

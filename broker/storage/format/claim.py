@@ -1,6 +1,6 @@
 """``epochs/<epoch>`` and ``log/<epoch>-<number>``: taking an epoch, and ending one.
 
-A claim and a seal say the same about their writer; a seal's header has the epoch that it ends, its body the sealer's.
+A claim and a seal hold the same facts about their writer; a seal's header has the epoch that it ends, its body the sealer's.
 """
 
 from __future__ import annotations

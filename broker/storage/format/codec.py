@@ -20,7 +20,7 @@ __all__ = ["SECTION_BYTES_MAX", "Codec", "Stored", "Undecodable", "Unpackable", 
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """No section is larger before compression: indexes, records, pages and frames stay far below, and a decoder allocates
-no more on the say-so of a length field."""
+no more because a length field asks for it."""
 
 _LEVEL: Final = 1
 """On 128 KiB frames of text or JSON level 3 is half as fast and no smaller."""

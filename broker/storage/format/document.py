@@ -1,4 +1,4 @@
-"""The small objects: a header and one msgpack map. What each kind's map says stands with its class.
+"""The small objects: a header and one msgpack map. Each kind's map is described with its class.
 
     0   64  header
    64    4  bytes of the map
@@ -33,7 +33,7 @@ def encode_document(kind: ObjectKind, position: Position, nonce: bytes, body: di
 
 def decode_document(data: bytes, kind: ObjectKind, position: Position | None = None,
                     object_id: int = 0) -> tuple[ObjectHeader, dict[str, Any]]:
-    """Decode a whole object of ``kind``, read from the key that says ``position`` (None: the key says none).
+    """Decode a whole object of ``kind``, read from the key with ``position`` (None: the key has none).
 
     Raises: Corrupt; VersionUnknown.
     """

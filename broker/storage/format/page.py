@@ -68,7 +68,7 @@ class PageKind(IntEnum):
     """What a page holds; kept for ever, never renumbered. ``storage.applied`` knows the contents."""
 
     SHARD = 1
-    """what belongs to no stream: what is let go but not yet deleted, and the like"""
+    """state that belongs to no stream, such as releases of which not everything is deleted"""
     DIRECTORY = 2
     """streams with their small state inline"""
     BLOCKS = 3
@@ -82,7 +82,7 @@ class PageKind(IntEnum):
 
 
 class Page(NamedTuple):
-    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is."""
+    """One page: for it, replay skips everything at or before ``position``. ``key`` names its stream."""
 
     kind: int
     position: Position

@@ -1,7 +1,7 @@
 """Records: what streams and consumers did, written beside the messages that they concern.
 
 A record is data only: outcomes, in msgpack, replayed without policy or clock by ``storage.state``. This module knows how
-records are framed; what their bodies say is in ``records``.
+records are framed; ``records`` has their bodies.
 
     record   1 B kind | 1 B version and must-understand bit (0x80) | 4 B body length | 8 B after_seq | body, msgpack
 
@@ -52,7 +52,7 @@ class Record:
 
     @classmethod
     def pack(cls, body: RecordBody, after_seq: int) -> Record:
-        """As ``of``, with all that the kind says."""
+        """As ``of``; the kind determines version and bit."""
         return cls(body.KIND, after_seq, pack_value(body.encode()), body.VERSION, body.MUST_UNDERSTAND)
 
     @property

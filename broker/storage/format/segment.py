@@ -40,7 +40,7 @@ _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
 assert (_FIXED.size, _ROW.size) == (40, 56)
 HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
-"""A segment is never shorter; less cannot even say how much more is needed."""
+"""A segment is never shorter; with fewer bytes the length of its head is unknown."""
 
 HEAD_BYTES: Final = 64 * 1024
 """What a first get asks for: it holds the head of nearly every segment, or of an object of pages."""
@@ -112,7 +112,7 @@ class SegmentHead:
 
 def decode_head(prefix: bytes, position: Position, *, kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
                 complete: bool = False) -> SegmentHead | int:
-    """Decode the head of the object whose key says ``position``, from its first bytes.
+    """Decode the head of the object whose key has ``position``, from its first bytes.
 
     Args: prefix is the object from byte 0, as much of it as was asked for; 64 KiB usually hold the whole head.
         complete says that the object has no more bytes than these (fewer came than were asked for).

@@ -2,8 +2,8 @@
 but that a short index is not compressed.
 
 When a thousand streams share a segment, what each of their blocks costs decides. Most are of a few messages under one
-subject, without headers, gaps, removals or records, so most of their fields are 0 or said elsewhere already: here they
-are the padding of a layout. For what is not so, ``small`` says no, and the general encoders take it.
+subject, without headers, gaps, removals or records, so most of their fields are 0 or repeat others: here they
+are the padding of a layout. All other blocks take the general encoders (see ``is_small``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``format``: made once for each store, says which format it has and which store it is."""
+"""``format``: written once for each store: the version of its format, and its id."""
 
 from __future__ import annotations
 

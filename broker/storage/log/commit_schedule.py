@@ -49,7 +49,7 @@ class Facts:
     full: bool = False
     """Whether the open segment is."""
     asked: bool = False
-    """Whether the open segment has something to say that is waited for, or that has been put off long enough."""
+    """Whether something in the open segment is waited for, or has been put off long enough."""
     paused: bool = False
     """Whether commits are paused."""
     blocks: int = 0

@@ -1,6 +1,6 @@
 """One shard's log, as its owner writes it: gathers blocks into segments, puts them in order, answers when they persist.
 
-    urgent() ───┐                          ┌─ sealing(block) of each owner that has something to say
+    urgent() ───┐                          ┌─ sealing(block) of each owner with changes
     full ───────┼─> _commit_due ──> _cut ──┤
     1 s lazy ───┘       │                  └─ position fixed, the next open segment begins
                         └──> _write: seal_block on the loop, encode, put until it landed ──┐
@@ -275,7 +275,7 @@ class Log:
         self._open.overdue = True
 
     def _commit_due(self) -> None:
-        """Do what the schedule says, until it says to wait."""
+        """Take the steps that the schedule decides on, until it decides to wait."""
         self._timers.clear_soon()
         if self._stopped or self.failure is not None:
             return
@@ -291,7 +291,7 @@ class Log:
             self._cut(action is Action.HEARTBEAT)
             if self.failure is not None:
                 return
-            ask = bool(self._segments.closed)  # else the lazy owners had nothing to say after all
+            ask = bool(self._segments.closed)  # else the lazy owners had no changes after all
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
 

@@ -20,7 +20,7 @@ class OpenSegment:
         blocks: by stream_id; ``tally`` counts what they hold.
         lazy: owners with news that nothing waits for, by stream_id. What becomes lazy while this segment closes belongs
             to the next.
-        content: whether there is something to put although no block says anything yet: lazy news that was made urgent,
+        content: whether there is something to put although every block is empty: lazy news that was made urgent,
             or a proof of the lease.
         urgent: something waits for what is in here. overdue: lazy news has waited long enough.
     """
@@ -63,9 +63,10 @@ class OpenSegment:
         return owner.stream_id in self.lazy or (block is not None and not block.empty)
 
     def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
-        """Ask every owner with something to say for its outcome, and those that it makes speak in turn.
+        """Ask every owner with changes for its outcome, and then the owners that these calls have changed.
 
-        Args: failed are streams that are offline; it may grow meanwhile. on_error is told of an owner that cannot say.
+        Args: failed are streams that are offline; it may grow meanwhile. on_error is told of an owner that cannot give
+            its outcome.
         Returns: the blocks to store. Raises: as ``on_error``.
         """
         blocks = self.blocks

@@ -83,7 +83,7 @@ class Putter:
     """Puts the segments of one epoch.
 
     A block that cannot be sealed or encoded is left out of its segment, and so are all later blocks of its stream: what
-    they say builds on it. Segments are encoded in the order of the log, so that none holds such a later block.
+    they hold builds on it. Segments are encoded in the order of the log, so that none holds such a later block.
 
     Attributes: ``error``: why the oldest put has not landed yet, None when the store is well; ``count`` and ``bytes`` of
         what landed; ``broken``: stream_id of each such stream, and the first segment that has nothing of it.
@@ -163,7 +163,7 @@ class Putter:
         while True:
             try:
                 if taken:
-                    # The key is taken; whose object has it is not known yet.
+                    # The key is taken; the writer of the object there is not known yet.
                     header = await holder_of(store, key)
                     if header.nonce != self._nonce or header.kind != ObjectKind.SEGMENT:
                         raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(

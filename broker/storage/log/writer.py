@@ -2,10 +2,10 @@
 
     OpenBlock        on the loop, as messages are sequenced: lists grow, nothing else happens
     seal_block       on the loop, when the segment is cut: columns, and frames joined (some 100 ns a message)
-    encode_segment   in a thread: compression and checksums, which release the GIL, and the object put together
+    encode_segment   in a thread: compression and checksums, which release the GIL; then the object is put together
 
 Owns what one block holds and how it is cut into frames. Owns neither when a segment is cut, nor where it goes
-(``storage.log``), nor what an outcome or a record says (its owner).
+(``storage.log``), nor what an outcome or a record means (its owner).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SealedBlock(Generic[Owner]):
         self.owner = owner
         self.position = position
         self.frames = frames
-        """The raw frames; given up when they are encoded."""
+        """The raw frames; dropped once they are encoded."""
         self.packed: PackedRef | None = None
         """Where it is stored: None until ``encode_segment`` has placed the block, and for a block without messages."""
         self.opened: OpenBlock[Owner] | None = None
@@ -306,7 +306,7 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
                    place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None) -> list[bytes]:
     """Compress, checksum and put together the object of ``blocks``, in their order; runs too.
 
-    Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets each block's ``ref``.
+    Called once for each object, in any thread; nothing else touches ``blocks`` meanwhile. Sets ``packed`` of each block.
     Args: ``failures`` takes the blocks that cannot be encoded, which are left out; None: the first one raises.
     Returns: the object's bytes as buffers, in order.
     """

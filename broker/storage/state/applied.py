@@ -1,7 +1,7 @@
-"""What persisted segments say about a shard's streams and consumers: the replay of outcomes.
+"""The state of a shard's streams and consumers by its persisted segments: the replay of outcomes.
 
 Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its parts), which recovery, checkpoints and
-readers without a broker share. Decides nothing: a block says what its
+readers without a broker share. Decides nothing: a block lists what its
 stream's limits, expiry and acks removed, so any version and any reader arrives at the same state, without a clock.
 
 One block is applied so: a stream is made by its create record; the block joins the table; ranges removed meanwhile are
@@ -134,7 +134,7 @@ class ShardState:
             self.take_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
 
     def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
-        """``apply_block`` for one that has messages and says nothing else, as the log's owner writes them by the hundred."""
+        """``apply_block`` for one that has messages and nothing else, as the log's owner writes them by the hundred."""
         stream = self.streams.get(packed[STREAM_ID])
         if stream is None or stream.offline is not None or self.position <= stream.position:
             return

@@ -89,7 +89,7 @@ class StreamCopy:
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
               ) -> Iterator[tuple[Page, Callable[[PageRef], None]]]:
-        """Each part that changed, or that ``moved`` says must be written anew; with what to call once it has a place."""
+        """Each part that changed or must be written again (``moved``), with the function to call once it has a place."""
         stream_id = self.stream.stream_id
         for page, row in self._table:
             if isinstance(page.place, PageRef) and not moved(page.place):

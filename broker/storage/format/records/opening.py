@@ -1,4 +1,4 @@
-"""Record 11, in the shard's own block at number 0 of an epoch's log: who owns the epoch, and where earlier ones ended."""
+"""Record 11, in the shard's own block at number 0 of an epoch's log: the owner of the epoch, and where earlier ones ended."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _RUN = [int, int, int]
 class Release(RecordBody):
     """The objects, by their positions. ``done``: segments with earlier releases of which everything is deleted.
 
-    None: the key is missing, which says the same as an empty list.
+    None: the key is missing, which means the same as an empty list.
     """
 
     KIND: ClassVar = RecordKind.RELEASE

@@ -13,7 +13,7 @@ __all__ = ["StreamDelete"]
 
 @dataclass(slots=True)
 class StreamDelete(RecordBody):
-    """Which stream it is, the block says."""
+    """The stream is that of the block."""
 
     KIND: ClassVar = RecordKind.STREAM_DELETE
 
