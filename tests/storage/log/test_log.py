@@ -21,8 +21,8 @@ from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
-from tests.storage.engine import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
 from tests.storage.listening import Listening
+from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
 
 
 async def opened(clock: ManualClock, latency_ms: int = 10, **log: Any) -> tuple[Rig, Stream]:
