@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
-from broker.config.settings import SETTINGS, ConfigError, Setting, User
+from broker.config.access import User
+from broker.config.settings import SETTINGS, ConfigError, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.suggest import did_you_mean
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
+from broker.config.access import AccountSettings, User
 from broker.config.kinds import Kind
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "SETTINGS", "AccountLimits", "AuthSettings", "ClientSettings", "ConfigError", "JetStreamSettings",
            "LoggingSettings", "MonitoringSettings", "ProcessSettings", "ServerLimits", "Setting", "Settings",
-           "StorageSettings", "User", "default_store_url", "make_settings"]
+           "StorageSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -98,14 +99,6 @@ class ClientSettings:
     max_closed_clients: int = _setting(
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """One of several users that may connect."""
-
-    user: str
-    password: str = dataclasses.field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +273,8 @@ class Settings:
     server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
     clients: ClientSettings = ClientSettings()
     auth: AuthSettings = AuthSettings()
+    accounts: tuple[AccountSettings, ...] = ()
+    """Beside the default account and the system's. Not a setting yet."""
     monitoring: MonitoringSettings = MonitoringSettings()
     logging: LoggingSettings = LoggingSettings()
     process: ProcessSettings = ProcessSettings()

@@ -51,7 +51,7 @@ class App:
         self.settings = settings
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
-        self.server = Server(settings, self.clock, rng=self.rng)
+        self.server = Server(settings, self.clock, self.rng)
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
         self.shard_host: ShardHost | None = None
@@ -155,7 +155,9 @@ class App:
         await self.shard_host.check()
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
-        await self.jetstream.add_account(self.server.router.name, self.server.router, settings.jetstream.account)
+        for account in self.server.accounts:
+            if account.jetstream:
+                await self.jetstream.add_account(account.name, account.router, settings.jetstream.account)
         self.jetstream.listen()
 
     async def _serve(self) -> None:
@@ -286,7 +288,7 @@ class App:
         from broker.monitor.views import Views
 
         views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
-                      subscription_count=lambda: self.server.router.subscription_count, jetstream=self._jetstream_view)
+                      subscription_count=lambda: self.server.subscription_count, jetstream=self._jetstream_view)
         return MonitorServer(Pages(views, self.clock, settings.base_path), self.clock,
                              settings.host or self.settings.clients.host, settings.port)
 

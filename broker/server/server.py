@@ -1,7 +1,7 @@
 """The server: it listens, keeps the list of its clients, counts, and shuts down in order.
 
 Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
-do (connection), where messages go (routing), who may log in (auth).
+do (connection), where messages go (routing), who may log in (auth), what an account counts (accounts).
 
 Shutdown: no new connections, then the lame duck notice (when asked for), then clients are closed one after another;
 the counters stay readable. JetStream stops before that, in ``app``; the router works until the last client is gone.
@@ -15,9 +15,12 @@ import asyncio
 import base64
 import logging
 import random
+import secrets
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
@@ -25,7 +28,9 @@ from broker.clock import Clock, SystemClock
 from broker.config.settings import Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound
-from broker.server.auth.authenticator import Authenticate, Decide, authenticator, warnings
+from broker.server.accounts.directory import Accounts
+from broker.server.auth.authenticator import authenticator, warnings
+from broker.server.auth.login import Authenticator
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
@@ -38,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 
+_NONCE_BYTES = 11
+
 _CLOSE_SECONDS = 2.0
 """How long ``close`` waits for clients to take what is queued for them."""
 
@@ -45,23 +52,25 @@ _CLOSE_SECONDS = 2.0
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on. ``router`` is that of
-    the one account, ``$G``, that every client is in; ``Client`` is where another would be chosen.
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on. Raises: ValueError when
+    a user's account does not exist.
     """
 
-    def __init__(self, settings: Settings, clock: Clock | None = None, router: Router | None = None,
-                 rng: random.Random | None = None, *, authenticate: Authenticate | None = None) -> None:
-        """Args: ``authenticate`` decides in place of the users, password and token in ``settings.auth``."""
+    def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
+                 authenticators: Sequence[Authenticator] = ()) -> None:
+        """Args: ``authenticators`` are asked before those in ``settings.auth``."""
         self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
-        self.router = router if router is not None else Router(self.clock, self.rng, self._call_soon)
+        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name))
         self.server_id = _server_id(self.rng)
         self._event_seq = 0
         self.server_name = settings.server_name or self.server_id
-        self.authenticate: Decide | None = authenticate or authenticator(settings.auth)
         self.password_checks = PasswordChecks()
-        self.warnings = warnings(settings.auth)
+        auth = replace(settings.auth, users=tuple(map(self.accounts.user, settings.auth.users)))
+        self.authenticator = authenticator(auth, self.password_checks, authenticators)
+        self._open_to_all = self.authenticator is None or bool(auth.no_auth_user)
+        self.warnings = warnings(auth)
         """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
@@ -76,7 +85,6 @@ class Server:
         self.slow_by_bytes = 0
         self.stale_connections = 0
         self.stalled_clients = 0
-        self._gone = [0, 0, 0, 0]
         self._closed: deque[dict[str, Any]] = deque(maxlen=settings.clients.max_closed_clients)
         self._last_cid = 0
         self._bound: Bound | None = None
@@ -89,6 +97,16 @@ class Server:
         self._silent.set()
         self._info: dict[str, Any] = {}
         self._connect_urls: list[str] = []
+
+    @property
+    def router(self) -> Router:
+        """The default account's."""
+        return self.accounts.default.router
+
+    @property
+    def subscription_count(self) -> int:
+        """Of all accounts."""
+        return sum(account.subscriptions for account in self.accounts)
 
     # Start and shutdown
 
@@ -107,13 +125,10 @@ class Server:
         """Listen; a second time on the same port as before, which clients know. Raises: OSError when it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
-        kind = Client
-        if self.settings.logging.trace:
-            from broker.server.connection.trace import TracedClient as kind
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
-        self._listeners = [await self.loop.create_server(lambda: kind(self), sock=listening, backlog=_BACKLOG)
+        self._listeners = [await self.loop.create_server(lambda: Client(self), sock=listening, backlog=_BACKLOG)
                            for listening in bound.listen(_BACKLOG)]
         self.port = bound.port
         self._set_info()
@@ -194,16 +209,13 @@ class Server:
         if limit and len(self.clients) >= limit:
             return "maximum connections exceeded"
         self.clients[client.cid] = client
+        client.account.join(client)
         self._no_clients.clear()
         return ""
 
     def left(self, client: Client) -> None:
         """``client`` is closing: keep its counts and its last row."""
-        gone = self._gone
-        gone[0] += client.in_msgs
-        gone[1] += client.in_bytes
-        gone[2] += client.out_msgs
-        gone[3] += client.out_bytes
+        client.account.leave(client)
         if self.clients.pop(client.cid, None) is not None:
             if self._closed.maxlen:
                 self._closed.append(self._row(client))
@@ -212,6 +224,7 @@ class Server:
 
     def count_slow(self, client: Client, reason: str) -> None:
         self.slow_consumers += 1
+        client.account.slow_consumers += 1
         if reason == SLOW_BYTES:
             self.slow_by_bytes += 1
         log.info("%s - %s", client.label, reason)
@@ -221,6 +234,9 @@ class Server:
         fields = dict(self._info)
         fields["client_id"] = client.cid
         fields["client_ip"] = client.ip
+        if self.authenticator is not None and self.authenticator.wants_nonce:
+            client.nonce = client.nonce or _nonce()
+            fields["nonce"] = client.nonce.decode()
         return fields
 
     def identity(self, client: Client) -> dict[str, Any]:
@@ -240,7 +256,7 @@ class Server:
             "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": clients.host or "0.0.0.0",
             "port": self.port, "headers": not clients.no_header_support, "max_payload": clients.max_payload,
         }
-        if self.authenticate is not None and not self.settings.auth.no_auth_user:
+        if not self._open_to_all:
             fields["auth_required"] = True
         if jetstream.enabled:
             fields["jetstream"] = True
@@ -257,13 +273,12 @@ class Server:
 
     def varz(self) -> dict[str, Any]:
         """This server's part of /varz."""
-        connected = self.clients.values()
-        gone = self._gone
+        traffic = self.accounts.traffic()
         clients = self.settings.clients
         return {
             "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
             "host": clients.host or "0.0.0.0", "port": self.port,
-            "auth_required": self.authenticate is not None,
+            "auth_required": self.authenticator is not None,
             "connect_urls": self.connect_urls(),
             "max_connections": clients.max_connections, "max_payload": clients.max_payload,
             "max_control_line": clients.max_control_line, "max_pending": clients.max_pending,
@@ -271,15 +286,13 @@ class Server:
             "auth_timeout": self.settings.auth.timeout_ns / 1e9, "write_deadline": clients.write_deadline_ns,
             "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
             "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
-            "connections": len(connected), "total_connections": self.total_connections,
-            "in_msgs": gone[0] + sum(client.in_msgs for client in connected),
-            "in_bytes": gone[1] + sum(client.in_bytes for client in connected),
-            "out_msgs": gone[2] + sum(client.out_msgs for client in connected),
-            "out_bytes": gone[3] + sum(client.out_bytes for client in connected),
+            "connections": len(self.clients), "total_connections": self.total_connections,
+            "in_msgs": traffic.in_msgs, "in_bytes": traffic.in_bytes,
+            "out_msgs": traffic.out_msgs, "out_bytes": traffic.out_bytes,
             "slow_consumers": self.slow_consumers,
             "slow_consumer_stats": {"clients": self.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
             "stale_connections": self.stale_connections, "stalled_clients": self.stalled_clients,
-            "subscriptions": self.router.subscription_count,
+            "subscriptions": self.subscription_count,
         }
 
     def connections(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
@@ -292,7 +305,7 @@ class Server:
         return [self._row(client, subs=subs) for client in self.clients.values()]
 
     def _row(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
-        return connection_row(client, self.clock.now_ns(), authenticated=self.authenticate is not None, subs=subs)
+        return connection_row(client, self.clock.now_ns(), authenticated=self.authenticator is not None, subs=subs)
 
     def connect_urls(self) -> list[str]:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
@@ -327,6 +340,11 @@ def _own_addresses() -> list[str]:
             return [probe.getsockname()[0]]
     except OSError:
         return ["127.0.0.1"]
+
+
+def _nonce() -> bytes:
+    """What one client is to sign."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).rstrip(b"=")
 
 
 def _server_id(rng: random.Random) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from broker.config.access import AccountSettings
 from broker.config.settings import AuthSettings, make_settings
-from broker.server.auth.authenticator import Authenticate
+from broker.server.auth.login import Authenticator
 from broker.server.server import Server
 
 __all__ = ["running"]
@@ -17,12 +18,13 @@ _AUTH = {field.name for field in dataclasses.fields(AuthSettings)}
 
 
 @asynccontextmanager
-async def running(*, authenticate: Authenticate | None = None, **fields: Any) -> AsyncIterator[Server]:
+async def running(accounts: Iterable[AccountSettings] = (), *, authenticators: Sequence[Authenticator] = (),
+                  **fields: Any) -> AsyncIterator[Server]:
     """A server on a port of its own; ``fields`` of its settings for clients and authentication."""
     server = Server(make_settings({
-        "clients.host": "127.0.0.1", "clients.port": -1,
+        "clients.host": "127.0.0.1", "clients.port": -1, "accounts": tuple(accounts),
         **{f"auth.{name}" if name in _AUTH else f"clients.{name}": value for name, value in fields.items()}}),
-        authenticate=authenticate)
+        authenticators=authenticators)
     await server.start()
     try:
         yield server

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from broker.config.settings import User
+from broker.config.access import User
 from tests.harness import NatsServerProcess
 from tests.server.in_process import running
 from tests.server.raw_client import Wire

@@ -17,6 +17,7 @@ from nats.errors import NoRespondersError
 from broker.config.settings import ClientSettings, Settings
 from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
+from broker.server.auth.login import Credentials, Login
 from broker.server.connection.statistics import uptime
 from broker.server.server import Server
 from tests.server.in_process import running
@@ -373,15 +374,33 @@ async def test_advertise() -> None:
             assert json.loads(late.info[5:])["connect_urls"] == ["10.0.0.1:4222"]
 
 
-async def test_authenticate_hook() -> None:
-    """A check of one's own decides by the fields of CONNECT."""
-    async with running(authenticate=lambda connect: connect.get("name") == "friend") as server, Wire(
-            server.port) as friend, Wire(server.port) as other:
+class ByName:
+    """Lets in who says so, from a connection that it can tell."""
+
+    wants_nonce = True
+
+    def __init__(self) -> None:
+        self.nonces: list[bytes] = []
+
+    def decide(self, credentials: Credentials) -> Login | None:
+        self.nonces.append(credentials.connection.nonce)
+        here = (credentials.connection.ip, credentials.connection.connection_type, credentials.connection.certificate)
+        return Login() if credentials.text("name") == "friend" and here == ("127.0.0.1", "STANDARD", None) else None
+
+
+async def test_custom_authenticator() -> None:
+    """An authenticator of one's own decides by the fields of CONNECT and by what the connection knows."""
+    by_name = ByName()
+    async with running(authenticators=[by_name]) as server, Wire(server.port) as friend, Wire(server.port) as other:
         assert json.loads(friend.info[5:])["auth_required"] is True
+        nonces = [json.loads(wire.info[5:])["nonce"].encode() for wire in (friend, other)]
+        assert len(set(nonces)) == 2
+        assert {len(nonce) for nonce in nonces} == {15}
         friend.send(b'CONNECT {"verbose":false,"name":"friend"}\r\n')
         assert await friend.settled() == b"PONG\r\n"
         other.send(b'CONNECT {"verbose":false,"name":"foe"}\r\n')
         assert await other.end() == b"-ERR 'Authorization Violation'\r\n"
+    assert by_name.nonces == nonces
 
 
 # What monitoring reads

@@ -1,35 +1,79 @@
-"""Slow password checks, off the loop and bounded: a storm of logins takes no more than some processors' time.
+"""Passwords and tokens, plain or as bcrypt hashes. Comparing with a hash happens off the loop, in bounded numbers.
 
-    ask ──> waiting, in order of arrival ──> running, in a thread ──> every asker is told
+Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in a time
+that does not depend on how much of it was right, and a hash with a ``BcryptCheck``, which ``PasswordChecks`` runs:
+
+    ask ──> waiting, in order of arrival ──> running, in a thread ──> every waiting login is told
              │                                 ^
-             └── forget: its asker left        └── an equal check joins: a fleet that reconnects all at once with one
+             └── cancel: its connection ended  └── an equal check joins: a fleet that reconnects all at once with one
                                                    password costs one comparison
 
 The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Nothing is
 remembered of a check once it is answered.
+
+Source: nats-server, server/auth.go (isBcrypt, comparePasswords).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
+import re
 import threading
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, NamedTuple
 
-from broker.server.auth.authenticator import BcryptCheck
+from broker.server.auth.login import Login, Refusal, Waiter
 
-__all__ = ["Asker", "PasswordChecks"]
+__all__ = ["BcryptCheck", "PasswordCheck", "PasswordChecks", "compare", "hash_cost", "is_broken_hash", "looks_hashed"]
+
+_BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
+_HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+_HASH_CHARS: Final = 60
+_PASSWORD_BYTES_MAX: Final = 72
+"""bcrypt uses no more of a password. Go ignores the rest when it compares; the Python library refuses it."""
 
 
-class Asker(Protocol):
-    """A connection that waits for a verdict."""
+class BcryptCheck(NamedTuple):
+    """A comparison that is too slow for the loop."""
 
-    def check_begun(self) -> None:
-        """The check runs now and no longer waits for a free thread."""
+    hash: str
+    given: str
+    known: bool = True
+    """False: there is no such user; the comparison is made so that its duration does not reveal that."""
 
-    def check_done(self, welcome: bool) -> None:
-        """The verdict; called once, unless the asker is forgotten before."""
+    def run(self) -> bool:
+        """Whether the password is right; slow, but releases the GIL."""
+        import bcrypt
+
+        given = self.given.encode()[:_PASSWORD_BYTES_MAX]
+        try:
+            return bcrypt.checkpw(given, self.hash[:_HASH_CHARS].encode()) and self.known
+        except ValueError:  # it begins like a hash and is none: nothing matches it
+            return False
+
+
+def compare(wanted: str, given: str) -> bool | BcryptCheck:
+    """Whether ``given`` is the password ``wanted``, or matches that hash; a hash needs a check."""
+    if looks_hashed(wanted):
+        return BcryptCheck(wanted, given)
+    return hmac.compare_digest(wanted.encode("utf-8", "surrogatepass"), given.encode())
+
+
+def looks_hashed(secret: str) -> bool:
+    """Whether ``secret`` is taken for a hash."""
+    return bool(_BCRYPT.match(secret))
+
+
+def is_broken_hash(secret: str) -> bool:
+    """Whether ``secret`` is taken for a hash, and is none."""
+    return looks_hashed(secret) and not _HASH.match(secret)
+
+
+def hash_cost(secret: str) -> int:
+    """The cost of comparing with ``secret``; 0 for what is no hash."""
+    return int(secret[4:6]) if _HASH.match(secret) else 0
 
 
 class PasswordChecks:
@@ -37,48 +81,66 @@ class PasswordChecks:
 
     def __init__(self, at_once: int | None = None) -> None:
         self._free = at_once or max(1, min(4, (os.cpu_count() or 1) - 1))
-        self._waiting: dict[BcryptCheck, list[Asker]] = {}
-        self._running: dict[BcryptCheck, list[Asker]] = {}
+        self._waiting: dict[BcryptCheck, list[tuple[Waiter, Login]]] = {}
+        self._running: dict[BcryptCheck, list[tuple[Waiter, Login]]] = {}
 
-    def ask(self, check: BcryptCheck, asker: Asker) -> None:
-        """Have ``asker`` told the outcome; never within this call."""
+    def ask(self, check: BcryptCheck, waiter: Waiter, login: Login) -> None:
+        """Have ``waiter`` told ``login`` if the check succeeds, a refusal if not; never within this call."""
         if check in self._running:
-            self._running[check].append(asker)
-            asker.check_begun()
+            self._running[check].append((waiter, login))
+            waiter.check_begun()
             return
-        self._waiting.setdefault(check, []).append(asker)
+        self._waiting.setdefault(check, []).append((waiter, login))
         self._run_next()
 
-    def forget(self, check: BcryptCheck, asker: Asker) -> None:
-        """``asker`` left: a check without askers is not begun."""
+    def cancel(self, check: BcryptCheck, waiter: Waiter) -> None:
+        """``waiter`` is gone: a check that nobody waits for is not begun."""
         for checks in (self._waiting, self._running):
-            if asker in checks.get(check, ()):
-                checks[check].remove(asker)
+            if check in checks:
+                checks[check][:] = [entry for entry in checks[check] if entry[0] is not waiter]
         if not self._waiting.get(check, True):
             del self._waiting[check]
 
     def _run_next(self) -> None:
         while self._free and self._waiting:
             check = next(iter(self._waiting))
-            askers = self._running[check] = self._waiting.pop(check)
+            waiters = self._running[check] = self._waiting.pop(check)
             self._free -= 1
             # A daemon thread, so that a hash of absurd cost cannot keep the process from ending.
             threading.Thread(target=self._run, args=(check, asyncio.get_running_loop()), name="password check",
                              daemon=True).start()
-            for asker in list(askers):
-                asker.check_begun()
+            for waiter, _ in list(waiters):
+                waiter.check_begun()
 
     def _run(self, check: BcryptCheck, loop: asyncio.AbstractEventLoop) -> None:
-        welcome = False
+        right = False
         try:
-            welcome = check.run()
+            right = check.run()
         finally:
             with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(self._done, check, welcome)
+                loop.call_soon_threadsafe(self._done, check, right)
 
-    def _done(self, check: BcryptCheck, welcome: bool) -> None:
-        askers = self._running.pop(check)
+    def _done(self, check: BcryptCheck, right: bool) -> None:
+        waiters = self._running.pop(check)
         self._free += 1
         self._run_next()
-        while askers:
-            askers.pop(0).check_done(welcome)
+        while waiters:
+            waiter, login = waiters.pop(0)
+            waiter.check_done(login if right else Refusal())
+
+
+class PasswordCheck:
+    """The ``SlowCheck`` of one login by password."""
+
+    __slots__ = ("_check", "_checks", "_login")
+
+    def __init__(self, checks: PasswordChecks, check: BcryptCheck, login: Login) -> None:
+        self._checks = checks
+        self._check = check
+        self._login = login
+
+    def begin(self, waiter: Waiter) -> None:
+        self._checks.ask(self._check, waiter, self._login)
+
+    def cancel(self, waiter: Waiter) -> None:
+        self._checks.cancel(self._check, waiter)

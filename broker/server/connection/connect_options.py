@@ -58,11 +58,12 @@ def shown_connect(arg: bytes) -> bytes:
     return json.dumps(shown, separators=(",", ":")).encode()
 
 
-def described(fields: Mapping[str, Any], account: str) -> str:
-    """What log lines add to a client's address from its first login on: its software and its user."""
+def described(fields: Mapping[str, Any], account: str, user: str = "") -> str:
+    """What log lines add to a client's address from its first login on: its software, and ``user`` or whom it named."""
     said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
-    who = f"user:{fields['user']}" if fields.get("user") else "token" if fields.get("auth_token") else ""
+    user = user or fields.get("user") or ""
+    who = f"user:{user}" if user else "token" if fields.get("auth_token") else ""
     return "".join(f" - {go_quoted(text)}" for text in (said, who and f"{account}/{who}") if text)
 
 
@@ -73,6 +74,8 @@ def go_quoted(text: str) -> str:
 
 
 def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, by way of ``surrogateescape``
+        return f"\\x{code - 0xDC00:02x}"
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,14 +1,14 @@
 """One client connection: the protocol's state between parser, router and outbound.
 
-    data_received ──> ReadPacing ──> Parser.feed ──> runs ──> Router.route ──> other connections' outbound
+    data_received ──> ReadPacing ──> Parser.feed ──> runs ──> Publishing ──> Router.route ──> other connections' outbound
                                           │
                                           └─> CONNECT, SUB, UNSUB, PING, …  answered here
 
-Owns: subscriptions, what CONNECT asked for, counts, and the order of serving and of closing. Does not own: logging in
-(handshake), pings (keepalive), how much is read at a time (read_pacing), unsent bytes (outbound).
+Owns: subscriptions, what CONNECT asked for, the account and the user since then, counts, and the order of serving and of
+closing. Does not own: logging in (handshake), what may be published (publishing), pings (keepalive), how much is read at
+a time (read_pacing), unsent bytes (outbound).
 
-Nothing here is awaited; timers are the loop's. A connection with ``verbose`` or ``pedantic`` takes its messages one by
-one, since each has an answer of its own; all others never pay for that.
+Nothing here is awaited; timers are the loop's.
 
 Source: nats-server, server/client.go (processConnect, processPing, stalledWait, closeConnection).
 """
@@ -16,47 +16,59 @@ Source: nats-server, server/client.go (processConnect, processPing, stalledWait,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
-from broker.protocol.subject import is_literal, is_valid
-from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, read_connect
-from broker.server.connection.handshake import Login
+from broker.protocol.subject import is_valid
+from broker.server.accounts.account import Account
+from broker.server.auth.login import Login
+from broker.server.auth.permissions import SubscribeRules
+from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect
+from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Host
 from broker.server.connection.keepalive import KeepAlive
-from broker.server.connection.message_trace import traced
 from broker.server.connection.outbound import Outbound, hold_until_caught_up
+from broker.server.connection.publishing import Publishing
 from broker.server.connection.read_pacing import ReadPacing
+from broker.server.connection.trace import Trace, TracedOutbound
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
 
 __all__ = ["Client"]
 
+log = logging.getLogger(__name__)
+
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
 """A producer is stalled for at most 10 ms for each so many bytes read, as in nats-server's read loop."""
 
-_RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
 _SYSTEM_QUEUE: Final = b"_sys_"
 
 
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
+    connection_type = "STANDARD"
+
     def __init__(self, server: Host[Client]) -> None:
         self.server = server
         self._loop = server.loop
         self._clock = server.clock
         settings = server.settings.clients
-        self.router: Router = server.router
+        # Those of the default account, until a login says otherwise.
+        self.account: Account = server.accounts.default
+        self.router: Router = self.account.router
+        self.login: Login = EVERYBODY
         self.parser = Parser(settings.max_control_line, settings.max_payload)
         self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
         self.subs: dict[bytes, Subscription] = {}
         self.cid = 0
         self.ip = ""
         self.port = 0
+        self.nonce = b""
         # What the router reads.
         self.headers = False
         self.no_echo = False
@@ -73,9 +85,12 @@ class Client(asyncio.Protocol):
         self.out_bytes = 0
         self.stalls = 0
         self._verbose = True
-        self._strict = True
         self._pong_sent = False
-        self._login = Login(self)
+        self._publishing = Publishing(self)
+        self._subscribe_rules: SubscribeRules | None = None
+        self._handshake = Handshake(server, self)
+        logging_settings = server.settings.logging
+        self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
         self.label = ""
         """What log lines about this client begin with."""
 
@@ -91,19 +106,22 @@ class Client(asyncio.Protocol):
         if isinstance(peer, tuple):
             self.ip, self.port = peer[0], peer[1]
         settings = server.settings.clients
-        self._outbound = Outbound(self._loop, server.flusher, self._transport, settings.max_pending,
-                                  settings.write_deadline_ns, self._slow)
+        kind = TracedOutbound if self._trace is not None else Outbound
+        self._outbound = kind(self._loop, server.flusher, self._transport, settings.max_pending,
+                              settings.write_deadline_ns, self._slow)
+        if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
+            self._outbound.trace = self._trace
         self.cid = server.next_cid()
         self.label = f"{self.ip}:{self.port} - cid:{self.cid}"
         self._reading = ReadPacing(self._loop, self._transport, self._take)
         server.made()
-        self._proto(encoder.info(server.info(self)))
+        self.send_line(encoder.info(server.info(self)))
         refused = server.admit(self)
         if refused:
             self.fail(refused, "Maximum Connections Exceeded")
             return
-        if self._login.pending:
-            self._login.set_timer()
+        if self._handshake.pending:
+            self._handshake.set_timer()
         self._keepalive.start()
 
     def data_received(self, data: bytes) -> None:
@@ -117,13 +135,13 @@ class Client(asyncio.Protocol):
         stalled = self.server.stalled
         if stalled:
             stalled.clear()
-        if self._login.pending and not self._login.may_speak(data):
+        if self._handshake.pending and not self._handshake.may_speak(data):
             return
         size = len(data)
         self.last_at_ns = now_ns
         try:
             self._serve(parser.feed(data), now_ns)
-            while parser.held and not self.closed and not self._login.checking:
+            while parser.held and not self.closed and not self._handshake.checking:
                 self._serve(parser.feed(b""), now_ns)
         except ProtocolError as error:
             self._serve(error.ops, now_ns)
@@ -162,6 +180,12 @@ class Client(asyncio.Protocol):
         return self._keepalive.rtt_ns
 
     @property
+    def certificate(self) -> bytes | None:
+        """The client's verified certificate (DER); None without one."""
+        tls = self._transport.get_extra_info("ssl_object")
+        return tls.getpeercert(binary_form=True) if tls is not None else None
+
+    @property
     def pending_bytes(self) -> int:
         return self._outbound.pending_bytes
 
@@ -185,11 +209,19 @@ class Client(asyncio.Protocol):
         if self.wants_no_responders and not self.closed:
             sub = self.router.plain_of(reply, self)
             if sub is not None:
-                self._proto(encoder.no_responders(subject, reply, sub.sid))
+                self.send_line(encoder.no_responders(subject, reply, sub.sid))
 
     def refuse_publish(self, subject: bytes) -> None:
-        """Refuse a publish to a subject that is not for clients."""
-        self._error(f'Permissions Violation for Publish to "{_text(subject)}"')
+        """Refuse a publish to a subject that is not for this client."""
+        quoted = _quoted(subject)
+        self.send_error(f"Permissions Violation for Publish to {quoted}")
+        log.error("%s - Publish Violation - Subject %s", self.label, quoted)
+
+    def refuse_reply(self, reply: bytes) -> None:
+        """Refuse a publish with a reply subject that is not for clients."""
+        quoted = _quoted(reply)
+        self.send_error(f"Permissions Violation for Publish with Reply of {quoted}")
+        log.error("%s - Publish Violation - Reply %s", self.label, quoted)
 
     def identity(self) -> dict[str, Any]:
         return self.server.identity(self)
@@ -217,7 +249,7 @@ class Client(asyncio.Protocol):
     def fail(self, text: str | None, reason: str) -> None:
         """Close through the client's fault, with -ERR unless ``text`` is None."""
         if text is not None:
-            self._error(text)
+            self.send_error(text)
         self.close(reason)
 
     def _slow(self, reason: str) -> None:
@@ -235,9 +267,13 @@ class Client(asyncio.Protocol):
         self.stopped_at_ns = self._clock.now_ns()
         self._reading.close()
         self._keepalive.close()
-        self._login.close()
-        subs = list(self.subs.values())
+        self._handshake.close()
+        # The server shows the subscriptions of a closed connection.
         self.server.left(self)
+        self._end_subscriptions()
+
+    def _end_subscriptions(self) -> None:
+        subs = list(self.subs.values())
         self.subs = {}
         for sub in subs:
             self.router.remove(sub)
@@ -246,73 +282,40 @@ class Client(asyncio.Protocol):
 
     def _serve(self, ops: list[Op], now_ns: int) -> None:
         """Serve one batch, in order."""
+        if self._trace is not None:
+            self._trace.received(ops)
         parser = self.parser
+        publish = self._publishing.publish
         marks = parser.marks
         if len(ops) > len(marks):
             self.in_msgs += len(ops) - len(marks)
             self.in_bytes += parser.payload_bytes
             self._keepalive.heard_at_ns = now_ns
             if not marks:
-                self._publish(ops, 0, len(ops), now_ns)
+                publish(ops, 0, len(ops), now_ns)
                 return
         start = 0
         for mark in marks:
             if mark > start:
-                self._publish(ops, start, mark, now_ns)
+                publish(ops, start, mark, now_ns)
             self._control(ops[mark], now_ns)
             if self.closed:
                 return
             start = mark + 1
         if start < len(ops):
-            self._publish(ops, start, len(ops), now_ns)
-
-    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
-        """``_publish`` for a run in which some message may ask to be traced."""
-        for at in range(start, end):
-            msg = ops[at]
-            trace = traced(msg)
-            if trace is not None and not self.router.refuses(msg[0]):
-                trace.tell(self, now_ns)
-                if trace.only:
-                    if self._verbose:
-                        self._proto(encoder.OK)
-                    continue
-            self._publish(ops, at, at + 1, now_ns, False)
-
-    def _publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int, look: bool = True) -> None:
-        if look and self.parser.traced:
-            self._publish_traced(ops, start, end, now_ns)
-            return
-        if not self._strict and not self.parser.odd_replies:
-            self.router.route(ops, start, end, self, now_ns)
-            return
-        msgs: list[Msg] = list(ops[start:end])
-        if self.parser.odd_replies and not self._strict:
-            allowed = [msg for msg in msgs if not msg[1].startswith(_RESERVED_REPLIES)]
-            if len(allowed) == len(msgs):
-                self.router.route(msgs, 0, len(msgs), self, now_ns)
-                return
-        for msg in msgs:
-            if self.options["pedantic"] and not (is_valid(msg[0]) and is_literal(msg[0])):
-                self._error("Invalid Publish Subject")
-            if msg[1].startswith(_RESERVED_REPLIES):
-                self._error(f'Permissions Violation for Publish with Reply of "{_text(msg[1])}"')
-                continue
-            if self._verbose and not self.router.refuses(msg[0]):
-                self._proto(encoder.OK)
-            self.router.route((msg,), 0, 1, self, now_ns)
+            publish(ops, start, len(ops), now_ns)
 
     def _control(self, op: Any, now_ns: int) -> None:
         kind = type(op)
         if kind is Ping:
             self._keepalive.heard_at_ns = now_ns
-            self._proto(encoder.PONG)
+            self.send_line(encoder.PONG)
             if self.connected and not self._pong_sent:
                 self._pong_sent = True
                 if self.options["protocol"] >= 1:
                     fields = self.server.info(self)
                     fields.update(connect_info=True, remote_account=self.router.name)
-                    self._proto(encoder.info(fields))
+                    self.send_line(encoder.info(fields))
         elif kind is Pong:
             self._keepalive.pong()
         elif kind is Sub:
@@ -328,22 +331,38 @@ class Client(asyncio.Protocol):
             self.close("Parse Error")
 
     def _subscribe(self, op: Sub) -> None:
-        if op.queue == _SYSTEM_QUEUE:
-            self._error(f'Permissions Violation for Subscription to "{_text(op.subject)}" using queue "_sys_"')
+        rules = self._subscribe_rules
+        if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
+            self._refuse_subscription(op)
             return
         limit = self.server.settings.clients.max_subscriptions
         if limit and len(self.subs) >= limit:
-            self._error("maximum subscriptions exceeded")
+            self.send_error("maximum subscriptions exceeded")
             return
         # A sid in use keeps its first subscription; the client is not told.
         if op.sid not in self.subs:
             if not is_valid(op.subject):
-                self._error("Invalid Subject")
+                self.send_error("Invalid Subject")
                 return
             sub = self.subs[op.sid] = Subscription(op.subject, op.queue, peer=self, sid=op.sid)
+            if rules is not None:
+                sub.denies = rules.filter(op.subject, op.queue)
+            if self._publishing.replies is not None:
+                sub.on_delivery = self._received
             self.router.add(sub)
         if self._verbose:
-            self._proto(encoder.OK)
+            self.send_line(encoder.OK)
+
+    def _refuse_subscription(self, op: Sub) -> None:
+        subject, queue = _quoted(op.subject), _quoted(op.queue) if op.queue else ""
+        self.send_error(f"Permissions Violation for Subscription to {subject}" + (queue and f" using queue {queue}"))
+        log.error("%s - Subscription Violation - Subject %s, %sSID %s", self.label, subject,
+                  queue and f"Queue: {queue}, ", op.sid.decode("utf-8", "backslashreplace"))
+
+    def _received(self, msgs: Sequence[Msg]) -> None:
+        """This client was sent messages that it may reply to."""
+        if self._publishing.replies is not None:
+            self._publishing.replies.received([msg[1] for msg in msgs])
 
     def _unsubscribe(self, op: Unsub) -> None:
         sub = self.subs.get(op.sid)
@@ -354,7 +373,7 @@ class Client(asyncio.Protocol):
                 del self.subs[op.sid]
                 self.router.remove(sub)
         if self._verbose:
-            self._proto(encoder.OK)
+            self.send_line(encoder.OK)
 
     def _connect(self, arg: bytes) -> None:
         fields = read_connect(arg)
@@ -369,23 +388,44 @@ class Client(asyncio.Protocol):
         options.update(fields)
         if self.connected:
             # A second CONNECT may be for another account, so it begins without subscriptions.
-            subs = list(self.subs.values())
-            self.subs = {}
-            for sub in subs:
-                self.router.remove(sub)
-        self._login.decide(options)
+            self._end_subscriptions()
+        self._handshake.connect(options)
 
-    def logged_in(self, welcome: bool) -> None:
-        """The rest of CONNECT, whose credentials were right or not."""
+    def enter(self, login: Login) -> bool:
+        """Become that user of that account. Returns: False if the connection was closed instead."""
+        account = self.server.accounts.get(login.account)
+        if account is None:
+            log.error("%s - Problem registering with account %s", self.label, go_quoted(login.account))
+            self.fail("Failed Account Registration", "Authentication Failure")
+            return False
+        self.account.leave(self)
+        if account.full:
+            log.error("%s - maximum account active connections exceeded", self.label)
+            self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
+            return False
+        account.join(self)
+        self.account, self.router, self.login = account, account.router, login
+        rules = login.rules
+        if rules is None:
+            self._publishing.restrict(None, None)
+        else:
+            self._publishing.restrict(rules.publish, rules.replies(self._clock.monotonic_ns))
+        self._subscribe_rules = rules.subscribe if rules is not None else None
+        return True
+
+    def logged_in(self, login: Login) -> None:
+        """The rest of CONNECT, whose credentials were right."""
         options = self.options
-        if not welcome or options.get("account") or options.get("new_account"):
-            self._login.refuse()
+        if options.get("account") or options.get("new_account"):
+            self._handshake.refuse()
+            return
+        if not self.enter(login):
             return
         if not self.connected:
-            self.label += described(options, self.router.name)
+            self.label += described(options, self.router.name, login.user)
         self.connected = True
         self._verbose = options["verbose"]
-        self._strict = self._verbose or options["pedantic"]
+        self._publishing.answer(verbose=self._verbose, pedantic=options["pedantic"])
         self.no_echo = not options["echo"]
         self.headers = self.parser.headers = not self.server.settings.clients.no_header_support and bool(options.get("headers"))
         if options["protocol"] not in (0, 1):
@@ -397,25 +437,26 @@ class Client(asyncio.Protocol):
             return
         self.wants_no_responders = wanted
         if self._verbose:
-            self._proto(encoder.OK)
+            self.send_line(encoder.OK)
 
     # Sending
 
-    def _proto(self, data: bytes) -> None:
-        self._outbound.write([data], len(data))
+    def send_line(self, line: bytes) -> None:
+        """Queue one line of the protocol, or a message without a subscription."""
+        self._outbound.write([line], len(line))
 
-    def _error(self, text: str) -> None:
-        self._proto(encoder.err(text))
+    def send_error(self, text: str) -> None:
+        self.send_line(encoder.err(text))
 
     def send_info(self) -> None:
         """The server's present INFO, if this client can take one at any time (protocol 1, first PONG sent)."""
         if self._pong_sent and self.options["protocol"] >= 1:
-            self._proto(encoder.info(self.server.info(self)))
+            self.send_line(encoder.info(self.server.info(self)))
 
     # Keeping alive and slowing down
 
     def _send_ping(self) -> None:
-        self._proto(encoder.PING)
+        self.send_line(encoder.PING)
 
     def _stale(self) -> None:
         self.server.stale_connections += 1
@@ -431,5 +472,5 @@ class Client(asyncio.Protocol):
         hold_until_caught_up(self, behind.values(), reads * _STALL_PER_READ_NS / 1e9)
 
 
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
+def _quoted(name: bytes) -> str:
+    return go_quoted(name.decode("utf-8", "surrogateescape"))

@@ -1,13 +1,14 @@
 """Logging in: nothing is served before a connection's credentials were verified, for which it has limited time.
 
-    open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(True or False)
-      │               or a slow check: waiting ──> running ────┘
-      └── timer ────────────────────────────┘  ends when the check has its turn
+    open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(login), or refused
+      │               or a slow check: waiting ──> running ────┘        │
+      └── timer ────────────────────────────┘  ends when the check      └── expiry: the connection is closed
+                                               has its turn
 
 What a client sends while its password is checked is kept and served afterwards, in order; past one read's worth, the
 connection is no longer read. It *is* read until then, so that a client that hangs up is noticed and its check dropped.
 
-Source: nats-server, server/client.go (processConnect, authViolation, authTimeout), server/auth.go.
+Source: nats-server, server/client.go (processConnect, authViolation, authTimeout, authExpired), server/auth.go.
 """
 
 from __future__ import annotations
@@ -16,33 +17,53 @@ import asyncio
 import logging
 from typing import Any, Final, Protocol
 
+from broker.clock import Clock
+from broker.config.settings import Settings
 from broker.protocol.parser import Parser
-from broker.server.auth.authenticator import BcryptCheck
+from broker.server.auth.login import Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
 from broker.server.connection.connect_options import go_quoted
-from broker.server.connection.host import Host
 
-__all__ = ["Login"]
+__all__ = ["EVERYBODY", "Handshake"]
 
 log = logging.getLogger(__name__)
+
+EVERYBODY: Final = Login()
+"""Whoever connects to a server without authentication."""
 
 _EARLY_BYTES: Final = 32 * 1024
 
 
-class Applicant(Protocol):
+class LoginServer(Protocol):
+    """The server that the connection logs in to."""
+
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def authenticator(self) -> Authenticator | None:
+        """None: everybody may connect."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+
+class Applicant(ConnectionFacts, Protocol):
     """A connection that logs in."""
 
-    server: Host[Any]
     parser: Parser
     options: dict[str, Any]
     """CONNECT's fields."""
     label: str
     closed: bool
 
-    def logged_in(self, welcome: bool) -> None:
-        """The credentials were right or not."""
+    def logged_in(self, login: Login) -> None:
+        """The credentials were right: serve CONNECT."""
+
+    def enter(self, login: Login) -> bool:
+        """Become that user. Returns: False if the connection was closed instead."""
 
     def go_on(self, early: bytes) -> None:
-        """Serve what came while they were checked."""
+        """Serve what came while the credentials were checked."""
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
@@ -51,17 +72,19 @@ class Applicant(Protocol):
     def release(self) -> None: ...
 
 
-class Login:
+class Handshake:
     """``pending`` while the connection may do nothing but log in; never so without authentication."""
 
-    __slots__ = ("_check", "_client", "_early", "_timer", "pending")
+    __slots__ = ("_check", "_client", "_early", "_expiry", "_server", "_timer", "pending")
 
-    def __init__(self, client: Applicant) -> None:
+    def __init__(self, server: LoginServer, client: Applicant) -> None:
+        self._server = server
         self._client = client
-        self._check: BcryptCheck | None = None
+        self._check: SlowCheck | None = None
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
-        self.pending = client.server.authenticate is not None
+        self._expiry: asyncio.TimerHandle | None = None
+        self.pending = server.authenticator is not None
 
     @property
     def checking(self) -> bool:
@@ -70,27 +93,27 @@ class Login:
 
     def set_timer(self) -> None:
         """Start the time that the client has to log in."""
-        seconds = self._client.server.settings.auth.timeout_ns / 1e9
-        self._timer = self._client.server.loop.call_later(seconds, self._timed_out)
+        self._timer = self._server.loop.call_later(self._server.settings.auth.timeout_ns / 1e9, self._timed_out)
 
     def close(self) -> None:
         """The connection ends."""
         self._end_timer()
+        self._end_expiry()
         if self._check is not None:
-            self._client.server.password_checks.forget(self._check, self)
+            self._check.cancel(self)
 
-    def decide(self, fields: dict[str, Any]) -> None:
-        """CONNECT came: ``client.logged_in`` is called, now or after a check."""
+    def connect(self, fields: dict[str, Any]) -> None:
+        """CONNECT came: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
         self._end_timer()
-        server = self._client.server
-        verdict = server.authenticate(fields) if server.authenticate is not None else True
-        if isinstance(verdict, BcryptCheck):
-            self.pending = True
-            self._check = verdict
-            self.set_timer()
-            server.password_checks.ask(verdict, self)
+        authenticator = self._server.authenticator
+        decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, self._client))
+        if decision is None or isinstance(decision, Login | Refusal):
+            self._decided(decision or Refusal())
         else:
-            self._decided(verdict)
+            self.pending = True
+            self._check = decision
+            self.set_timer()
+            decision.begin(self)
 
     def may_speak(self, data: bytes) -> bool:
         """Whether to serve ``data`` while ``pending``; if not, it was kept for later, or the connection was closed."""
@@ -102,17 +125,22 @@ class Login:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-        # The first operation is not CONNECT: only no_auth_user allows that.
-        server = client.server
-        if server.authenticate is not None and server.settings.auth.no_auth_user and server.authenticate({}) is True:
-            self.pending = False
-            self._end_timer()
-            return True
-        self.refuse()
-        return False
+        # The first operation is not CONNECT: only a user for clients without credentials allows that.
+        authenticator = self._server.authenticator
+        login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
+        if not isinstance(login, Login) or not self._may_come(login):
+            self.refuse()
+            return False
+        self.pending = False
+        self._end_timer()
+        self._begin_expiry(login)
+        return client.enter(login)
 
-    def refuse(self) -> None:
+    def refuse(self, refusal: Refusal = Refusal()) -> None:  # noqa: B008 (immutable)
         """Log the failure in nats-server's words and close the connection."""
+        label = self._client.label
+        if refusal.why:
+            log.debug("%s - %s", label, refusal.why)
         fields = self._client.options
         who = ""
         if fields.get("nkey"):
@@ -121,27 +149,46 @@ class Login:
             who = f" - User {go_quoted(fields['user'])}"
         elif fields.get("auth_token") and not fields.get("jwt"):
             who = ' - Token "[REDACTED]"'
-        log.error("%s - authentication error%s", self._client.label, who)
-        self._client.fail("Authorization Violation", "Authentication Failure")
+        log.error("%s - authentication error%s", label, who)
+        self._client.fail("Authorization Violation", refusal.reason)
 
-    # Asker
+    # Waiter
 
     def check_begun(self) -> None:
         """The check runs now, and its duration does not count against the client."""
         self._end_timer()
 
-    def check_done(self, welcome: bool) -> None:
+    def check_done(self, decision: Login | Refusal) -> None:
         self._check = None
-        self._decided(welcome)
+        self._decided(decision)
         early, self._early = self._early, b""
         if not self._client.closed:
             self._client.go_on(early)
             if len(early) > _EARLY_BYTES:
                 self._client.release()
 
-    def _decided(self, welcome: bool) -> None:
-        self.pending = self.pending and not welcome
-        self._client.logged_in(welcome)
+    def _decided(self, decision: Login | Refusal) -> None:
+        if isinstance(decision, Login) and not self._may_come(decision):
+            decision = Refusal("Connection type not allowed")
+        if isinstance(decision, Refusal):
+            self.refuse(decision)
+            return
+        self.pending = False
+        self._begin_expiry(decision)
+        self._client.logged_in(decision)
+
+    def _may_come(self, login: Login) -> bool:
+        return not login.connection_types or self._client.connection_type in login.connection_types
+
+    def _begin_expiry(self, login: Login) -> None:
+        self._end_expiry()
+        if login.expires_at_ns is not None:
+            seconds = max(login.expires_at_ns - self._server.clock.now_ns(), 0) / 1e9
+            self._expiry = self._server.loop.call_later(seconds, self._expired)
+
+    def _expired(self) -> None:
+        log.debug("%s - User Authentication Expired", self._client.label)
+        self._client.fail("User Authentication Expired", "Authentication Expired")
 
     def _timed_out(self) -> None:
         self._timer = None
@@ -152,3 +199,8 @@ class Login:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None

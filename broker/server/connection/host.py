@@ -11,10 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 from broker.clock import Clock
 from broker.config.settings import Settings
-from broker.server.auth.authenticator import Decide
-from broker.server.auth.passwords import PasswordChecks
+from broker.server.accounts.directory import Accounts
+from broker.server.auth.login import Authenticator
 from broker.server.connection.outbound import Flusher, Outbound
-from broker.server.routing.router import Router
 
 __all__ = ["Host"]
 
@@ -27,10 +26,8 @@ class Host(Protocol[C]):
     clock: Clock
     loop: asyncio.AbstractEventLoop
     rng: random.Random
-    router: Router
+    accounts: Accounts
     flusher: Flusher
-    authenticate: Decide | None
-    password_checks: PasswordChecks
     stalled: list[Outbound]
     """Receivers far behind that the present read published to."""
 
@@ -39,6 +36,10 @@ class Host(Protocol[C]):
 
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def authenticator(self) -> Authenticator | None:
+        """None: everybody may connect."""
 
     def next_cid(self) -> int: ...
 

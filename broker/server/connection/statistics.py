@@ -39,13 +39,14 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     for name in ("name", "lang", "version"):
         if options.get(name):
             fields[name] = options[name]
-    if authenticated and (options.get("user") or options.get("auth_token")):
-        fields["authorized_user"] = options.get("user") or "[REDACTED]"
-    fields["account"] = client.router.name
+    user = client.login.user or options.get("user")
+    if authenticated and (user or options.get("auth_token")):
+        fields["authorized_user"] = user or "[REDACTED]"
+    fields["account"] = client.account.name
     if not subs:
         return fields
     fields["subscriptions_list_detail"] = [
-        {"account": client.router.name, "subject": sub.subject.decode("utf-8", "replace"),
+        {"account": client.account.name, "subject": sub.subject.decode("utf-8", "replace"),
          **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
          "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
          **({"max": sub.max} if sub.max else {}), "cid": client.cid}
@@ -57,8 +58,8 @@ def identity(client: Client, server_name: str) -> dict[str, Any]:
     """``client`` as JetStream's advisories show it."""
     options = client.options
     fields = {
-        "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.router.name,
-        "user": options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
+        "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.account.name,
+        "user": client.login.user or options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
         "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
         "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": "nats",
     }

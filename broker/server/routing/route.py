@@ -57,7 +57,8 @@ class Subscription:
     ``ended``: it was removed from the router.
     """
 
-    __slots__ = ("delivered", "ended", "handler", "max", "peer", "queue", "sid", "stream", "subject")
+    __slots__ = ("delivered", "denies", "ended", "handler", "max", "on_delivery", "peer", "queue", "sid", "stream",
+                 "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
                  handler: BatchHandler | None = None, stream: str = "") -> None:
@@ -68,6 +69,12 @@ class Subscription:
         self.handler = handler
         self.stream = stream
         """The stream that receives by it, for message traces."""
+        self.denies: Callable[[bytes], bool] | None = None
+        """Which of the subjects that it covers its client may not receive; None: it may receive them all."""
+
+        self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
+        """Told of the messages that its client gets by it."""
+
         self.max = 0
         self.delivered = 0
         self.ended = False
@@ -79,8 +86,8 @@ class Route:
     Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
     """
 
-    __slots__ = ("__weakref__", "clients", "groups", "handlers", "inside", "inward", "limited", "receivers", "rng", "serial",
-                 "sole")
+    __slots__ = ("__weakref__", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited",
+                 "receivers", "rng", "sole")
 
     def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
                  inward: Inward) -> None:
@@ -97,19 +104,20 @@ class Route:
         peers = [id(sub.peer) for sub in self.clients]
         for group in self.groups:
             peers += {id(sub.peer) for sub in group if sub.peer is not None}
-        self.serial = len(set(peers)) != len(peers)
+        self._one_by_one = len(set(peers)) != len(peers)
+        self._spreads = bool(self.groups) or self._one_by_one or any(sub.on_delivery is not None for sub in receivers)
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
         """The handler, where it is the only receiver: it takes every run as it is."""
 
     def only_client(self) -> Subscription | None:
         """The subscription, when it is a client's and the only receiver, without a limit."""
-        if len(self.clients) == 1 and not self.groups and not self.handlers and not self.limited:
+        if len(self.clients) == 1 and not self.handlers and not self.limited and not self._spreads:
             return self.clients[0]
         return None
 
     def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
         """Send ops[start:end] to all receivers. Returns: the number of deliveries."""
-        if self.groups or self.limited or self.serial:
+        if self._spreads or self.limited:
             taken = self.spread(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(taken):
                 for i, count in enumerate(taken):
@@ -137,8 +145,11 @@ class Route:
         return count * (end - start)
 
     def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
-        """``batch`` for any mixture of limits and queue groups. Returns: the number of receivers of each message."""
-        if self.serial and len(msgs) > 1:
+        """``batch`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
+
+        Returns: the number of receivers of each message.
+        """
+        if self._one_by_one and len(msgs) > 1:
             return [self.spread([msg], source, now_ns)[0] for msg in msgs]
         count = len(msgs)
         taken = [0] * count
@@ -149,7 +160,8 @@ class Route:
                 continue
             room = _room(sub, count)
             if room:
-                _send_limited(sub, run if room == count else encoder.Run(msgs[:room]))
+                own = msgs if room == count else msgs[:room]
+                _send_limited(sub, own, run if own is msgs else encoder.Run(own))
                 for i in range(room):
                     taken[i] += 1
         for group in self.groups:
@@ -163,7 +175,7 @@ class Route:
                     else:
                         sub.handler(own, 0, len(own), source, now_ns)
                 else:
-                    _send_limited(sub, run if own is msgs else encoder.Run(own))
+                    _send_limited(sub, own, run if own is msgs else encoder.Run(own))
         for sub in self.inside:
             if source is None:
                 self.inward.put(sub, msgs, 0, count, now_ns)
@@ -226,8 +238,11 @@ def _send(subs: Sequence[Subscription], run: encoder.Run) -> None:
         peer.send(buffers, sum(map(len, buffers)), count, own.bytes)
 
 
-def _send_limited(sub: Subscription, run: encoder.Run) -> None:
+def _send_limited(sub: Subscription, msgs: Sequence[Msg], run: encoder.Run) -> None:
+    """Send ``msgs``, encoded as ``run``."""
     _send((sub,), run)
+    if sub.on_delivery is not None:
+        sub.on_delivery(msgs)
     if sub.max and sub.delivered >= sub.max:
         assert sub.peer is not None
         sub.peer.expire(sub)

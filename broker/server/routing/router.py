@@ -48,6 +48,8 @@ _ACK_TOKENS: Final = 9
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
+_SYSTEM: Final = "$SYS"
+_REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
 
 
 class Handle(Protocol):
@@ -113,6 +115,7 @@ class Router:
     def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
                  name: str = "$G") -> None:
         self.name = name
+        self._refused = _REFUSED_BY_SYSTEM if name == _SYSTEM else _REFUSED
         self._clock = clock
         self._rng = rng
         self._call_soon = call_soon
@@ -126,6 +129,7 @@ class Router:
         self._family = _NO_FAMILY
         self._changes = 0
         self._ack_readers = 0
+        self._deniers = 0
         self._watches: dict[bytes, list[InterestWatch]] = {}
         self._nobody = Route(Match(), (), self._rng, self._inward)
         self._refusal = Refusal(Match(), (), self._rng, self._inward)
@@ -298,6 +302,8 @@ class Router:
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
         self._subs.insert(sub)
+        if sub.denies is not None:
+            self._deniers += 1
         if _reads_acks(sub.subject):
             self._ack_readers += 1
         self._changed(sub.subject)
@@ -306,6 +312,8 @@ class Router:
         """Remove a subscription; an unknown one is ignored."""
         sub.ended = True
         if self._subs.remove(sub):
+            if sub.denies is not None:
+                self._deniers -= 1
             if _reads_acks(sub.subject):
                 self._ack_readers -= 1
             self._changed(sub.subject)
@@ -324,7 +332,7 @@ class Router:
 
     def refuses(self, subject: bytes) -> bool:
         """Whether clients may not publish to ``subject``."""
-        return subject.startswith(_REFUSED)
+        return subject.startswith(self._refused)
 
     def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
         """The subscriptions that would get a message of ``source``; of each queue group one, at random."""
@@ -359,8 +367,9 @@ class Router:
             elif subject.startswith(_ACK) and not self._ack_readers:
                 head = subject.rsplit(b".", 5)[0]
                 route = self._acks.get(head)
-                if route is None and subject.count(b".") == _ACK_TOKENS - 1:
-                    route = self._build(self._subs.match(subject))
+                if (route is None and subject.count(b".") == _ACK_TOKENS - 1
+                        and not self._denied_some(match := self._subs.match(subject))):
+                    route = self._build(match)
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
@@ -368,7 +377,7 @@ class Router:
                     self._family = (head + b".", _ACK_TOKENS - 1)
                     return route
         self._family = _NO_FAMILY
-        route = self._refusal if subject.startswith(_REFUSED) else self._build(self._subs.match(subject))
+        route = self._refusal if subject.startswith(self._refused) else self._build(self._match(subject))
         if len(self._routes) >= ROUTES_KEPT:
             _halve(self._routes)
         self._routes[subject] = route
@@ -380,11 +389,26 @@ class Router:
             return self._inboxes[prefix]
         except KeyError:
             match = self._subs.match_prefix(prefix)
-            route = self._build(match) if match is not None else None
+            route = self._build(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
             return route
+
+    def _match(self, subject: bytes) -> Match[Subscription]:
+        """The subscriptions of a literal subject whose clients may receive it."""
+        match = self._subs.match(subject)
+        if self._deniers:
+            match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
+            permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
+                         for name, group in match.groups.items()}
+            match.groups = {name: group for name, group in permitted.items() if group}
+        return match
+
+    def _denied_some(self, match: Match[Subscription]) -> bool:
+        """Whether it depends on the very subject which of these subscriptions receive a message."""
+        return bool(self._deniers) and any(
+            sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
     def _build(self, match: Match[Subscription]) -> Route:
         if not match.plain and not match.groups:

@@ -14,11 +14,14 @@ import bcrypt
 import nats
 import pytest
 
+from broker.config.access import User
 from broker.config.flags import read_flags
 from broker.config.load import load
-from broker.config.settings import AuthSettings, User
-from broker.server.auth.authenticator import BcryptCheck, Credentials, warnings
-from broker.server.auth.passwords import PasswordChecks
+from broker.config.settings import AuthSettings
+from broker.server.auth.authenticator import warnings
+from broker.server.auth.login import Credentials, Decision, Login, Refusal
+from broker.server.auth.passwords import BcryptCheck, PasswordCheck, PasswordChecks
+from broker.server.auth.users import UserAuthenticator
 from broker.server.connection.connect_options import go_quoted
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 from tests.server.in_process import running
@@ -129,13 +132,25 @@ async def test_stock_client() -> None:
 def test_an_unknown_user_costs_what_a_known_one_does() -> None:
     """The comparison is made all the same, at the highest cost there is, and never succeeds."""
     dear = hashed(b"other", 5)
-    credentials = Credentials(AuthSettings(users=(User("a", HASH), User("b", dear), User("c", "plain"))))
-    check = credentials({"user": "nobody", "pass": "other"})
-    assert check == BcryptCheck(dear, "other", known=False)
-    assert isinstance(check, BcryptCheck)
-    assert not check.run()
-    assert BcryptCheck(dear, "other").run()
-    assert Credentials(AuthSettings(users=(User("c", "plain"),)))({"user": "nobody", "pass": "plain"}) is False
+    asked: list[BcryptCheck] = []
+
+    class Asked(PasswordChecks):
+        def ask(self, check: BcryptCheck, waiter: Any, login: Login) -> None:
+            asked.append(check)
+
+    def decide(users: list[User], user: str, password: str) -> Decision | None:
+        credentials = Credentials({"user": user, "pass": password}, Nowhere())
+        return UserAuthenticator(users, Asked()).decide(credentials)
+
+    users = [User("a", HASH), User("b", dear), User("c", "plain")]
+    for user in ("nobody", "b"):
+        decision = decide(users, user, "other")
+        assert isinstance(decision, PasswordCheck)
+        decision.begin(Never())
+    assert asked == [BcryptCheck(dear, "other", known=False), BcryptCheck(dear, "other")]
+    assert [check.run() for check in asked] == [False, True]
+    assert decide(users, "c", "plain") == Login(user="c")
+    assert decide([User("c", "plain")], "nobody", "plain") == Refusal()
 
 
 def test_warnings_name_what_cannot_work() -> None:
@@ -168,6 +183,25 @@ async def test_text_that_is_no_utf8() -> None:
             assert [row["name"] for row in server.connections()] == ["a\ufffdb"]
 
 
+class Nowhere:
+    """A connection of which nothing is known."""
+
+    ip = ""
+    connection_type = "STANDARD"
+    nonce = b""
+    certificate = None
+
+
+class Never:
+    """A login that is told nothing."""
+
+    def check_begun(self) -> None:
+        raise AssertionError
+
+    def check_done(self, decision: Login | Refusal) -> None:
+        raise AssertionError
+
+
 class Gated(BcryptCheck):
     """A check that takes until ``gate`` opens."""
 
@@ -189,8 +223,18 @@ def gate() -> Iterator[threading.Event]:
     Gated.gate.set()
 
 
-def gated(connect: Any) -> Any:
-    return Gated("", connect.get("pass", "")) if connect.get("user") else True
+class GatedLogin:
+    """Who names a user has to pass the gate; everybody else comes in."""
+
+    wants_nonce = False
+
+    def __init__(self, at_once: int | None = None) -> None:
+        self.checks = PasswordChecks(at_once)
+
+    def decide(self, credentials: Credentials) -> Decision:
+        if not credentials.text("user"):
+            return Login()
+        return PasswordCheck(self.checks, Gated("", credentials.text("pass")), Login(user="u"))
 
 
 def say(password: str, more: bytes = b"PING\r\n") -> bytes:
@@ -200,7 +244,7 @@ def say(password: str, more: bytes = b"PING\r\n") -> bytes:
 @pytest.mark.parametrize("more", [0, 100, 300_000], ids=["alone", "with the rest", "a large read"])
 async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, more: int) -> None:
     """In its order and none of it before the verdict, whether it came with CONNECT, after it, or in slices."""
-    async with running(authenticate=gated) as server, Wire(server.port) as wire, Wire(server.port) as other:
+    async with running(authenticators=[GatedLogin()]) as server, Wire(server.port) as wire, Wire(server.port) as other:
         other.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\n')
         await other.settled()
         publishes = b"".join(b"PUB a.%d 0\r\n\r\n" % i for i in range(more // 12))
@@ -217,8 +261,7 @@ async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, 
 
 async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
     """Some checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
-    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
-        server.password_checks = PasswordChecks(at_once=2)
+    async with running(authenticators=[GatedLogin(at_once=2)], timeout_ns=60_000_000_000) as server:
         wires = []
         passwords = ["right0", *(f"right{i % 10}" for i in range(40)), "wrong"]
         for password in passwords:
@@ -240,14 +283,14 @@ async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
 
 async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
     """A client that gave up while it waited its turn costs nothing; one whose check runs harms nobody."""
-    async with running(authenticate=gated, timeout_ns=60_000_000_000) as server:
-        server.password_checks = PasswordChecks(at_once=1)
+    login = GatedLogin(at_once=1)
+    async with running(authenticators=[login], timeout_ns=60_000_000_000) as server:
         async with Wire(server.port) as first, Wire(server.port) as last:
             first.send(say("right1"))
             await until(lambda: Gated.begun == ["right1"])
             async with Wire(server.port) as leaver:
                 leaver.send(say("right2"))
-                await until(lambda: BcryptCheck("", "right2") in server.password_checks._waiting)
+                await until(lambda: BcryptCheck("", "right2") in login.checks._waiting)
             await until(lambda: len(server.clients) == 2)
             last.send(say("right3"))
             first.writer.close()
@@ -259,8 +302,7 @@ async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
 
 async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
     """The timeout counts while a check waits, and no more once it runs, however long it takes."""
-    async with running(authenticate=gated, timeout_ns=50_000_000) as server:
-        server.password_checks = PasswordChecks(at_once=1)
+    async with running(authenticators=[GatedLogin(at_once=1)], timeout_ns=50_000_000) as server:
         async with Wire(server.port) as first, Wire(server.port) as second:
             first.send(say("right1"))
             await until(lambda: Gated.begun == ["right1"])

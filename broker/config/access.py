@@ -1,0 +1,91 @@
+"""Users, what they may publish and subscribe to, and accounts: plain values, valid by construction.
+
+A pattern is a subject with wildcards. Those for subscriptions may name a queue group, or a pattern of its names, after a
+blank: "foo v1.*".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.protocol.subject import is_valid
+
+__all__ = ["DEFAULT_ACCOUNT", "SYSTEM_ACCOUNT", "AccountSettings", "Permissions", "ResponsePermission",
+           "SubjectPermission", "User", "split_pattern"]
+
+DEFAULT_ACCOUNT = "$G"
+"""The account of users who name none."""
+
+SYSTEM_ACCOUNT = "$SYS"
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectPermission:
+    """Patterns. ``allow`` None: everything; for publishes, () allows nothing."""
+
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePermission:
+    """How many responses to one message, and for how long; negative: without that limit."""
+
+    max_msgs: int = 1
+    expires_ns: int = 120_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """One user's, or the default ones of an account. Raises: ValueError for a pattern that is none."""
+
+    publish: SubjectPermission = SubjectPermission()
+    subscribe: SubjectPermission = SubjectPermission()
+    allow_responses: ResponsePermission | None = None
+    """Also permits publishing to the reply subjects of messages received, and by itself nothing else."""
+
+    def __post_init__(self) -> None:
+        for pattern in (*(self.publish.allow or ()), *self.publish.deny):
+            if split_pattern(pattern)[1]:
+                raise ValueError(f"invalid subject {pattern!r} in permissions to publish: it names a queue group")
+        for pattern in (*(self.subscribe.allow or ()), *self.subscribe.deny):
+            split_pattern(pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user who may connect; ``password`` may be a bcrypt hash."""
+
+    user: str
+    password: str = field(default="", repr=False)
+    account: str = DEFAULT_ACCOUNT
+    permissions: Permissions | None = None
+    """None: the account's default ones."""
+
+    connection_types: frozenset[str] = frozenset()
+    """The types of connection by which this user may come; empty: by all."""
+
+    expires_at_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSettings:
+    """A configured account."""
+
+    name: str
+    jetstream: bool = False
+    """Whether its users may have streams."""
+
+    default_permissions: Permissions | None = None
+    """Of users who have none of their own; None: everything is allowed."""
+
+    max_connections: int = -1
+    """-1: no limit of its own."""
+
+
+def split_pattern(text: str) -> tuple[bytes, bytes]:
+    """The subject of a pattern, and its queue group or b"". Raises: ValueError."""
+    words = text.encode().split()
+    if not 1 <= len(words) <= 2 or not all(map(is_valid, words)):
+        raise ValueError(f"invalid subject {text!r} in permissions")
+    return words[0], words[1] if len(words) == 2 else b""

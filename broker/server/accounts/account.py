@@ -1,0 +1,95 @@
+"""An account: a subject space of its own, and what its connections did.
+
+Owns: the router, and the counts of connections and messages. Does not own: who may log in to it (auth), and what it
+stores (JetStream, which knows an account by its router).
+
+Source: nats-server, server/accounts.go (Account), server/events.go (AccountStat).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from broker.config.access import SYSTEM_ACCOUNT, AccountSettings
+from broker.server.routing.router import Router
+
+__all__ = ["Account", "Member", "Traffic"]
+
+
+class Traffic(NamedTuple):
+    """Messages and bytes from clients and to them."""
+
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+
+    def plus(self, other: Traffic) -> Traffic:
+        return Traffic(*map(int.__add__, self, other))
+
+    def minus(self, other: Traffic) -> Traffic:
+        return Traffic(*map(int.__sub__, self, other))
+
+
+class Member(Protocol):
+    """A connection of the account. It counts for itself, so that a message costs the account nothing."""
+
+    in_msgs: int
+    in_bytes: int
+    out_msgs: int
+    out_bytes: int
+
+
+class Account:
+    """``jetstream``: whether its users may have streams."""
+
+    def __init__(self, settings: AccountSettings, router: Router) -> None:
+        self.name = settings.name
+        self.router = router
+        self.jetstream = settings.jetstream
+        self.default_permissions = settings.default_permissions
+        self.max_connections = settings.max_connections
+        self.total_connections = 0
+        self.slow_consumers = 0
+        # What each had counted when it joined: a connection may move to another account.
+        self._members: dict[Member, Traffic] = {}
+        self._gone = Traffic()
+
+    @property
+    def is_system(self) -> bool:
+        return self.name == SYSTEM_ACCOUNT
+
+    @property
+    def connections(self) -> int:
+        return len(self._members)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further connection may join."""
+        return 0 <= self.max_connections <= len(self._members)
+
+    @property
+    def subscriptions(self) -> int:
+        return self.router.subscription_count
+
+    def join(self, member: Member) -> None:
+        """A connection that is in no account comes into this one."""
+        self._members[member] = _traffic(member)
+        self.total_connections += 1
+
+    def leave(self, member: Member) -> None:
+        """The connection ends or moves; one that is not here is ignored."""
+        before = self._members.pop(member, None)
+        if before is not None:
+            self._gone = self._gone.plus(_traffic(member).minus(before))
+
+    def traffic(self) -> Traffic:
+        """Of all its connections, past ones included."""
+        members = self._members
+        sums = (sum(counts) for counts in zip(Traffic(), *map(_traffic, members), strict=True))
+        before = (sum(counts) for counts in zip(Traffic(), *members.values(), strict=True))
+        return self._gone.plus(Traffic(*sums)).minus(Traffic(*before))
+
+
+def _traffic(member: Member) -> Traffic:
+    return Traffic(member.in_msgs, member.in_bytes, member.out_msgs, member.out_bytes)

@@ -1,0 +1,69 @@
+"""Logging in with user and password, or with the server's token.
+
+Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.config.access import Permissions, User
+from broker.server.auth.login import Credentials, Decision, Login, Refusal
+from broker.server.auth.passwords import BcryptCheck, PasswordCheck, PasswordChecks, compare, hash_cost
+from broker.server.auth.permissions import AccessRules
+
+__all__ = ["TokenAuthenticator", "UserAuthenticator"]
+
+
+class UserAuthenticator:
+    """The configured users by name. A client without credentials is ``no_auth_user``, if there is that one."""
+
+    wants_nonce = False
+
+    def __init__(self, users: Iterable[User], checks: PasswordChecks, no_auth_user: str = "") -> None:
+        self._users = {user.user: user for user in users}
+        self._checks = checks
+        self._rules: dict[Permissions, AccessRules] = {}
+        self._logins = {user.user: self._login(user) for user in self._users.values()}
+        self._no_auth_login = self._logins.get(no_auth_user)
+        # An unknown user takes as long as the most expensive known one.
+        hashes = [user.password for user in self._users.values() if hash_cost(user.password)]
+        self._decoy = max(hashes, key=hash_cost, default="")
+
+    def _login(self, user: User) -> Login:
+        rules = None
+        if user.permissions is not None:
+            rules = self._rules.setdefault(user.permissions, AccessRules(user.permissions))
+        return Login(user.account, user.user, rules, user.expires_at_ns, user.connection_types)
+
+    def decide(self, credentials: Credentials) -> Decision | None:
+        name = credentials.text("user")
+        if not name:
+            return self._no_auth_login if credentials.anonymous else None
+        given = credentials.text("pass")
+        user = self._users.get(name)
+        if user is not None:
+            return _decided(compare(user.password, given), self._logins[name], self._checks)
+        if self._decoy:
+            return PasswordCheck(self._checks, BcryptCheck(self._decoy, given, known=False), Login())
+        return Refusal()
+
+
+class TokenAuthenticator:
+    """The one token, of users without a name in the default account."""
+
+    wants_nonce = False
+
+    def __init__(self, token: str, checks: PasswordChecks) -> None:
+        self._token = token
+        self._checks = checks
+
+    def decide(self, credentials: Credentials) -> Decision | None:
+        given = credentials.text("auth_token")
+        return _decided(compare(self._token, given), Login(), self._checks) if given else None
+
+
+def _decided(right: bool | BcryptCheck, login: Login, checks: PasswordChecks) -> Decision:
+    if isinstance(right, BcryptCheck):
+        return PasswordCheck(checks, right, login)
+    return login if right else Refusal()

@@ -1,0 +1,137 @@
+"""What a client publishes, on its way to the router: permissions, and what CONNECT asked to be checked and answered.
+
+    a run of messages ──┬── nothing to check ─────────────────────> Router.route, as it is
+                        ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
+                        └── verbose, pedantic, traced ─────────────> Router.route, one by one
+
+Reply subjects that only servers use are refused, too; the parser says when a read has any that need a look.
+
+Source: nats-server, server/client.go (processInboundClientMsg).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from broker.protocol import encoder
+from broker.protocol.parser import Parser
+from broker.protocol.subject import is_literal, is_valid
+from broker.server.auth.permissions import PublishRules, ReplyPermissions
+from broker.server.connection import message_trace
+from broker.server.connection.message_trace import traced
+
+__all__ = ["Publishing"]
+
+_RESERVED_REPLIES: Final = (b"_R_.", b"$JS.ACK.", b"_GR_.")
+
+
+class Publisher(message_trace.Publisher, Protocol):
+    """The connection."""
+
+    parser: Parser
+
+    def send_line(self, line: bytes) -> None: ...
+
+    def send_error(self, text: str) -> None: ...
+
+    def refuse_reply(self, reply: bytes) -> None:
+        """Refuse a publish with a reply subject that is not for clients."""
+
+
+class Publishing:
+    """``replies``: the reply subjects that may be published to beyond the rules; None: no others."""
+
+    __slots__ = ("_client", "_looks", "_parser", "_pedantic", "_rules", "_verbose", "replies")
+
+    def __init__(self, client: Publisher) -> None:
+        self._client = client
+        self._parser = client.parser
+        self._rules: PublishRules | None = None
+        self.replies: ReplyPermissions | None = None
+        self.answer(verbose=True, pedantic=True)
+
+    def answer(self, *, verbose: bool, pedantic: bool) -> None:
+        """What CONNECT asked for."""
+        self._verbose = verbose
+        self._pedantic = pedantic
+        self._looks = verbose or pedantic or self._rules is not None
+
+    def restrict(self, rules: PublishRules | None, replies: ReplyPermissions | None) -> None:
+        """What the user may publish to; None: everything."""
+        self._rules = rules
+        self.replies = replies
+        self.answer(verbose=self._verbose, pedantic=self._pedantic)
+
+    def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+        """Route ops[start:end], all of them messages."""
+        parser = self._parser
+        if not (self._looks or parser.odd_replies or parser.traced):
+            self._client.router.route(ops, start, end, self._client, now_ns)
+        elif parser.traced:
+            self._publish_traced(ops, start, end, now_ns)
+        else:
+            self._publish_checked(ops, start, end, now_ns)
+
+    def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+        """For a run in which some message may ask to be traced."""
+        client = self._client
+        for at in range(start, end):
+            msg = ops[at]
+            trace = traced(msg)
+            if trace is not None and not client.router.refuses(msg[0]) and self._permits(msg[0]):
+                trace.tell(client, now_ns)
+                if trace.only:
+                    if self._verbose:
+                        client.send_line(encoder.OK)
+                    continue
+            self._publish_checked(ops, at, at + 1, now_ns)
+
+    def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+        if self._verbose or self._pedantic:
+            self._publish_each(ops, start, end, now_ns)
+            return
+        rules = self._rules
+        odd = self._parser.odd_replies
+        if not odd and (rules is None or all(map(rules.permits, {msg[0] for msg in ops[start:end]}))):
+            self._client.router.route(ops, start, end, self._client, now_ns)
+            return
+        first = start
+        for at in range(start, end):
+            subject, reply = ops[at][:2]
+            if odd and reply.startswith(_RESERVED_REPLIES):
+                pass
+            elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
+                continue
+            # Only what was delivered before may be replied to, so what came before is delivered first.
+            self._client.router.route(ops, first, at, self._client, now_ns)
+            first = at if self._take(subject, reply) else at + 1
+        self._client.router.route(ops, first, end, self._client, now_ns)
+
+    def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
+        """One by one, each with an answer of its own."""
+        client = self._client
+        for at in range(start, end):
+            subject, reply = ops[at][:2]
+            if self._pedantic and not (is_valid(subject) and is_literal(subject)):
+                client.send_error("Invalid Publish Subject")
+            if self._take(subject, reply):
+                if self._verbose and not client.router.refuses(subject):
+                    client.send_line(encoder.OK)
+                client.router.route(ops, at, at + 1, client, now_ns)
+
+    def _take(self, subject: bytes, reply: bytes) -> bool:
+        """Whether a message may be routed; refuses it otherwise."""
+        rules, replies = self._rules, self.replies
+        if rules is not None and not rules.permits(subject) and not (replies is not None and replies.use(subject)):
+            self._client.refuse_publish(subject)
+            return False
+        if reply.startswith(_RESERVED_REPLIES):
+            self._client.refuse_reply(reply)
+            return False
+        return True
+
+    def _permits(self, subject: bytes) -> bool:
+        """Whether ``subject`` may be published to, without doing it."""
+        return (self._rules is None or self._rules.permits(subject)
+                or (self.replies is not None and self.replies.permits(subject)))
