@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
+from broker.config.access import User
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
-from broker.config.access import User
 from broker.config.settings import MASK, SETTINGS, ConfigError, Settings, default_store_url
 from broker.config.show import show
 from broker.machine import memory_bytes
