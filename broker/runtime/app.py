@@ -156,8 +156,9 @@ class App:
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
         for account in self.server.accounts:
-            if account.jetstream:
-                await self.jetstream.add_account(account.name, account.router, settings.jetstream.account)
+            if not account.is_system:
+                account_limits = settings.jetstream.account if account.jetstream else None
+                await self.jetstream.add_account(account.name, account.router, account_limits)
         self.jetstream.listen()
 
     async def _serve(self) -> None:
