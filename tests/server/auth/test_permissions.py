@@ -20,11 +20,10 @@ from broker.protocol.subject import matches
 from broker.server.auth.permissions import PublishRules, ReplyPermissions, SubscribeRules
 from broker.server.server import Server
 from tests.harness import NatsServerProcess
-
-from .access import configuration, connect
-from .running import running
-from .test_differential import END, OLD, Step, play
-from .wire import Wire
+from tests.server.auth.access import configuration, connect
+from tests.server.in_process import running
+from tests.server.raw_client import Wire
+from tests.server.test_differential import END, OLD, Step, play
 
 
 def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...] = (), sub: tuple[str, ...] | None = None,
