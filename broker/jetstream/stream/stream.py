@@ -129,7 +129,8 @@ class Stream:
         replies = Replies(self, log, bus, domain)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load)
+            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
+            self.enforcement.trim)
         self.sequencer = Sequencer(self, log, context, self.retention,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
                                    clock)

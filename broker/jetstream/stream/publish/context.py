@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.stream.state.rows import NotLoaded
+
 if TYPE_CHECKING:
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.last_seqs import LastSeqs
@@ -18,6 +20,8 @@ __all__ = ["CheckContext"]
 class Retention(Protocol):
     """The limits, where a check depends on what they remove."""
 
+    @property
+    def over(self) -> bool: ...
     def trim(self) -> None: ...
 
 
@@ -30,19 +34,23 @@ class Rollups(Protocol):
 class CheckContext:
     """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``."""
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects")
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
-                 rollups: Rollups, load_ids: Callable[[], Awaitable[None]]) -> None:
+                 rollups: Rollups, load_ids: Callable[[], Awaitable[None]], trim_all: Callable[[], Awaitable[None]]) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
         self.last_seqs = last_seqs
         self.rollups = rollups
         self.load_ids = load_ids
+        self.trim_all = trim_all
         self._retention = retention
 
     def commit_pending(self, pending: Pending) -> None:
-        """Have what was accepted so far in the stream, and what its limits then remove out of it."""
+        """Have what was accepted so far in the stream, and what its limits then remove out of it. Raises: NotLoaded."""
         pending.append()
         self._retention.trim()
+        if self._retention.over:
+            # One slice of very many blocks has left. The check counts on the others having left, too.
+            raise NotLoaded("room within the limits", work=self.trim_all)

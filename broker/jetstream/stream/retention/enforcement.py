@@ -154,7 +154,7 @@ class Enforcement:
         while True:
             try:
                 async with self._owner.queue.turn(ticket):
-                    await self._trim()
+                    await self.trim()
             except Exception as error:
                 self._failed("what is past max_msgs or max_bytes", error, delay)
                 ticket = None
@@ -171,7 +171,7 @@ class Enforcement:
             while True:
                 try:
                     async with self._owner.queue.turn(ticket):
-                        await self._trim()
+                        await self.trim()
                         sweep = self._tasks.start(self._sweep(), "sweep")
                         await asyncio.wait((sweep,), timeout=WAIT_SECONDS)
                     await sweep
@@ -200,7 +200,7 @@ class Enforcement:
         self._tasks.warn("%s stays for now, trying again in %g s: %s", what, delay, error,
                           unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
 
-    async def _trim(self) -> None:
+    async def trim(self) -> None:
         """Take out what is past max_msgs and max_bytes."""
         while self._retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
