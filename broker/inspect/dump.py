@@ -210,6 +210,8 @@ class _Dump:
             if core.subjects is not None:
                 said["subjects"] = [{"subject": plain(subject), "messages": count, "first_seq": first, "last_seq": last}
                                     for subject, count, first, last in core.subjects]
+            if core.subject_filter is not None:
+                said["subject_filter_bytes"] = len(core.subject_filter)
         if row.messages:
             self._index(header, row, core, said)
         return said

@@ -20,6 +20,7 @@ from broker.protocol.subject import is_literal, matches
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.subject_filter import may_hold, pattern_hash
 from broker.storage.objectstore import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.state.stream import StreamState
@@ -62,8 +63,13 @@ class Wanted(NamedTuple):
         """Whether the block may hold a wanted message."""
         if entry.ref.last_seq < self.first_seq:
             return False
-        rows = entry.ref.subjects
-        return self.subject is None or rows is None or any(matches(self.subject, row[0]) for row in rows)
+        if self.subject is None:
+            return True
+        rows, known = entry.ref.subjects, entry.ref.subject_filter
+        if rows is not None:
+            return any(matches(self.subject, row[0]) for row in rows)
+        wanted = pattern_hash(self.subject) if known is not None else None
+        return known is None or wanted is None or may_hold(known, (wanted,))
 
 
 async def read_messages(store: ObjectStore | Source, stream: str, *, account: str | None = None,

@@ -21,6 +21,7 @@ from broker.storage.format.message_size import messages_size
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import HEAD_BYTES, DirectoryRow, SegmentHead, decode_head
 from broker.storage.format.store import StoreFormat
+from broker.storage.format.subject_filter import entries_of, holds_all
 from broker.storage.objectstore import NotFound, ObjectInfo
 from broker.storage.paths import Key
 
@@ -210,3 +211,5 @@ def _compare(name: str, row: DirectoryRow, core: BlockCore, index: Head) -> None
             (subject, count, index.seq_of(first), index.seq_of(last)) for subject, count, first, last in zip(
                 index.subjects, index.subject_counts, index.subject_firsts, index.subject_lasts, strict=True)):
         raise wrong("its subjects")
+    if core.subject_filter is not None and not holds_all(core.subject_filter, entries_of(index.subjects)):
+        raise wrong("the subjects of its filter")

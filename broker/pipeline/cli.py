@@ -121,7 +121,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _undecided(blocks: int) -> dict[str, str]:
     """Without this line, the estimate for a subject that no message has would look as if no subject had been given."""
-    return {"undecided": f"{_blocks(blocks)}, of which only the index can tell what subjects they hold"} if blocks else {}
+    return {"undecided": f"{_blocks(blocks)}, of which only the index can tell whether they hold what is wanted"} if blocks else {}
 
 
 def _blocks(number: int) -> str:

@@ -102,6 +102,12 @@ def _many_subjects() -> OpenBlock[None]:
     return open_block(STREAM, [rows[i:i + 50] for i in range(0, 150, 50)], first_seq=1, last_seq=150, msgs=150)
 
 
+def _few_subjects_of_many_tokens() -> OpenBlock[None]:
+    """More than a summary has; differences above 255 among the filter's values."""
+    rows = [Row(9 + i, T0, b".".join([b"deep"] * (i + 1)) + b".\xff", 0, b"") for i in range(20)]
+    return open_block(STREAM + 1, [rows], first_seq=9, last_seq=28, msgs=20)
+
+
 def _frames() -> OpenBlock[None]:
     rows = [Row(5 + i, T0, b"logs", 0, b"line %d of a long and repetitive log " % i * 60) for i in range(120)]
     return open_block(STREAM, [rows], first_seq=5, last_seq=124, msgs=120)
@@ -133,6 +139,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-with-unknown-optional-record", _with_record(
         Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
+    yield Golden("segment-with-a-subject-filter", encode(_many_subjects(), _few_subjects_of_many_tokens()))
     opening = OpenBlock(0, None)
     opening.add(Opening("broker-a", (Position(2, 9),), T0))
     yield Golden("opening", encode(opening, position=Position(3, 0)), position=Position(3, 0))
@@ -148,6 +155,11 @@ def sound() -> Iterator[Golden]:
                                              Page(PageKind.BLOCKS, AT, STREAM, [[1, 2], b"\x00"])])
     yield Golden("pages", b"".join(buffers), ObjectKind.PAGES)
     yield Golden("root", Root(AT, Position(3, 40), tuple(refs), {"letgo": []}).encode(NONCE), ObjectKind.ROOT)
+    head = head_of(encode(_many_subjects()))
+    filtered = head.ref(0, head.core(0))
+    assert filtered is not None
+    buffers, refs = encode_pages(AT, NONCE, [Page(PageKind.BLOCKS, AT, STREAM, [1023, [[filtered.pack()]]], filters=True)])
+    yield Golden("pages-with-a-subject-filter", b"".join(buffers), ObjectKind.PAGES)
 
 
 def damaged() -> Iterator[Golden]:

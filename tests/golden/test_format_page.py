@@ -91,7 +91,10 @@ def core_of(data: bytes) -> dict[str, Any]:
         at = begin + record["body_bytes"]
         record["body"] = msgpack.unpackb(sections[begin:at], strict_map_key=False)
         core["records"].append(record)
+    assert core["flags"] & 6 != 6
     core["summary"] = msgpack.unpackb(sections[at:]) if core["flags"] & 2 else None
+    core["filter"] = sections[at:] if core["flags"] & 4 else None
+    assert core["summary_bytes"] == len(sections) - at
     return core
 
 
@@ -122,6 +125,18 @@ def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, 
     assert at == len(frames)
     ends = list(accumulate(sizes, initial=0))
     return [(seqs[i], times[i], names[ids[i]], headers[i], raw[ends[i]:ends[i + 1]]) for i in range(count)]
+
+
+def entries(subject: bytes) -> list[bytes]:
+    """A subject and its beginnings before a dot."""
+    tokens = subject.split(b".")
+    return [b".".join(tokens[:n]) for n in range(1, len(tokens) + 1)]
+
+
+def in_filter(data: bytes, names: set[bytes]) -> float:
+    """The share of ``names`` that a subject filter seems to have."""
+    places, values = int.from_bytes(data[:4], "little"), set(accumulate(data[4:]))
+    return sum(crc32(name) % places in values for name in names) / len(names)
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -163,6 +178,11 @@ def test_segments_and_runs(name: str) -> None:
         for record in known:
             follows_the_page(record["kind"], record["body"])
         assert (core["summary"] is None) == (block["subjects"] is None)
+        assert (core["filter"] is None) == ("subject_filter" not in block)
+        if core["filter"] is not None:
+            assert in_filter(core["filter"], {entry for _, _, subject, *_ in block["messages"]
+                                              for entry in entries(subject.encode("latin-1"))}) == 1
+            assert in_filter(core["filter"], {b"absent.%d" % i for i in range(2000)}) < 0.05
         if core["messages"]:
             found = messages_of(data[index_at:index_at + row["index_bytes"]],
                                 data[frames_at:frames_at + row["frames_bytes"]])
@@ -190,9 +210,10 @@ def test_small_objects(name: str) -> None:
     assert isinstance(msgpack.unpackb(data[end:], strict_map_key=False), dict)
 
 
-def test_pages() -> None:
-    """Each page at its place, whole."""
-    data = (HERE / "pages.bin").read_bytes()
+@pytest.mark.parametrize("name", ["pages", "pages-with-a-subject-filter"])
+def test_pages(name: str) -> None:
+    """Each page at its place, whole; one with subject filters says so."""
+    data = (HERE / f"{name}.bin").read_bytes()
     fixed, first, size = fields("pages", data), end_of("pages"), end_of("page row")
     check(data, first, first + size * fixed["pages"], fixed["directory_crc"])
     for i in range(fixed["pages"]):
@@ -202,7 +223,12 @@ def test_pages() -> None:
         assert (head["magic"], head["kind"], head["key"]) == (b"JPAG", row["kind"], row["key"])
         check(page, 0, end - 4, head["crc"])
         check(page, end, len(page), head["body_crc"])
-        assert msgpack.unpackb(unpacked(page[end:], head["body_bytes"], bool(head["flags"] & 1))) is not None
+        body = msgpack.unpackb(unpacked(page[end:], head["body_bytes"], bool(head["flags"] & 1)))
+        assert body is not None
+        assert bool(head["flags"] & 2) == (name != "pages")
+        if head["flags"] & 2:
+            _, [[reference]] = body
+            assert in_filter(reference[-1], {b"sensor", b"sensor.7", b"sensor.7.temp"}) == 1
 
 
 TYPES = {"str": str, "int": int, "map": dict, "list": list, "column": (list, bytes), "nil": type(None)}

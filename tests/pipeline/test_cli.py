@@ -71,11 +71,15 @@ def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[st
     assert "undecided" not in said
     assert main(["plan", store, "MANY"]) == 0
     assert "undecided" not in capsys.readouterr().out
-    assert main(["plan", store, "MANY", "--subjects", "none.>"]) == 0
+    assert main(["plan", store, "MANY", "--subjects", "none.>"]) == 0  # by the block's filter
+    said = capsys.readouterr().out
+    assert "0 of 1" in said
+    assert "undecided" not in said
+    assert main(["plan", store, "MANY", "--subjects", "*.none"]) == 0
     said = capsys.readouterr().out
     assert "1 of 1" in said
     assert "0 blocks, without" in said
-    assert "undecided:  1 block, of which only the index can tell" in said
+    assert "undecided:  1 block, of which only the index can tell whether they hold" in said
 
 
 @pytest.mark.parametrize(("arguments", "why"), [

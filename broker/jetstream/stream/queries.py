@@ -24,7 +24,7 @@ from broker.jetstream.filters import ALL, Filters
 from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_back, blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
-from broker.jetstream.stream.state.matching import matching_rows, may_match
+from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, candidates, listed_match, matching_rows, may_match
 from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.protocol.subject import is_literal
@@ -92,17 +92,20 @@ class Queries:
             seq = live.first_seq
         if seq > live.persisted_seq:
             return None
-        blocks = live.blocks
+        blocks, excluded = live.blocks, 0
         for i in range(live.index_at(seq), len(blocks)):
             block = blocks[i]
             if block.open is not None:
                 return None
-            if not block.live_msgs or (filters is not None and not may_match(block, filters)):
+            if not block.live_msgs or (filters is not None and not listed_match(block, filters)):
                 continue
             first = seq if seq > block.first_seq else block.first_seq
             if filters is not None or block.dead is not None or not block.gapless:
                 ordinal = self._next_ordinal(block, first, filters)
                 if ordinal is None:
+                    if filters is not None and excluded < EXCLUDED_AT_ONCE and not may_match(block, filters):
+                        excluded += 1
+                        continue
                     return self._loading(block, None, first)
                 if ordinal < 0:
                     continue
@@ -246,7 +249,7 @@ class Queries:
     async def _next_cold(self, filters: Filters, seq: int) -> int:
         """``next_seq`` from a block on whose head is not in memory."""
         live = self._live
-        blocks = (block for block in blocks_from(live, seq, live.last_seq) if may_match(block, filters))
+        blocks = candidates(blocks_from(live, seq, live.last_seq), filters)
         async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
             async for block, _ in walk:
                 if found := self._next_in(block, max(seq, block.first_seq), filters):
@@ -256,7 +259,7 @@ class Queries:
     def _next_in(self, block: LiveBlock, first: int, filters: Filters) -> int | None:
         """The first live match of ``block`` at or after ``first``; 0: none; None: its head is needed."""
         live = self._live
-        if not may_match(block, filters):
+        if not listed_match(block, filters):
             return 0
         if block.open is not None:
             rows: Rows = OpenRows(block.open)
@@ -314,7 +317,7 @@ class Queries:
         live, found = self._live, []
         wanted = Filters(subjects)
         left = set(subjects)
-        blocks = (block for block in blocks_back(live, up_to_seq) if may_match(block, wanted))
+        blocks = candidates(blocks_back(live, up_to_seq), wanted)
         async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
             async for block, rows in walk:
                 for seq, subject in reversed(matching_rows(rows, block, wanted)):
@@ -365,12 +368,12 @@ class Queries:
         total, end = 0, live.persisted_seq
         not_loaded = []
         for block in blocks_from(live, seq, end):
-            if may_match(block, filters):
+            if listed_match(block, filters):
                 if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
                 else:
                     not_loaded.append(block)
-        async with aclosing(self._heads.each(not_loaded)) as walk:
+        async with aclosing(self._heads.each(candidates(not_loaded, filters))) as walk:
             async for block, rows in walk:
                 if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
                     total += sum(count for subject, count in zip(rows.subjects, rows.subject_counts, strict=True)

@@ -1,7 +1,7 @@
 """The part of one stream that a streaming query has not read yet, and how far a limit of messages or bytes reaches.
 
 Uses block references alone, so applying a limit reads nothing. Dead messages cost nothing, nor do blocks whose subject
-summary rules them out. An index is read only where a limit ends inside a block whose sequences have gaps.
+summary or filter rules them out. An index is read only where a limit ends inside a block whose sequences have gaps.
 
 The count is exact or too high, so a batch never exceeds its limit. Bytes are those of the stream's state; within a
 block each message counts as the mean.
@@ -72,8 +72,11 @@ class StreamBacklog:
             live = last - first + 1 - sum(min(b, last) - max(a, first) + 1 for a, b in _dead(entry) if b >= first and a <= last)
         else:
             live = sum(1 for _ in self._live(entry, first, last))
-        if self._selection is None or (summary := ref.subjects) is None:
+        if self._selection is None:
             return live, live
+        if (summary := ref.subjects) is None:
+            excluded = ref.subject_filter is not None and not self._selection.may_be_in(ref.subject_filter)
+            return live, 0 if excluded else live
         return live, min(live, sum(n for _, n, a, b in self._selection.rows_of(summary) if b >= first and a <= last))
 
     def _after(self, entry: BlockEntry, first: int, count: int) -> int:

@@ -1,7 +1,8 @@
 """A snapshot and a selection become scan tasks, packed into partitions; and an estimate of their cost.
 
-Blocks are pruned by sequence, time and subject summary. A block with more subjects than its summary can hold has none;
-there the index decides, when the task runs. Nothing of a block is read here.
+Blocks are pruned by sequence, time and subject. A block with more subjects than its summary can hold has a subject filter
+instead, which excludes most blocks without a wanted subject; for the others the index decides, when the task runs. Nothing
+of a block is read here.
 
 A scan task's weight is about the number of bytes it will fetch:
 
@@ -57,8 +58,8 @@ class Estimate(NamedTuple):
 
     blocks and messages are upper bounds; blocks_of counts the blocks before pruning. index_bytes are read for any
     column that a block's reference cannot answer. frames_bytes (as stored) are read for the payload alone; approximate
-    where part of a block's frames is enough. unsure counts blocks without a subject summary while subjects are selected;
-    they are counted in full.
+    where part of a block's frames is enough. unsure counts blocks without a subject summary while subjects are selected
+    which no subject filter excludes; they are counted in full.
     """
 
     blocks: int
@@ -113,7 +114,10 @@ def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = Fal
                 raise Damaged(f"stream {snapshot.full_name}: {error}") from None
         if by_subject:
             sure = summary is not None
-            if summary is not None:
+            if summary is None:
+                if ref.subject_filter is not None and not selection.may_be_in(ref.subject_filter):
+                    continue
+            else:
                 rows = selection.rows_of(summary)
                 if not rows:
                     continue

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from broker.storage.format.block import SubjectSummary
+from broker.storage.format.subject_filter import may_hold, pattern_hash, prefix_hash, subject_hash
 
 __all__ = ["Selection", "TextTests", "time_ns"]
 
@@ -114,6 +115,10 @@ class Selection(TextTests):
         names every subject of its block."""
         test = self.subject_test()
         return tuple([row for row in summary if test(row[0])])
+
+    def may_be_in(self, subject_filter: bytes) -> bool:
+        """Whether a block with this subject filter may hold wanted messages."""
+        return all(may_hold(subject_filter, hashes) for hashes in _hashes(self.equal, self.subjects, self.prefixes))
 
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
         """This selection and one filter that Spark pushes down (pyspark.sql.datasource, known by its class's name).
@@ -272,6 +277,18 @@ def _text(value: object) -> bytes | None:
         return value.encode()
     except UnicodeEncodeError:
         return None
+
+
+@lru_cache(maxsize=64)
+def _hashes(equal: frozenset[bytes] | None, patterns: tuple[bytes, ...] | None, prefixes: tuple[bytes, ...]
+            ) -> tuple[tuple[int, ...], ...]:
+    """Groups of hashes: the subject filter of a block with a wanted subject has one of each group."""
+    groups: list[tuple[int | None, ...]] = [(prefix_hash(prefix),) for prefix in prefixes]
+    if equal is not None:
+        groups.append(tuple(subject_hash(subject) for subject in equal))
+    if patterns is not None:
+        groups.append(tuple(map(pattern_hash, patterns)))
+    return tuple(tuple(one for one in group if one is not None) for group in groups if None not in group)
 
 
 @lru_cache(maxsize=64)

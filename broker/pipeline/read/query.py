@@ -86,7 +86,7 @@ def forecast(given: Mapping[str, str]) -> dict[str, Any]:
 
     ``index_bytes`` are read for any column; ``frames_bytes`` only for ``headers`` and ``data``, and as an upper bound:
     with subjects or times selected, frames without a wanted message are skipped. ``messages`` is an upper bound, too.
-    ``unsure_blocks`` have too many subjects for the catalogue to list, and are counted in full.
+    ``unsure_blocks`` have too many subjects for the catalogue to list, no filter excludes them, and they are counted in full.
     Raises: PipelineError.
     """
     options = Options.parse(given)

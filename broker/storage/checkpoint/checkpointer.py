@@ -252,7 +252,8 @@ class Checkpointer(LogListener):
                 placed(ref)
         directory = {n: ref for n, ref in self._directory.items() if n in members}
         if bodies:
-            written = [Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies])
+            written = [Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies],
+                            any(copy.filters for copy in copies))
                        for number, (position, copies) in bodies.items()]
             for number, ref in zip(bodies, await self._put_pages(start.epoch, written), strict=True):
                 directory[number] = ref

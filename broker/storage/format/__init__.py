@@ -10,6 +10,7 @@ is written (``storage.log``), nor what a record does to a stream's state (``stor
     segment    an object of blocks: its directory, and where each block's core, index and frames are (runs too)
     block      a block's core: counts, outcome, removed ranges, records; and BlockRef, a block's place in the store
     index      a block's message index: columns, frame table, subject table
+    subject_filter  which subjects a block may hold, where they are too many to list
     frame      about 128 KiB of bodies, compressed; decoded it is a Chunk
     record     how records are framed;  records/: the bodies of each kind
     page       the opaque pages of a checkpoint, several to an object

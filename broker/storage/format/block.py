@@ -5,7 +5,7 @@
     fixed part
          0     4  magic "JBLK"
          4     2  version
-         6     1  flags: 1 the sections are compressed, 2 the subject summary is there
+         6     1  flags: 1 the sections are compressed, 2 the subject summary is there, 4 a subject filter is there
          7     1  codec of the frames
          8     1  cipher, 0: none
          9     3  0
@@ -19,7 +19,7 @@
         76    16  first_time_ns, last_time_ns   of the first and of the last message
         92    32  outcome: first_seq, last_seq, msgs, bytes of the stream after this block
        124     8  outcome: first_time_ns
-       132    12  rows of removed ranges, bytes of records, bytes of the subject summary
+       132    12  rows of removed ranges, bytes of records, bytes of the subject summary or filter
        144     8  bytes of the sections, before compression and stored
        152     4  crc32 of the stored sections
        156     4  crc32 of bytes 0 to 156
@@ -27,8 +27,9 @@
                removed    four columns' descriptions (9 bytes each), then their cells: first, last - first, msgs, bytes
                records    see ``record``
                summary    msgpack [[subject, count, first_seq, last_seq], …]: at most 16 subjects and 1 KiB of names
+               or filter  where the subjects are more: see ``subject_filter``
 
-A block with more subjects has no summary; its index has the whole table.
+A block with more subjects than a filter takes has neither. The index has the whole table.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from broker.storage.format.columns import COLUMN, Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, Position
 from broker.storage.format.record import Record, decode_records, encode_records
+from broker.storage.format.subject_filter import check_filter
 
 __all__ = ["CORE_BYTES_MIN", "FIRST_SEQ", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
            "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
@@ -65,6 +67,7 @@ SUMMARY_BYTES_MAX: Final = 1024
 _MAGIC: Final = b"JBLK"
 _COMPRESSED: Final = 1
 _SUMMARY: Final = 2
+_FILTER: Final = 4
 _LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III II II".replace(" ", ""))
 _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
 CORE_BYTES_MIN: Final = _LAYOUT.size
@@ -97,12 +100,13 @@ class BlockCore:
     """The decoded core of one block. Treat it as immutable: caches and replay share it."""
 
     __slots__ = ("bytes", "codec", "count", "first_seq", "first_time_ns", "last_seq", "last_time_ns", "object_id",
-                 "outcome", "position", "raw_bytes", "records", "removed", "stream_id", "subjects")
+                 "outcome", "position", "raw_bytes", "records", "removed", "stream_id", "subject_filter", "subjects")
 
     def __init__(self, stream_id: int, position: Position, *, count: int = 0, first_seq: int = 0, last_seq: int = 0,
                  bytes: int = 0, raw_bytes: int = 0, first_time_ns: int = 0, last_time_ns: int = 0,
                  outcome: Outcome | None = None, removed: Sequence[Removed] = (), records: Sequence[Record] = (),
-                 subjects: SubjectSummary | None = (), codec: Codec = Codec.ZSTD, object_id: int = 0) -> None:
+                 subjects: SubjectSummary | None = (), codec: Codec = Codec.ZSTD, object_id: int = 0,
+                 subject_filter: bytes | None = None) -> None:
         self.stream_id = stream_id
         self.position = position
         self.object_id = object_id
@@ -118,6 +122,7 @@ class BlockCore:
         self.removed = removed
         self.records = records
         self.subjects = subjects
+        self.subject_filter = subject_filter
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockCore):
@@ -147,8 +152,8 @@ class BlockPlace(IntEnum):
 
 
 PackedRef = tuple[Any, ...]
-"""A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects, all plain, so that neither
-the garbage collector nor msgpack need more than a look."""
+"""A BlockRef's values in its order: place, epoch, number, object_id, stream_id, … subjects or filter, all plain, so that
+neither the garbage collector nor msgpack need more than a look."""
 
 STREAM_ID: Final = 4
 FIRST_SEQ: Final = 11
@@ -162,17 +167,17 @@ class BlockRef:
 
     ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
     are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has
-    more of them than fit: the index has them.
+    more of them than fit: then ``subject_filter`` may exclude some, and its index says.
     """
 
     __slots__ = ("bytes", "core_bytes", "core_offset", "count", "first_seq", "first_time_ns", "frames_bytes",
                  "frames_offset", "index_bytes", "index_offset", "last_seq", "last_time_ns", "object_id", "place",
-                 "position", "stream_id", "subjects")
+                 "position", "stream_id", "subject_filter", "subjects")
 
     def __init__(self, place: BlockPlace, position: Position, object_id: int, stream_id: int, core_offset: int,
                  core_bytes: int, index_offset: int, index_bytes: int, frames_offset: int, frames_bytes: int,
                  first_seq: int, last_seq: int, count: int, bytes: int, first_time_ns: int, last_time_ns: int,
-                 subjects: SubjectSummary | None) -> None:
+                 subjects: SubjectSummary | None, subject_filter: bytes | None = None) -> None:
         self.place = place
         self.position = position
         self.object_id = object_id
@@ -190,30 +195,35 @@ class BlockRef:
         self.first_time_ns = first_time_ns
         self.last_time_ns = last_time_ns
         self.subjects = subjects
+        self.subject_filter = subject_filter
 
     def pack(self) -> PackedRef:
         """For msgpack, or to be kept; ``unpack`` and ``of`` take it back."""
         return (int(self.place), self.position.epoch, self.position.number, self.object_id, self.stream_id,
                 self.core_offset, self.core_bytes, self.index_offset, self.index_bytes, self.frames_offset,
                 self.frames_bytes, self.first_seq, self.last_seq, self.count, self.bytes, self.first_time_ns,
-                self.last_time_ns, self.subjects)
+                self.last_time_ns, self.subjects if self.subject_filter is None else self.subject_filter)
 
     @classmethod
     def of(cls, packed: PackedRef) -> BlockRef:
         """Undo ``pack``, for what never left this process."""
-        place, epoch, number, *rest = packed
-        return cls(BlockPlace(place), Position(epoch, number), *rest)
+        place, epoch, number, *rest, subjects = packed
+        known = (None, subjects) if type(subjects) is bytes else (subjects, None)
+        return cls(BlockPlace(place), Position(epoch, number), *rest, *known)
 
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
         """Raises: Corrupt when ``packed`` is not what ``pack`` gives."""
         try:
             place, epoch, number, *numbers, subjects = packed
-            if subjects is not None:
+            subject_filter = None
+            if isinstance(subjects, bytes):
+                subjects, subject_filter = None, check_filter(subjects)
+            elif subjects is not None:
                 subjects = unpack_summary(subjects)
             if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
                 raise ValueError("a number is missing or is none")
-            values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects]
+            values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects, subject_filter]
             return cls(*values)
         except (TypeError, ValueError) as error:
             raise Corrupt("block reference", "fields", 0, str(error)) from None
@@ -243,10 +253,11 @@ class BlockRef:
 def encode_core(core: BlockCore) -> bytes:
     """The bytes of one core."""
     records = encode_records(core.records) if core.records else b""
-    summary = pack_value(core.subjects) if core.subjects is not None else b""
+    summary = core.subject_filter or b"" if core.subjects is None else pack_value(core.subjects)
     sections = b"".join((_encode_removed(core.removed), records, summary))
     stored = compress(sections)
-    flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (_SUMMARY if core.subjects is not None else 0)
+    flags = (_COMPRESSED if len(stored) != len(sections) else 0) | (
+        _SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0)
     fixed = _LAYOUT_CHECKED.pack(
         _MAGIC, BLOCK_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
@@ -277,7 +288,7 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         data)
     if magic != _MAGIC or crc32(data[:CORE_BYTES_MIN - 4]) != crc:
         raise Corrupt(name, "block core", offset, "the checksum of its fixed part does not match")
-    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY):
+    if version != BLOCK_VERSION or cipher or codec > max(Codec) or flags & ~(_COMPRESSED | _SUMMARY | _FILTER):
         raise VersionUnknown(name, "block core", offset + 4,
                              f"version {version}, codec {codec}, cipher {cipher}, flags {flags}: not this reader's")
     if (epoch, number, core_object_id, core_stream_id) != (*position, object_id, stream_id):
@@ -296,8 +307,12 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
         removed, end = _decode_removed(sections, removed_rows)
         if end + records_bytes + summary_bytes != sections_bytes:
             raise Misfit("the sections do not add up")
-        summary = unpack_value(sections[end + records_bytes:]) if flags & _SUMMARY else None
+        known = sections[end + records_bytes:]
+        summary = unpack_value(known) if flags & _SUMMARY else None
         subjects = None if summary is None else unpack_summary(summary)
+        if flags & _SUMMARY and flags & _FILTER:
+            raise Misfit("a summary and a filter")
+        subject_filter = check_filter(known) if flags & _FILTER else None
     except (Misfit, Undecodable, Unpackable, TypeError, ValueError) as error:
         raise Corrupt(name, "block core", at, str(error)) from None
     records = decode_records(sections[end:end + records_bytes], stream_id=stream_id, name=name, offset=at,
@@ -305,7 +320,8 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
     return BlockCore(
         stream_id, position, count=count, first_seq=first_seq, last_seq=last_seq, bytes=size, raw_bytes=raw_bytes,
         first_time_ns=first_time_ns, last_time_ns=last_time_ns, removed=removed, records=records, subjects=subjects,
-        outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Codec(codec), object_id=object_id)
+        outcome=Outcome(out_first, out_last, out_msgs, out_bytes, out_time), codec=Codec(codec), object_id=object_id,
+        subject_filter=subject_filter)
 
 
 def _encode_removed(removed: Sequence[Removed]) -> bytes:

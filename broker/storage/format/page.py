@@ -17,7 +17,7 @@
          0     4  magic "JPAG"
          4     1  version
          5     1  kind
-         6     1  flags: 1 the body is compressed
+         6     1  flags: 1 the body is compressed, 2 block references in it may have a subject filter
          7     1  0
          8    12  epoch, number: the last position that this page includes
         20    12  epoch, number of the object it was written in
@@ -57,6 +57,7 @@ PAGE_VERSION: Final = 1
 PAGES_MAX: Final = 1 << 20
 _MAGIC: Final = b"JPAG"
 _COMPRESSED: Final = 1
+_FILTERS: Final = 2
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -82,12 +83,14 @@ class PageKind(IntEnum):
 
 
 class Page(NamedTuple):
-    """One page: for it, replay skips everything at or before ``position``. ``key`` names its stream."""
+    """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``filters`` is whether
+    block references in it may have subject filters: readers older than those know by it that the page is newer."""
 
     kind: int
     position: Position
     key: int
     body: Any
+    filters: bool = False
 
 
 class PageRef(NamedTuple):
@@ -137,8 +140,9 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
 def _encode_page(page: Page, object_position: Position) -> bytes:
     body = pack_value(page.body)
     stored = compress(body)
-    fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, _COMPRESSED if len(stored) != len(body) else 0, 0,
-                       *page.position, *object_position, page.key, len(body), len(stored), checksum(stored), 0)[:-4]
+    flags = (_COMPRESSED if len(stored) != len(body) else 0) | (_FILTERS if page.filters else 0)
+    fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
+                       len(body), len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -156,7 +160,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
      body_crc, crc) = _PAGE.unpack_from(data)
     if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version != PAGE_VERSION or flags & ~_COMPRESSED or spare:
+    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS) or spare:
         raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
@@ -169,7 +173,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
         body = unpack(decompress(stored, body_bytes))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
-    return Page(kind, Position(epoch, number), key, body)
+    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

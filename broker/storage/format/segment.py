@@ -73,7 +73,8 @@ class DirectoryRow(NamedTuple):
         """The reference to this block, whose core is ``core``."""
         return BlockRef(place, core.position, core.object_id, self.stream_id, self.core_offset, self.core_bytes,
                         self.index_offset, self.index_bytes, self.frames_offset, self.frames_bytes, self.first_seq,
-                        self.last_seq, self.messages, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects)
+                        self.last_seq, self.messages, core.bytes, core.first_time_ns, core.last_time_ns, core.subjects,
+                        core.subject_filter)
 
 
 class SegmentHead:

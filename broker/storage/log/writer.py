@@ -37,6 +37,7 @@ from broker.storage.format.index import Head, encode_index
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.segment import RowValues, encode_segment_front
 from broker.storage.format.small import NAME_BYTES_MAX, SmallEncoder
+from broker.storage.format.subject_filter import encode_filter
 from broker.storage.log.open_block import BODY_BYTES_MAX, OpenBlock, Owner, Tally
 
 __all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
@@ -392,13 +393,15 @@ def _encode(block: SealedBlock[Any], codec: Codec, compressed: Sequence[bytes],
             frames.append(stored)
         head.frames = tuple(table)
         index = encode_index(head)
+        if core.subjects is None:
+            core.subject_filter = encode_filter(head.subjects)
         block.frames = _NO_FRAMES
     encoded = encode_core(core)
     return (encoded, index,
             (core.stream_id, core.first_seq, core.last_seq, core.count, len(encoded), len(index), frames_bytes,
              core.raw_bytes),
             (core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns,
-             core.subjects))
+             core.subjects if core.subject_filter is None else core.subject_filter))
 
 
 def _compressed(blocks: Sequence[SealedBlock[Any]], codec: Codec) -> list[bytes]:

@@ -13,11 +13,15 @@ import msgpack
 from broker.storage.format.block import BlockRef, SubjectSummary, unpack_summary
 from broker.storage.format.codec import SECTION_BYTES_MAX, Unpackable, unpack_value
 from broker.storage.format.errors import Corrupt
+from broker.storage.format.subject_filter import check_filter
 
 __all__ = ["LazyBlockRef", "unpack_table_page"]
 
 _REF_NUMBERS: Final = 17
-"""How many begin a packed BlockRef; its subjects follow."""
+"""How many begin a packed BlockRef; its subjects or their filter follow."""
+
+_BINARY: Final = (0xC4, 0xC5, 0xC6)
+"""How bytes begin in msgpack."""
 
 
 class LazyBlockRef(BlockRef):
@@ -30,7 +34,14 @@ class LazyBlockRef(BlockRef):
     def unpack(cls, packed: Any) -> BlockRef:
         """As ``BlockRef.unpack``, with subjects as bytes. Raises: Corrupt."""
         ref = super().unpack([*packed[:-1], None])
-        ref.subjects = packed[-1]
+        subjects = packed[-1]
+        if subjects is not None and subjects[0] in _BINARY:
+            try:
+                ref.subject_filter = check_filter(unpack_value(subjects))
+            except ValueError as error:
+                raise Corrupt("block reference", "subjects", 0, str(error)) from None
+        else:
+            ref.subjects = subjects
         return ref
 
     @property

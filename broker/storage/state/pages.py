@@ -50,13 +50,15 @@ class StreamCopy:
     a change meanwhile takes the mark off, so that ``placed`` does not call a part clean that is not.
     """
 
-    __slots__ = ("_consumers", "_table", "entry", "stream")
+    __slots__ = ("_consumers", "_table", "entry", "filters", "stream")
 
     def __init__(self, stream: StreamState) -> None:
         self.stream = stream
         stream.dirty = False
         pages = stream.blocks.pages
         inline = len(stream.blocks) <= INLINE_BLOCKS_MAX
+        self.filters = inline and any(page.filters for page in pages)
+        """Whether the entry itself has subject filters."""
         self._table: list[tuple[TablePage, list[Any]]] = []
         table: list[list[Any]] = []
         for page in pages:
@@ -96,7 +98,7 @@ class StreamCopy:
                 row[2] = page.place.pack()
                 continue
             page.place = self
-            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()]),
+            yield (Page(PageKind.BLOCKS, position(), stream_id, [page.room, page.pack()], page.filters),
                    _placer(self, page, row, 2))
         for consumer, row in self._consumers:
             if isinstance(consumer.place, PageRef) and not moved(consumer.place):

@@ -114,6 +114,12 @@ class TablePage:
         """Each entry for a checkpoint's page, as ``BlockEntry.pack`` gives it."""
         return [(kept,) if type(kept) is tuple else kept.pack() for kept in self.entries]  # type: ignore[union-attr]
 
+    @property
+    def filters(self) -> bool:
+        """Whether a block has a subject filter."""
+        return any(type(kept[-1]) is bytes if type(kept) is tuple else kept.ref.subject_filter is not None  # type: ignore[union-attr]
+                   for kept in self.entries)
+
 
 class BlockTable:
     """The live blocks of one stream."""

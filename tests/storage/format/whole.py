@@ -100,7 +100,7 @@ def decode_plain(data: bytes, kind: ObjectKind, position: Position, object_id: i
     if kind is ObjectKind.PAGES:
         refs = decode_pages_directory(data, position, complete=True)
         assert isinstance(refs, list)
-        return plain([[ref.pack(), decode_page(data[ref.offset:ref.offset + ref.size], ref)] for ref in refs])
+        return plain([[ref.pack(), decode_page(data[ref.offset:ref.offset + ref.size], ref)[:4]] for ref in refs])
     if kind is ObjectKind.ROOT:
         return plain(Root.decode(data, position))
     if kind is ObjectKind.SEAL:
@@ -122,7 +122,9 @@ def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) 
             "raw_bytes": core.raw_bytes, "first_seq": core.first_seq, "last_seq": core.last_seq,
             "first_time_ns": core.first_time_ns, "last_time_ns": core.last_time_ns, "removed": list(core.removed),
             "records": [[r.kind, r.version, r.must_understand, r.after_seq, r.body] for r in core.records],
-            "subjects": core.subjects, "messages": [(*row[:4], _short(row.body)) for row in rows]}))
+            "subjects": core.subjects,
+            **({} if core.subject_filter is None else {"subject_filter": core.subject_filter}),
+            "messages": [(*row[:4], _short(row.body)) for row in rows]}))
     return {"nonce": head.header.nonce.hex(), "blocks": blocks}
 
 

@@ -26,7 +26,7 @@ from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.front import after_bytes, after_msgs, front_of_most, most_leave, slice_below
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
-from broker.jetstream.stream.state.matching import matching_rows, may_match
+from broker.jetstream.stream.state.matching import candidates, matching_rows
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.storage.log.owner import BlockOwner
 
@@ -360,7 +360,7 @@ class Retention:
             # Of one subject it is then known when the last message was found.
             left = await self._queries.count(filters) - keep
         purged = 0
-        blocks = (block for block in blocks_from(live, live.first_seq, end) if may_match(block, filters))
+        blocks = candidates(blocks_from(live, live.first_seq, end), filters)
         if left > 0:
             async with aclosing(self._heads.each(blocks)) as walk:
                 async for block, rows in walk:

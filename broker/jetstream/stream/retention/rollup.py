@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state.heads import blocks_back
-from broker.jetstream.stream.state.matching import matching_rows, may_match
+from broker.jetstream.stream.state.matching import candidates, matching_rows
 from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Rollups:
         lasts = [index.last(name, live.first_seq) for name in wanted]
         # Of a subject whose last message was removed it is not known where the one before it lies.
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
-        return (block for block in blocks_back(live, end, start) if may_match(block, filters))
+        return candidates(blocks_back(live, end, start), filters)
 
     async def _search(self, filters: Filters) -> None:
         """Find all that matches; what is published meanwhile is for ``plan`` to add."""

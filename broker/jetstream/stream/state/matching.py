@@ -1,22 +1,58 @@
-"""Which messages of a block match filters: as far as its short list of subjects tells, and exactly by its rows."""
+"""Which messages of a block match filters: as far as its list or filter of subjects tells, and exactly by its rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from broker.storage.format.index import Head
+from broker.storage.format.subject_filter import may_hold, pattern_hash
 
 if TYPE_CHECKING:
     from broker.jetstream.filters import Filters
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
 
-__all__ = ["matching_rows", "may_match"]
+__all__ = ["EXCLUDED_AT_ONCE", "candidates", "listed_match", "matching_rows", "may_match"]
+
+EXCLUDED_AT_ONCE: Final = 256
+"""Blocks that their filters may exclude before the loop has a turn."""
+
+
+def listed_match(block: LiveBlock, filters: Filters) -> bool:
+    """Whether a block may hold a matching message, as far as its short list of subjects tells."""
+    return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
 
 
 def may_match(block: LiveBlock, filters: Filters) -> bool:
-    """Whether a block may hold a matching message, as far as can be told without its head."""
-    return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
+    """The same, as far as can be told without its head. Takes some 10 µs where the block has a subject filter."""
+    if filters.all:
+        return True
+    if block.subjects is not None or block.ref is None or block.ref.subject_filter is None:
+        return listed_match(block, filters)
+    hashes = _hashes(filters.subjects)
+    return not hashes or may_hold(block.ref.subject_filter, hashes)
+
+
+def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
+    """Those of ``blocks`` that may match, for who loads each; after many that cannot, one of them, as a turn for the loop."""
+    excluded = 0
+    for block in blocks:
+        if not listed_match(block, filters):
+            continue
+        if excluded < EXCLUDED_AT_ONCE and not may_match(block, filters):
+            excluded += 1
+            continue
+        excluded = 0
+        yield block
+
+
+@lru_cache(maxsize=256)
+def _hashes(subjects: tuple[bytes, ...]) -> tuple[int, ...]:
+    """Of which a block's filter has one if the block holds a match; none: nothing can be concluded."""
+    found = [pattern_hash(subject) for subject in subjects]
+    return () if None in found else tuple(one for one in found if one is not None)
 
 
 def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[int, bytes]]:

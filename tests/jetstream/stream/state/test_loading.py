@@ -21,7 +21,17 @@ from broker.jetstream.stream.stream import Stream
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
-from tests.jetstream.stream.world import TINY_CACHE_BYTES, Listener, World, ask, everything, pub, publish, turns
+from tests.jetstream.stream.world import (
+    TINY_CACHE_BYTES,
+    Listener,
+    World,
+    ask,
+    everything,
+    pub,
+    publish,
+    read_all,
+    turns,
+)
 from tests.sim.loop import SimLoop
 
 GET_NS = 20_000_000
@@ -561,3 +571,24 @@ async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pyte
     stream = await world.restart(stream)
     assert len(await stream.subjects.matching(Filters())) == 21
     await world.close()
+
+
+def test_blocks_that_cannot_match_are_not_loaded(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filtered reader and requests by subject load the blocks that have the subject, and one in a hundred others; after
+    many that are excluded the loop has a turn, by a block that is loaded."""
+
+    async def scenario(world: World, store: Gets) -> None:
+        stream = await filled(world, 300, max_msgs_per_subject=-1)
+        for wanted, seqs in ((b"S.k7.150", [150 * 20 + 8]), (b"S.k3.299", [299 * 20 + 4]), (b"S.k21.*", [])):
+            filters = Filters((wanted,))
+            store.gets = 0
+            assert [row[0] for row in await read_all(stream, filters)] == seqs
+            assert store.gets < 40, (wanted, store.gets)
+            store.gets = 0
+            assert await stream.queries.next_seq(filters, 1) == (seqs or [0])[0]
+            assert store.gets < 40, (wanted, store.gets)
+            store.gets = 0
+            assert (await stream.queries.count_from(2, filters))[0] == len(seqs)
+            assert store.gets < 40, (wanted, store.gets)
+
+    run(virtual, monkeypatch, scenario)

@@ -1,0 +1,110 @@
+"""The subjects of a block in about a byte each: says for certain that a subject is not there, or that it may be.
+
+For blocks whose subjects are too many for a summary. A filter is a set of *entries*: every subject, and every beginning of
+one that ends before a dot. So it answers for a literal subject, and for a pattern by its tokens before the first wildcard.
+
+    entries of orders.eu.17    orders.eu.17, orders.eu, orders
+    value of an entry         crc32(entry) mod places     (not its highest bits: of similar subjects those are alike)
+    filter                    places (4 bytes), then the values in rising order as differences of a byte each;
+                              a difference above 255 is written as several bytes
+    a value is in the set if it is one of the running sums
+
+With 64 places for each entry a filter takes 1.02 bytes an entry, and 1.6 % of the absent subjects seem to be there. A Bloom
+filter of that size errs more often (2.3 %), and setting its bits one by one takes Python two to three times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import accumulate
+from operator import sub
+from typing import Final
+from zlib import crc32
+
+__all__ = ["FILTER_BYTES_BOUND", "FILTER_ENTRIES_MAX", "check_filter", "encode_filter", "entries_of", "holds_all", "may_hold",
+           "pattern_hash", "prefix_hash", "subject_hash"]
+
+FILTER_ENTRIES_MAX: Final = 2048
+"""With more, a block has no filter: block references stay in memory, in the broker and in Spark's planner."""
+FILTER_BYTES_BOUND: Final = 1 << 16
+"""The most that a reader accepts."""
+
+_PLACES: Final = 64
+_AT: Final = 4
+_SET_FROM: Final = 4
+"""From so many hashes on, a set of the values pays."""
+
+
+def subject_hash(subject: bytes) -> int:
+    """The hash of one subject, or of a beginning before a dot."""
+    return crc32(subject)
+
+
+def pattern_hash(pattern: bytes) -> int | None:
+    """The hash of an entry that every block has which holds a subject matching the NATS ``pattern``; None: there is none."""
+    tokens = pattern.split(b".")
+    for i, token in enumerate(tokens):
+        if token in (b"*", b">"):
+            return _hash_or_none(b".".join(tokens[:i]))
+    return subject_hash(pattern)
+
+
+def prefix_hash(prefix: bytes) -> int | None:
+    """The same for all subjects that begin with the bytes ``prefix``."""
+    return _hash_or_none(prefix.rpartition(b".")[0])
+
+
+def _hash_or_none(beginning: bytes) -> int | None:
+    return subject_hash(beginning) if beginning else None
+
+
+def entries_of(subjects: Collection[bytes]) -> set[bytes]:
+    """The subjects, and every beginning of one that ends before a dot; no more levels of those than make too many."""
+    entries = set(subjects)
+    level: Collection[bytes] = subjects
+    while level and len(entries) <= FILTER_ENTRIES_MAX:
+        beginnings = {entry.rpartition(b".")[0] for entry in level}
+        beginnings.discard(b"")
+        level = beginnings - entries
+        entries |= level
+    return entries
+
+
+def encode_filter(subjects: Collection[bytes]) -> bytes | None:
+    """The filter of these subjects; None if there are none, or too many entries. Costs about 0.3 µs a subject."""
+    if not 0 < len(subjects) <= FILTER_ENTRIES_MAX:
+        return None
+    entries = entries_of(subjects)
+    if len(entries) > FILTER_ENTRIES_MAX:
+        return None
+    places = _PLACES * len(entries) + 1  # odd, since crc32 modulo a power of two is its lowest bits
+    values = sorted({crc % places for crc in map(crc32, entries)})
+    gaps = list(map(sub, values, [0, *values]))
+    if max(gaps) > 255:
+        gaps = [part for gap in gaps for part in ((gap,) if gap < 256 else (*(255,) * (gap // 255), gap % 255))]
+    return places.to_bytes(_AT, "little") + bytes(gaps)
+
+
+def check_filter(data: object) -> bytes:
+    """``data`` itself. Raises: ValueError unless it is a filter."""
+    if not isinstance(data, bytes) or not _AT < len(data) <= FILTER_BYTES_BOUND or not any(data[:_AT]):
+        raise ValueError("not a subject filter")
+    return data
+
+
+def holds_all(data: bytes, entries: Iterable[bytes]) -> bool:
+    """Whether the filter ``data`` has all ``entries``, as far as it can tell."""
+    places = int.from_bytes(data[:_AT], "little")
+    return {crc32(entry) % places for entry in entries} <= set(accumulate(data[_AT:]))
+
+
+def may_hold(data: bytes, hashes: Collection[int]) -> bool:
+    """Whether the filter ``data`` has an entry with one of these hashes; True may be wrong, False never is."""
+    places = int.from_bytes(data[:_AT], "little")
+    values = accumulate(data[_AT:])
+    if len(hashes) < _SET_FROM:
+        wanted = [one % places for one in hashes]
+        if len(wanted) == 1:
+            return wanted[0] in values
+        return any(value in wanted for value in values)
+    return not {one % places for one in hashes}.isdisjoint(values)
