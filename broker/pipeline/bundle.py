@@ -19,8 +19,8 @@ __all__ = ["modules", "write_zip"]
 
 _PACKAGE = "broker"
 _ROOT = Path(broker.__file__).parent.parent
-_NOT_FOR_WORKERS = ("bundle.py", "cli.py", "autoload/*/*.py")
-"""The command line, which runs beside an installed jetblock; and ``pyspark_jetblock``, which is added by its own name."""
+_NOT_FOR_WORKERS = ("bundle.py", "cli.py", "jar.py", "autoload/*/*.py")
+"""The command line and its parts, which run beside an installed jetblock; and ``pyspark_jetblock``, added by its own name."""
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest time a zip can hold, for every entry: equal sources make equal bytes."""
 

@@ -1,4 +1,4 @@
-"""``jetblock pipeline``: the zip for Spark's workers, and an estimate of what a query would read.
+"""``jetblock pipeline``: the zip for Spark's workers, the jar for its driver, and an estimate of what a query would read.
 
 Exit status: 0 success; 2 failure (no store, no such stream, wrong credentials, wrong arguments), with the reason on
 standard error.
@@ -10,9 +10,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from broker.output import count, outline, printable, size
 from broker.pipeline.errors import PipelineError
@@ -66,6 +66,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
                     "numpy, pyarrow and obstore.")
     archive.add_argument("out", metavar="OUT.zip", type=Path)
     archive.set_defaults(run=_zip)
+    jar = commands.add_parser(
+        "jar", help="compile the jar for spark-submit --jars",
+        description="Compile a small jar for the Spark that is installed here (or in SPARK_HOME). With it on Spark's class "
+                    "path, queries read only the columns and rows they need, and tables can be created. Needs a JDK.")
+    jar.add_argument("out", metavar="OUT.jar", type=Path)
+    jar.add_argument("--name", default="jetblock", help="what queries call it (default jetblock, in place of the Python source)")
+    jar.set_defaults(run=_jar)
     plan = commands.add_parser(
         "plan", help="estimate how many blocks and bytes a query will read", epilog=_EPILOG,
         description="Estimate how many blocks and bytes a query will read. Only the store's catalogue is read.")
@@ -81,18 +88,29 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def _zip(options: argparse.Namespace) -> int:
     from broker.pipeline.bundle import write_zip
 
-    out: Path = options.out
-    if out.suffix != ".zip":
-        return _cannot(f"{out}: Spark takes this file only if its name ends in .zip")
+    return _written(options.out, ".zip", lambda file: f"{write_zip(file)} modules")
+
+
+def _jar(options: argparse.Namespace) -> int:
+    from broker.pipeline.jar import write_jar
+
+    return _written(options.out, ".jar", lambda file: f"for Spark {write_jar(file, options.name)}")
+
+
+def _written(out: Path, suffix: str, write: Callable[[IO[bytes]], str]) -> int:
+    """Write a file whole or not at all, and say what ``write`` says of it."""
+    if out.suffix != suffix:
+        return _cannot(f"{out}: Spark takes this file only if its name ends in {suffix}")
     new = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with new.open("wb") as file:
-            modules = write_zip(file)
+            what = write(file)
         new.replace(out)
     except OSError as error:
-        new.unlink(missing_ok=True)
         return _cannot(f"{out}: {error.strerror}")
-    print(f"{out}: {modules} modules, {size(out.stat().st_size)}")
+    finally:
+        new.unlink(missing_ok=True)
+    print(f"{out}: {what}, {size(out.stat().st_size)}")
     return 0
 
 

@@ -8,8 +8,8 @@ DataFrame or view, in the same query or a later one, then gets the rows of those
     orders.where("seq = 4").union(orders.where("seq = 5"))      both halves are seq 5
     orders.where("seq = 4").collect(); orders.count()           1
 
-A reader cannot detect this. Pushing filters is safe only for a DataFrame loaded for a single scan; options belong to the
-relation and hold for all its scans.
+A reader cannot detect this. ``jvm/JetblockSource.java`` avoids it; without that, pushing filters is safe only for a
+DataFrame loaded for a single scan. Options belong to the relation and hold for all its scans.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchReader", "PushdownReader", "reader"]
+__all__ = ["BatchReader", "FiltersReader", "PushdownReader", "reader"]
 
 
 def reader(options: Options, schema: StructType) -> DataSourceReader:
@@ -78,3 +78,15 @@ class PushdownReader(BatchReader):
             if not whole:
                 left.append(one)
         return left
+
+
+class FiltersReader(PushdownReader):
+    """Says which filters a PushdownReader handles, and plans nothing: what ``jvm/JetblockSource.java`` asks for first."""
+
+    OPTION = "planned"
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, requested(options.view, schema))
+
+    def partitions(self) -> list[InputPartition]:
+        return []

@@ -42,9 +42,12 @@ class JetblockSource(DataSource):
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         from broker.pipeline.plan.options import Options
-        from broker.pipeline.spark.batch import reader
+        from broker.pipeline.spark.batch import FiltersReader, reader
 
-        return reader(Options.parse(self.options), schema)
+        given = dict(self.options)
+        if given.pop(FiltersReader.OPTION, None) == "false":
+            return FiltersReader(Options.parse(given), schema)
+        return reader(Options.parse(given), schema)
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
