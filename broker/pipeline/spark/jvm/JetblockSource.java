@@ -27,7 +27,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  *
  * <p>Spark's own wrapper of a Python source reads all columns, keeps the plan made under one scan's filters for all scans of
  * the relation, and refuses tables of a catalogue. This one hands Spark's wrapper the columns that are wanted, and a new
- * wrapper for each scan. Rows still come from Python; only the driver needs this class. docs/adr/0004 has the reasons.
+ * wrapper for each scan. Rows still come from Python; only the driver needs this class. docs/adr/0005 has the reasons.
  */
 public final class JetblockSource implements TableProvider, DataSourceRegister {
   /** How the Python source is registered. */
