@@ -14,8 +14,8 @@ from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
 from broker.pipeline.read.scan import read_tasks
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.read.snapshot import read_snapshot
+from tests.pipeline.read.test_scan import EXACT, matching, rows_of
 from tests.pipeline.stores import MemoryObjectClient, Owner
-from tests.pipeline.test_scan import EXACT, matching, rows_of
 
 BLOCKS = 120
 SUBJECTS = 960

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.jar import write_jar
 from tests.pipeline.published import Message, Published, published
-from tests.pipeline.test_spark_batch import FILTERS, PUSHDOWN, messages
+from tests.pipeline.spark.test_spark_batch import FILTERS, PUSHDOWN, messages
 from tests.real.s3 import MISSING
 
 JAR = "jetblock_jar"
