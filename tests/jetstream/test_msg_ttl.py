@@ -31,7 +31,6 @@ async def test_buckets_of_stock_clients() -> None:
         assert await watcher.updates() is None
         marker = await watcher.updates(timeout=5)
         assert marker.operation == "PURGE"
-        assert await marked.create("a", b"4")
         assert await plain.keys() == ["keep"]
 
 
