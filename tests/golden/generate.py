@@ -96,6 +96,16 @@ def _every_record() -> list[OpenBlock[None]]:
     return [shard, block]
 
 
+def _expiring() -> list[OpenBlock[None]]:
+    """Messages that expire: few, and more than a column lists."""
+    few = open_block(STREAM, [[Row(8, T0, b"a", 0, b"1"), Row(9, T0, b"a", 0, b"1")]])
+    many = open_block(STREAM + 1, [[Row(1, T0, b"a", 0, b"1")]])
+    few.add_record(RecordKind.EXPIRY, {"seqs": [8, 9], "expires_at_ns": [T0 + 1_000_000_000, (1 << 63) - 1]})
+    many.add_record(RecordKind.EXPIRY, {"seqs": struct.pack("<9q", *range(1, 10)),
+                                        "expires_at_ns": struct.pack("<9q", *[1 << 60] * 9)})
+    return [few, many]
+
+
 def _many_subjects() -> OpenBlock[None]:
     rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
                 b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
@@ -135,6 +145,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-of-one-message-uncompressed", encode(_one_message(), codec=Codec.NONE))
     yield Golden("segment-with-everything", encode(*_everything()))
     yield Golden("segment-of-every-record", encode(*_every_record()))
+    yield Golden("segment-of-expiring-messages", encode(*_expiring()))
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-with-unknown-optional-record", _with_record(

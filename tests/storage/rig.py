@@ -14,6 +14,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
+from broker.storage.format.records.expiry import NEVER, Expiry
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
@@ -65,6 +66,8 @@ class Stream:
         self.last_seq = last_seq
         self.msgs = msgs
         self.lazy_records: list[tuple[int, object]] = []
+        self.expires_at_ns: dict[int, int] = {}
+        """Of live messages that expire; whoever removes one forgets it here."""
         self.persisted_blocks: list[SealedBlock[Any]] = []
         self.failures: list[Exception] = []
 
@@ -98,6 +101,8 @@ class Stream:
         for kind, body in self.lazy_records:
             block.add_record(kind, body)
         self.lazy_records.clear()
+        if expiring := [seq for seq in self.expires_at_ns if block.first_seq <= seq]:
+            block.add(Expiry(expiring, [self.expires_at_ns[seq] for seq in expiring]))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -237,5 +242,6 @@ def dump(state: ShardState) -> dict[str, Any]:
             "outcome": s.outcome, "last_time_ns": s.last_time_ns, "position": s.position,
             "blocks": [e.pack() for e in s.blocks],
             "consumers": {c.name: c.pack() for c in s.consumers.values()},
+            "expiries": tuple(map(list, s.expiries.rows(0, NEVER))),
         } for s in sorted(state.streams.values(), key=lambda s: s.stream_id)},
     }

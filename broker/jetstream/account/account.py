@@ -44,7 +44,6 @@ from broker.jetstream.config.stream_rules import (
     same_config,
     subjects_overlap,
     with_static_metadata,
-    without_msg_ttl,
 )
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
@@ -211,7 +210,7 @@ class Account:
         """
         self._quota.check_create(given, max(given.max_bytes, 0))
         configs = self._configs()
-        config = without_msg_ttl(check_stream(given, configs, self.limits, self.settings.server, pedantic=pedantic))
+        config = check_stream(given, configs, self.limits, self.settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         if config.num_replicas > 1:
             raise ApiError(10074)
@@ -240,8 +239,7 @@ class Account:
             will leave later.
         """
         configs = self._configs()
-        config = check_update(stream.config, without_msg_ttl(given), configs, self.limits, self.settings.server,
-                              pedantic=pedantic)
+        config = check_update(stream.config, given, configs, self.limits, self.settings.server, pedantic=pedantic)
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)

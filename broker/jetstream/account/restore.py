@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import check_consumer_supported
 from broker.jetstream.config.stream import StreamConfig
-from broker.jetstream.config.stream_rules import check_supported, without_msg_ttl
+from broker.jetstream.config.stream_rules import check_supported
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
@@ -41,7 +41,7 @@ def stored_config(state: StreamState) -> StreamConfig | None:
     if state.offline is not None:
         return None
     try:
-        config = without_msg_ttl(StreamConfig.from_json(state.config), stored=True)
+        config = StreamConfig.from_json(state.config)
         check_supported(config)
     except ApiError as error:
         state.offline = error.description

@@ -23,7 +23,7 @@ from broker.protocol.subject import collide, is_literal, is_valid, subset
 
 __all__ = ["DESCRIPTION_MAX", "METADATA_MAX", "NAME_MAX", "UNSUPPORTED", "check_stream", "check_supported",
            "check_update", "is_asset_name", "required_level", "same_config", "subjects_overlap",
-           "with_dynamic_metadata", "with_static_metadata", "without_msg_ttl"]
+           "with_dynamic_metadata", "with_static_metadata"]
 
 NAME_MAX = 255
 DESCRIPTION_MAX = 4 * 1024
@@ -46,8 +46,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("subject_transform", lambda c: c.subject_transform),
     ("republish", lambda c: c.republish),
     ("retention", lambda c: c.retention != "limits"),
-    ("subject_delete_marker_ttl", lambda c: c.subject_delete_marker_ttl),
-    ("allow_msg_ttl", lambda c: c.allow_msg_ttl),
     ("allow_msg_counter", lambda c: c.allow_msg_counter),
     ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
     ("allow_atomic", lambda c: c.allow_atomic),
@@ -56,9 +54,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""
 
-_BUCKET = ("KV_", "$KV.")
-"""A key-value bucket: how its stream and its subjects begin."""
-
 Neighbours = Mapping[str, StreamConfig]
 """The account's streams as they are, by name (the stream in question may be among them)."""
 
@@ -66,20 +61,6 @@ Neighbours = Mapping[str, StreamConfig]
 def is_asset_name(name: str) -> bool:
     """Whether a stream or consumer may be called so (length aside)."""
     return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
-
-
-def without_msg_ttl(config: StreamConfig, *, stored: bool = False) -> StreamConfig:
-    """``config`` with ``allow_msg_ttl`` off where it is not to be refused, so that what is shown is what there is.
-
-    nats.py asks for it for every key-value bucket, whether or not a TTL will ever be set, and could make none; a message
-    that does carry a TTL is then refused (10166). ``stored``: an earlier version took it for any stream.
-    """
-    name, subject = _BUCKET
-    bucket = config.name.startswith(name) and all(one.startswith(subject) for one in config.subjects)
-    if config.allow_msg_ttl and not config.subject_delete_marker_ttl and (stored or bucket):
-        config = config.copy()
-        config.allow_msg_ttl = False
-    return config
 
 
 def check_supported(config: StreamConfig) -> None:

@@ -37,11 +37,13 @@ from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.publish.ttl import delete_marker
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
+from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -126,12 +128,15 @@ class Stream:
         self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self._tasks, empty=state is None)
+        self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self._tasks, clock,
+                                self._publish_own)
+        self.retention.one_by_one = self.ttls
         replies = Replies(self, log, bus, domain)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
             self.enforcement.trim)
-        self.sequencer = Sequencer(self, log, context, self.retention,
+        self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
                                    clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
@@ -150,6 +155,7 @@ class Stream:
         self.config = config
         self.sequencer.configure(config)
         self.retention.configure(config)
+        self.ttls.configure(config, delete_marker(config))
 
     # --- restart ------------------------------------------------------------------------------------------------------
 
@@ -167,6 +173,7 @@ class Stream:
         live.persisted_seq = live.last_seq
         # A crash may have come between an update and what it removes.
         self.enforcement.resume(state.extra, state.msgs)
+        self.ttls.restore(state.expiries)
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -224,6 +231,10 @@ class Stream:
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
+    def _publish_own(self, msgs: Sequence[Msg]) -> None:
+        """Publish what the stream itself has to say."""
+        self.publish(msgs, 0, len(msgs), None, self.clock.now_ns())
+
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
     def sealing(self, block: OpenBlock[Any]) -> None:
@@ -234,6 +245,8 @@ class Stream:
             rows = OpenRows(block)
             block.add(MessageIds([rows.ordinal_of(seq) for seq, _ in recorded], [msg_id for _, msg_id in recorded]))
             self.msg_ids.expire_later()
+        if self.stored and self.ttls.expiries and (expiry := self.ttls.record(block)) is not None:
+            block.add(expiry)
         for delta in self.listeners.take_deltas():
             block.add(delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
@@ -406,7 +419,8 @@ class Stream:
         Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
         """
         self._configure(config)
-        self.retention.arm()  # also where the limits below have to wait for the store
+        self.retention.arm()
+        self.ttls.arm()  # also where the limits below have to wait for the store
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
@@ -415,11 +429,14 @@ class Stream:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
-        if self.listeners.by_name:
+        if self.listeners.by_name or self.ttls.expiries:
             self.tell_removed(joined(gone), subject, purged)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
-        """As ``removed``, for consumers alone: (first, last, messages) of all that was live in between."""
+        """As ``removed``, (first, last, messages) of all that was live in between; for all but memory streams' blocks."""
+        if self.ttls.expiries:
+            for first, last, _ in ranges:
+                self.ttls.removed(first, last)
         self.listeners.removed(ranges, subject, purged)
 
     def renumbered(self) -> None:
@@ -438,6 +455,7 @@ class Stream:
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
         self.queue.close()
         self.retention.close()
+        self.ttls.close()
         self.live.leave()
         if self._tidy_timer is not None:
             self._tidy_timer.cancel()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.header import Position
-from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
+from broker.storage.format.page import Page, PageRef, encode_pages
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
@@ -36,7 +36,7 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Backoff, Fenced, describe, put_ours
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
-from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, shard_extra
+from broker.storage.state.pages import DIRECTORY_STREAMS, StreamCopy, directory_page, shard_extra
 from broker.storage.state.stream import StreamState
 
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
@@ -252,8 +252,7 @@ class Checkpointer(LogListener):
                 placed(ref)
         directory = {n: ref for n, ref in self._directory.items() if n in members}
         if bodies:
-            written = [Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies],
-                            any(copy.filters for copy in copies))
+            written = [directory_page(position, number, copies)
                        for number, (position, copies) in bodies.items()]
             for number, ref in zip(bodies, await self._put_pages(start.epoch, written), strict=True):
                 directory[number] = ref
@@ -366,3 +365,6 @@ def _places(stream: StreamState) -> Iterator[PageRef]:
     for consumer in stream.consumers.values():
         if isinstance(consumer.place, PageRef):
             yield consumer.place
+    for expiries in stream.expiries.pages:
+        if isinstance(expiries.place, PageRef):
+            yield expiries.place

@@ -58,6 +58,7 @@ PAGES_MAX: Final = 1 << 20
 _MAGIC: Final = b"JPAG"
 _COMPRESSED: Final = 1
 _FILTERS: Final = 2
+_EXPIRIES: Final = 4
 _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQIIII")
@@ -80,17 +81,21 @@ class PageKind(IntEnum):
     """a slice of one stream's message ids, by time"""
     SUBJECTS = 6
     """subject state of one stream"""
+    EXPIRY = 7
+    """when messages of one stream expire"""
 
 
 class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``filters`` is whether
-    block references in it may have subject filters: readers older than those know by it that the page is newer."""
+    block references in it may have subject filters, ``expiries`` whether streams in it may have those: older readers know by
+    them that the page is newer."""
 
     kind: int
     position: Position
     key: int
     body: Any
     filters: bool = False
+    expiries: bool = False
 
 
 class PageRef(NamedTuple):
@@ -140,7 +145,8 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
 def _encode_page(page: Page, object_position: Position) -> bytes:
     body = pack_value(page.body)
     stored = compress(body)
-    flags = (_COMPRESSED if len(stored) != len(body) else 0) | (_FILTERS if page.filters else 0)
+    flags = ((_COMPRESSED if len(stored) != len(body) else 0) | (_FILTERS if page.filters else 0)
+             | (_EXPIRIES if page.expiries else 0))
     fixed = _PAGE.pack(_MAGIC, PAGE_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
                        len(body), len(stored), checksum(stored), 0)[:-4]
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
@@ -160,7 +166,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
      body_crc, crc) = _PAGE.unpack_from(data)
     if magic != _MAGIC or crc32(data[:_PAGE.size - 4]) != crc:
         raise Corrupt(name, "page", offset, "the checksum of its fixed part does not match")
-    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS) or spare:
+    if version != PAGE_VERSION or flags & ~(_COMPRESSED | _FILTERS | _EXPIRIES) or spare:
         raise VersionUnknown(name, "page", offset + 4, f"version {version}, flags {flags}: not this reader's")
     if (object_epoch, object_number, kind, key) != (*ref.position, ref.kind, ref.key) or number > NUMBER_MAX:
         raise Corrupt(name, "page", offset + 5, "it is another page than the one named")
@@ -173,7 +179,7 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] = unpa
         body = unpack(decompress(stored, body_bytes))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + _PAGE.size, str(error)) from None
-    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS))
+    return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES))
 
 
 def decode_pages_directory(prefix: bytes, position: Position, *, complete: bool = False) -> list[PageRef] | int:

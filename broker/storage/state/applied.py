@@ -26,6 +26,7 @@ from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
 from broker.storage.format.records.stream_create import StreamCreate
@@ -218,6 +219,8 @@ class ShardState:
             left = blocks.remove(*removed)
             if left and counting:
                 self._left([left])
+            if stream.expiries:
+                stream.expiries.remove(removed[0], removed[1])
         deleted = False
         for record in core.records:
             kind = record.kind
@@ -248,6 +251,9 @@ class ShardState:
                 deleted = True
             elif kind == Ceiling.KIND:
                 stream.ceiling = Ceiling.decode(record.body).seq
+            elif kind == Expiry.KIND and self.wanted is None:
+                expiry = Expiry.decode(record.body)
+                stream.expiries.add(expiry.seqs, expiry.expires_at_ns)
         self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
@@ -256,8 +262,11 @@ class ShardState:
         trims = outcome[0] != stream.first_seq or self.replaying
         stream.first_seq, stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns = outcome
         stream.last_time_ns = last_time_ns
-        if trims and (left := stream.blocks.trim(outcome[0])) and not self.replaying:
-            self._left(left)
+        if trims:
+            if (left := stream.blocks.trim(outcome[0])) and not self.replaying:
+                self._left(left)
+            if stream.expiries:
+                stream.expiries.trim(outcome[0])
         stream.position = self.position
         stream.dirty = True
 

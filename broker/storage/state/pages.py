@@ -2,12 +2,14 @@
 
     root ── DIRECTORY pages, about 64 streams each ── small state inline
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
-                                                   └─ CONSUMERS pages, one for each consumer with much pending
+                                                   ├─ CONSUMERS pages, one for each consumer with much pending
+                                                   └─ EXPIRY pages, 4096 messages with a TTL each
 
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
-                    last_time_ns, ceiling, position, extra, table, consumers]
+                    last_time_ns, ceiling, position, extra, table, consumers, expiries?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
     consumers      [[packed or None, page or None], …]
+    expiries       the same; missing while no message has a TTL
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
@@ -27,18 +29,24 @@ from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.expiries import ExpiryPage
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, TablePage
 
-__all__ = ["DIRECTORY_STREAMS", "StreamCopy", "load_directory", "load_part", "shard_extra", "shard_of"]
+__all__ = ["DIRECTORY_STREAMS", "StreamCopy", "directory_page", "load_directory", "load_part", "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
 INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state; more have a page of their own."""
+INLINE_EXPIRIES_MAX = 256
 
 _RUNS_AT_ONCE = 4096
+
+_TABLE = 14
+_ENTRY_FIELDS = 16
+"""Of a stream without expiries; ``_TABLE`` is the first that names pages."""
 
 _DAMAGED = (TypeError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
@@ -50,7 +58,7 @@ class StreamCopy:
     a change meanwhile takes the mark off, so that ``placed`` does not call a part clean that is not.
     """
 
-    __slots__ = ("_consumers", "_table", "entry", "filters", "stream")
+    __slots__ = ("_consumers", "_expiries", "_table", "entry", "filters", "stream")
 
     def __init__(self, stream: StreamState) -> None:
         self.stream = stream
@@ -78,15 +86,28 @@ class StreamCopy:
                 self._consumers.append((consumer, row))
             else:
                 consumer.place = None
+        self._expiries: list[tuple[ExpiryPage, list[Any]]] = []
+        expiries: list[list[Any]] = []
+        inline = len(stream.expiries) <= INLINE_EXPIRIES_MAX
+        for some in stream.expiries.pages:
+            row = [some.pack() if inline else None, None]
+            expiries.append(row)
+            if inline:
+                some.place = None
+            else:
+                self._expiries.append((some, row))
         self.entry: list[Any] = [
             stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
             stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
             list(stream.position), dict(stream.extra), table, consumers]
+        if expiries:
+            self.entry.append(expiries)
 
     def objects(self) -> set[Position]:
         """The objects that the entry names, once all parts have their places."""
-        table, consumers = self.entry[-2:]
-        refs = [row[2] for row in table if row[2] is not None] + [row[1] for row in consumers if row[1] is not None]
+        table, *others = self.entry[_TABLE:]
+        refs = [row[2] for row in table if row[2] is not None]
+        refs += [row[1] for rows in others for row in rows if row[1] is not None]
         return {Position(*ref[:2]) for ref in refs}
 
     def parts(self, position: Callable[[], Position], moved: Callable[[PageRef], bool],
@@ -106,9 +127,21 @@ class StreamCopy:
                 continue
             consumer.place = self
             yield (Page(PageKind.CONSUMERS, position(), stream_id, consumer.pack()), _placer(self, consumer, row, 1))
+        for some, row in self._expiries:
+            if isinstance(some.place, PageRef) and not moved(some.place):
+                row[1] = some.place.pack()
+                continue
+            some.place = self
+            yield Page(PageKind.EXPIRY, position(), stream_id, some.pack()), _placer(self, some, row, 1)
 
 
-def _placer(copy: StreamCopy, part: TablePage | ConsumerState, row: list[Any], at: int) -> Callable[[PageRef], None]:
+def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
+    """The directory page ``number``, once all parts of its streams have their places."""
+    return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies], any(copy.filters for copy in copies),
+                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies))
+
+
+def _placer(copy: StreamCopy, part: TablePage | ConsumerState | ExpiryPage, row: list[Any], at: int) -> Callable[[PageRef], None]:
     def placed(ref: PageRef) -> None:
         row[at] = ref.pack()
         if part.place is copy:
@@ -126,7 +159,8 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
     try:
         for entry in page.body:
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
-             ceiling, position, extra, table, consumers) = entry
+             ceiling, position, extra, table, consumers, *more) = entry
+            [expiries] = more or ((),)
             if state.wanted is not None and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -150,6 +184,11 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
                 else:
                     consumer = ConsumerState.unpack(packed)
                     stream.consumers[consumer.name] = consumer
+            for packed, ref in expiries if state.wanted is None else ():  # readers do not ask for them
+                if ref is not None:
+                    needed.append(PageRef.unpack(ref))
+                else:
+                    stream.expiries.load(ExpiryPage.unpack(packed))
             state.streams[stream_id] = stream
     except _DAMAGED as error:
         raise Corrupt(f"directory page {page.key}", "page", 0, repr(error)) from None
@@ -158,7 +197,7 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
 
 def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack
               ) -> None:
-    """Add a BLOCKS or CONSUMERS page to its stream; block tables in the order that ``load_directory`` gave.
+    """Add a BLOCKS, CONSUMERS or EXPIRY page to its stream; in the order that ``load_directory`` gave.
 
     Args: unpack_ref makes a reference of what the page has of it.
     Raises: Corrupt.
@@ -177,6 +216,10 @@ def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[
             consumer = ConsumerState.unpack(page.body)
             consumer.place = ref
             stream.consumers[consumer.name] = consumer
+        elif page.kind == PageKind.EXPIRY:
+            some = ExpiryPage.unpack(page.body)
+            some.place = ref
+            stream.expiries.load(some)
         else:
             raise ValueError(f"a page of kind {page.kind} among a stream's")
     except _DAMAGED as error:

@@ -7,6 +7,7 @@ from typing import Any
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.expiries import Expiries
 from broker.storage.state.table import BlockTable
 
 __all__ = ["START", "StreamState"]
@@ -18,7 +19,7 @@ START = Position(0, 0)
 class StreamState:
     """One stream as persisted blocks left it."""
 
-    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "extra",
+    __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
                  "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
                  "position", "stream_id")
 
@@ -39,6 +40,7 @@ class StreamState:
         """The sequence that no crash lets this (async) stream hand out before; 0: it has none."""
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
+        self.expiries = Expiries()
         self.extra: dict[str, Any] = {}
         """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
         self.position = START

@@ -18,6 +18,8 @@ class Kept(NamedTuple):
     payload: bytes
     size: int
     time_ns: int
+    ttl: int = 0
+    """In seconds; -1: never expires."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Model:
         return max((msg.seq for msg in self.msgs if msg.subject == subject), default=0)
 
     def publish(self, subject: bytes, payload: bytes, size: int, now_ns: int, *, msg_id: bytes = b"",
-                rollup: str = "", expected_last: int | None = None) -> int | str:
+                rollup: str = "", expected_last: int | None = None, ttl: int = 0) -> int | str:
         """Returns the sequence, minus the first one's for a duplicate, or what refused it."""
         now_ns = max(now_ns, self.last_time_ns)
         self.enforce()
@@ -74,7 +76,7 @@ class Model:
                 return "maximum bytes exceeded"
         self.last_seq += 1
         self.last_time_ns = now_ns
-        self.msgs.append(Kept(self.last_seq, subject, payload, size, now_ns))
+        self.msgs.append(Kept(self.last_seq, subject, payload, size, now_ns, ttl))
         if msg_id:
             self.ids[msg_id] = self.last_seq, now_ns
         if rollup:
@@ -98,7 +100,8 @@ class Model:
 
     def expire(self, now_ns: int) -> None:
         if self.max_age:
-            self.remove([msg for msg in self.msgs if msg.time_ns <= now_ns - self.max_age])
+            self.remove([msg for msg in self.msgs if msg.ttl >= 0 and msg.time_ns <= now_ns - self.max_age])
+        self.remove([msg for msg in self.msgs if msg.ttl > 0 and msg.time_ns + msg.ttl * 1_000_000_000 <= now_ns])
 
     def delete(self, seq: int) -> bool:
         found = [msg for msg in self.msgs if msg.seq == seq]

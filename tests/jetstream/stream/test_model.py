@@ -36,7 +36,9 @@ messages = st.tuples(
     st.sampled_from(SUBJECTS),
     st.binary(max_size=40),
     st.sampled_from([{}, {}, {}, {"X": "y"}, {"Nats_Msg_Id": "1"}, {"Nats_Msg_Id": "2"}, {"Nats_Rollup": "sub"},
-                     {"Nats_Rollup": "all"}, {"Nats_Expected_Last_Subject_Sequence": "?"}]))
+                     {"Nats_Rollup": "all"}, {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_TTL": "1s"}, {"Nats_TTL": "2"},
+                     {"Nats_TTL": "never"}]))
+TTLS = {"": 0, "1s": 1, "2": 2, "never": -1}
 
 
 class StreamMachine(RuleBasedStateMachine):
@@ -57,6 +59,7 @@ class StreamMachine(RuleBasedStateMachine):
         config: dict[str, Any] = {
             "max_msgs": max_msgs, "max_bytes": max_bytes, "max_msgs_per_subject": per_subject, "max_age": age,
             "discard": "new" if new and limited else "old", "allow_rollup_hdrs": True,
+            "allow_msg_ttl": True,
             "discard_new_per_subject": new and new_per and per_subject > 0, "duplicate_window": self.window_ns,
             "storage": "memory" if kind == "memory" else "file"}
         if kind == "async":
@@ -97,7 +100,8 @@ class StreamMachine(RuleBasedStateMachine):
             sent.append(msg)
             expected.append(self.model.publish(
                 subject, payload, message_size(subject, msg[2], msg[3]), now_ns, expected_last=last,
-                msg_id=headers.get("Nats_Msg_Id", "").encode(), rollup=headers.get("Nats_Rollup", "")))
+                msg_id=headers.get("Nats_Msg_Id", "").encode(), rollup=headers.get("Nats_Rollup", ""),
+                ttl=TTLS[headers.get("Nats_TTL", "")]))
         self.model.enforce()
         self.loop.call_soon(lambda: publish(self.world, self.stream, *sent))
 
@@ -136,13 +140,14 @@ class StreamMachine(RuleBasedStateMachine):
         self.world.clock.advance(ms * 1_000_000)
 
         async def expire() -> None:
+            # Whole passes, from now on: none begins on its own meanwhile, since the loop's time stands almost still.
             self.stream.retention.expire()
+            self.stream.ttls.expire()
             for _ in range(50):
                 await asyncio.sleep(0)
 
-        if self.model.max_age:
-            self.run(expire())
-            self.model.expire(self.world.clock.now_ns())
+        self.run(expire())
+        self.model.expire(self.world.clock.now_ns())
 
     @rule(max_msgs=st.sampled_from([-1, 4, 9]), per_subject=st.sampled_from([-1, 1, 2]))
     def limits_change(self, max_msgs: int, per_subject: int) -> None:

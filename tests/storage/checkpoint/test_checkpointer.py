@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.state.expiries as expiries
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
 from broker.clock import ManualClock
@@ -33,6 +34,8 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
+    monkeypatch.setattr(pages, "INLINE_EXPIRIES_MAX", 3)
+    monkeypatch.setattr(expiries, "PAGE_ROWS", 4)
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 3)
     monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 5)
 
@@ -67,9 +70,12 @@ class Crowd:
             count = rng.randint(1, 5)
             stream.publish(count, b"x" * 5)
             live += range(stream.last_seq - count + 1, stream.last_seq + 1)
+            if rng.random() < 0.5:
+                stream.expires_at_ns |= {seq: rng.randint(1, 9) for seq in live[-rng.randint(1, count):]}
         elif draw < 0.7 and live:
             seq = live.pop(rng.randrange(len(live)))
             self.rig.log.block(stream).remove(seq, seq, 1, 43)
+            stream.expires_at_ns.pop(seq, None)
             stream.msgs -= 1
             stream.first_seq = live[0] if live else stream.last_seq + 1
             self.rig.log.urgent()

@@ -13,7 +13,7 @@ from tests.storage.format.test_segment import values
 from tests.storage.format.whole import AT, NONCE
 
 positions = st.builds(Position, st.integers(0, 9), st.integers(0, (1 << 48) - 1))
-pages = st.builds(Page, st.sampled_from(PageKind), positions, st.integers(0, (1 << 64) - 1), values)
+pages = st.builds(Page, st.sampled_from(PageKind), positions, st.integers(0, (1 << 64) - 1), values, st.booleans(), st.booleans())
 
 
 def _object(*some: Page, position: Position = AT) -> tuple[bytes, list[PageRef]]:

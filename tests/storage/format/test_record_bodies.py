@@ -31,7 +31,8 @@ def _records(name: str) -> list[Record]:
     return [record for i in range(len(head)) for record in head.core(i).records]
 
 
-EVERY = {record.kind: record.body for record in _records("segment-of-every-record")
+EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages")
+         for record in _records(name)
          if record.kind != RecordKind.CONSUMER_STATE or "re" in record.body}  # type: ignore[operator]
 """A body of each kind, with all keys."""
 
@@ -61,7 +62,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (7, "add", [[1], [2]]), (7, "add", [[1], [2], [3, 4]]), (7, "add", 7), (7, "re", [[1, 2]]), (7, "re", {"a": 1}),
     (7, "x", "k"), (9, "seq", None), (9, "seq", "9"), (10, "segments", [[1, 2]]), (10, "pages", [[1, 2, 3]]),
     (10, "roots", [[-1, 2]]), (10, "done", {}), (11, "owner", 5), (11, "ends", [[1]]), (11, "ends", None),
-    (11, "at_ns", None), (11, "reader_version", "1")]
+    (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
+    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567")]
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)
@@ -88,7 +90,8 @@ def test_a_body_that_is_something_else_is_corrupt(kind: RecordKind) -> None:
 @given(st.sampled_from(RecordKind), st.recursive(
     st.none() | st.integers(-2**63, 2**64 - 1) | st.text(max_size=3) | st.binary(max_size=9) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["n", "d", "f", "la", "add", "drop", "re", "x", "name", "config", "ends", "segments"]) | st.integers(0, 99),
+        st.sampled_from(["n", "d", "f", "la", "add", "drop", "re", "x", "name", "config", "ends", "segments", "seqs",
+                         "expires_at_ns"]) | st.integers(0, 99),
         inner, max_size=4), max_leaves=12))
 def test_any_value_is_a_body_or_corrupt(kind: RecordKind, value: object) -> None:
     """Shows that no value ends in another error, and that what is a body stays one when it is written again."""

@@ -38,11 +38,13 @@ class Candidate:
         pending: what was accepted before it and is not in the stream yet.
         msg_id: the id to remember, or b"".
         rollup: b"", b"sub" or b"all".
+        ttl: seconds to live, -1 for ever, 0 as long as the stream's limits allow.
         index: where a stream that limits subjects counts it.
         after: what follows once it is the stream's last message, or None.
     """
 
-    __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject")
+    __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject",
+                 "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
@@ -59,6 +61,7 @@ class Candidate:
         self.subject, self.hlen, self.body = subject, hlen, body
         self.size = size + len(subject) + len(body)
         self.msg_id = self.rollup = b""
+        self.ttl = 0
         self.index: SubjectIndex | None = None
         self.after: Callable[[], None] | None = None
 

@@ -21,7 +21,7 @@ class Pending:
     """
 
     __slots__ = ("_append", "bytes", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
-                 "time_ns")
+                 "time_ns", "ttls")
 
     def __init__(self, first_seq: int, source: Source | None, time_ns: int, append: Callable[[Pending], bool]) -> None:
         self.source = source
@@ -42,18 +42,22 @@ class Pending:
         self.removed: list[tuple[int, int]] = []
         """(sequence, size) of messages that the accepted ones replace."""
         self.removed_bytes = 0
+        self.ttls: list[tuple[int, int]] = []
+        """(sequence, seconds to live) of those that have a TTL."""
 
     @property
     def last_seq(self) -> int:
         """Sequence of the last one; of the stream's last message while there is none."""
         return self.first_seq + len(self.msgs) - 1
 
-    def add(self, msg: Msg, size: int, msg_id: bytes, replaced: Sequence[tuple[int, int]]) -> None:
+    def add(self, msg: Msg, size: int, msg_id: bytes, replaced: Sequence[tuple[int, int]], ttl: int = 0) -> None:
         """Accept a message, which takes the place of messages (sequence, size)."""
         msgs = self.msgs
         if msg_id:
             self.ids[msg_id] = self.first_seq + len(msgs)
         self.last_id = msg_id
+        if ttl:
+            self.ttls.append((self.first_seq + len(msgs), ttl))
         msgs.append(msg)
         self.bytes += size
         if replaced:

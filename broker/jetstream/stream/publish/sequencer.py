@@ -85,16 +85,22 @@ class Retention(Protocol):
     def take_out(self, found: Iterable[tuple[int, int]]) -> None: ...
 
 
+class Ttls(Protocol):
+    """When messages expire that have a TTL."""
+
+    def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None: ...
+
+
 class Sequencer:
     """The publishing side of one stream. ``configure`` follows each change of its configuration."""
 
-    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention,
+    def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, ttls: Ttls,
                  blocked: BlockedPublish, replies: Replies, bus: Bus, clock: Clock) -> None:
         self._owner = owner
         self._log = log
         self.context = context
         self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
-        self._retention, self._blocked = retention, blocked
+        self._retention, self._ttls, self._blocked = retention, ttls, blocked
         self._clock = clock
         self._pub_acks_each = bus.pub_acks_each
         self.replies = replies
@@ -300,6 +306,8 @@ class Sequencer:
                          sum(map(len, subjects)) + sum(map(len, replies)))
         live.appended(block, len(bodies), pending.bytes, first_seq, time_ns)
         self._dedupe.add(pending.ids, pending.last_id, time_ns)
+        if pending.ttls:
+            self._ttls.added(pending.ttls, time_ns)
         self.replies.accepted(pending.source, replies, first_seq)
         if pending.removed:
             self._retention.take_out(pending.removed)
@@ -342,7 +350,7 @@ class Sequencer:
             pending.indexed = True
             replaced = self._index(index, subject, pending.last_seq + 1, size, bool(candidate.rollup))
             pending.indexed = False
-        pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced)
+        pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced, candidate.ttl)
         return candidate.after
 
     def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:

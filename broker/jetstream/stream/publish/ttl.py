@@ -1,48 +1,76 @@
-"""A message's time to live. Streams do not support it yet, so the checks refuse it."""
+"""A message's time to live: whether it may have one, and which.
+
+Does not own: when messages expire (retention.ttl).
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch, parseMessageTTL.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.gotime import parse_duration
+from broker.gotime import format_duration, parse_duration
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import INT64_MAX, decimal
+from broker.protocol import headers as header_block
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["TTL", "TTL_INVALID", "disabled", "parse_ttl", "valid"]
+__all__ = ["TTL", "TTL_INVALID", "delete_marker", "disabled", "parse_ttl", "valid"]
 
 TTL = b"Nats-TTL"
+
+_SECOND = 1_000_000_000
 
 TTL_INVALID = 0
 """What ``parse_ttl`` gives for text that is no TTL."""
 
 
-def disabled(context: CheckContext, config: StreamConfig) -> Check:
+def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
     """10166."""
     def check(candidate: Candidate) -> None:
-        if (text := candidate.headers[TTL]) and parse_ttl(text) != TTL_INVALID:
+        if (text := candidate.headers.get(TTL)) and parse_ttl(text) != TTL_INVALID:
             raise ApiError(10166)
-    return check
+    return check if not config.allow_msg_ttl else None
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10165."""
+    """10165; else the message has its TTL from here on, at least that of a delete marker: a marker that is there already
+    would otherwise outlive it, and the message would leave none."""
+    least = config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
+
     def check(candidate: Candidate) -> None:
-        if (text := candidate.headers[TTL]) and parse_ttl(text) == TTL_INVALID:
+        if not (text := candidate.headers.get(TTL)):
+            return
+        ttl = parse_ttl(text)
+        if ttl == TTL_INVALID:
             raise ApiError(10165)
+        if 0 < ttl < least:
+            ttl = least
+            block = header_block.remove(candidate.body[:candidate.hlen], TTL)
+            block = header_block.set(block, TTL, b"%d" % ttl)
+            candidate.size += len(block) - candidate.hlen
+            candidate.hlen, candidate.body = len(block), block + candidate.body[candidate.hlen:]
+        candidate.ttl = ttl
     return check
+
+
+def delete_marker(config: StreamConfig) -> bytes:
+    """The headers of the message that takes the place of a subject's last one when that expires; b"": there is none."""
+    seconds = config.subject_delete_marker_ttl // _SECOND
+    if not seconds:
+        return b""
+    return header_block.build(((b"Nats-Marker-Reason", b"MaxAge"), (TTL, format_duration(seconds * _SECOND).encode()),
+                               (b"Nats-Rollup", b"sub")))
 
 
 def parse_ttl(text: bytes) -> int:
     """A message's time to live in whole seconds; -1: never expires; ``TTL_INVALID`` (0): not a TTL.
 
     Seconds in digits, a Go duration of at least one second, or ``never`` in any case.
-
-    Source: nats-server, server/stream.go, parseMessageTTL.
     """
     if text.lower() == b"never":
         return -1
@@ -52,4 +80,4 @@ def parse_ttl(text: bytes) -> int:
         ttl_ns = parse_duration(text.decode())
     except ValueError:  # UnicodeDecodeError is one
         return TTL_INVALID
-    return max(ttl_ns // 1_000_000_000, TTL_INVALID)
+    return max(ttl_ns // _SECOND, TTL_INVALID)

@@ -87,6 +87,14 @@ class Listeners(Protocol):
     def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None: ...
 
 
+class OneByOne(Protocol):
+    """Takes max_age over where it has to look at each message."""
+
+    @property
+    def ages_one_by_one(self) -> bool: ...
+    def arm(self) -> None: ...
+
+
 class Retention:
     """The leaving side of one stream. ``configure`` follows each change of its configuration."""
 
@@ -101,6 +109,7 @@ class Retention:
         self._log = log
         self._tasks = tasks
         self._clock = clock
+        self.one_by_one: OneByOne | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
 
@@ -153,6 +162,9 @@ class Retention:
     def arm(self) -> None:
         """See to it that the first message leaves when it is too old."""
         if self._timer is None and self._expiring is None and self._max_age_ns and self._live.msgs:
+            if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
+                self.one_by_one.arm()
+                return
             due_ns = self._owner.first_time_ns + self._max_age_ns - self._clock.now_ns()
             self._arm(min(max(due_ns, 0), _TIMER_NS_MAX))
 
@@ -174,6 +186,9 @@ class Retention:
             self._timer = None
         live = self._live
         if not self._max_age_ns or not live.msgs:
+            return
+        if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
+            self.one_by_one.arm()
             return
         if not self._log.clock_trusted():
             self._arm(1_000_000_000)

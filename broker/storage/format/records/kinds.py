@@ -21,3 +21,4 @@ class RecordKind(IntEnum):
     CEILING = 9
     RELEASE = 10
     OPENING = 11
+    EXPIRY = 12

@@ -10,6 +10,7 @@ from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
@@ -31,5 +32,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Ceiling,
     Release,
     Opening,
+    Expiry,
 )}
 """By kind."""

@@ -1,0 +1,326 @@
+"""Messages that expire one by one: by their own TTL, and by max_age where it has to look at each of them.
+
+Owns: the expiries of the live stream, the timer for the next of them, the passes that carry them out, delete markers.
+Does not own: which TTL a message has (publish.ttl), what is persisted of it (storage.state.expiries), max_age of messages
+that all expire in order (retention), how messages leave (retention).
+
+    commit ──> added ──> expiries ── timer ──> pass ─┬─ no markers ──────────> Retention.remove, a slice at a time
+                            ^                        └─ last of its subject ─> a marker is published, which rolls it up
+    removals ──> removed ───┘                           (subject_delete_marker_ttl)
+
+max_age goes this way (``ages_one_by_one``) in streams with delete markers, and where a message has the TTL ``never``: it stays
+while those around it leave.
+
+A marker takes a message's place only if that is the last of its subject, and is neither a marker nor the purge of a key
+itself. It is published like any message. Where it is refused, the message stays, and is tried again every 2 seconds.
+
+Nothing expires while the clock is not trusted.
+
+Source: nats-server, server/filestore.go, expireMsgs, handleRemovalOrSdm; server/sdm.go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from broker.jetstream.stream.state.heads import blocks_from
+from broker.jetstream.stream.state.rows import Rows
+from broker.protocol import headers as header_block
+from broker.storage.format.records.expiry import Expiry
+from broker.storage.state.expiries import NEVER, Expiries, expires_at
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.retention.retention import Retention
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live, LiveBlock
+    from broker.jetstream.stream.state.stored import StoredMsg
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+    from broker.storage.log.open_block import OpenBlock
+
+__all__ = ["MessageTtls"]
+
+_APART_NS = 100_000_000
+"""At least this long between two passes: a busy stream always has something that expires."""
+
+_TIMER_NS_MAX = 3_600_000_000_000
+"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
+
+_RETRY_NS = 1_000_000_000
+
+_MARKED_APART_NS = 2_000_000_000
+"""A message whose marker was published and which is still there is left alone for so long."""
+
+_ROWS_AT_ONCE = 2000
+"""Removed in one turn of the loop: about 2 ms."""
+
+_MARKERS_AT_ONCE = 64
+"""Published in one turn of the loop: each of them is a roll-up."""
+
+class Queries(Protocol):
+    """Single messages."""
+
+    async def get(self, seq: int) -> StoredMsg | None: ...
+
+
+class MessageTtls:
+    """The expiring messages of one stream. ``configure`` follows each change of its configuration.
+
+    Args: ``publish`` takes the markers, as the stream takes every publish.
+    """
+
+    def __init__(self, live: Live, heads: Heads, subjects: SubjectState, queries: Queries, retention: Retention,
+                 log: Log | MemoryLog, tasks: Tasks, clock: Clock, publish: Callable[[Sequence[Msg]], None]) -> None:
+        self.expiries = Expiries()
+        self._live = live
+        self._heads = heads
+        self._subjects = subjects
+        self._queries = queries
+        self._retention = retention
+        self._log = log
+        self._tasks = tasks
+        self._clock = clock
+        self._publish = publish
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ns = 0
+        self._pass: asyncio.Task[None] | None = None
+        self._aged_seq = 0
+        """max_age has nothing to remove below it: only messages that never expire are left there."""
+        self._age_due_ns = NEVER
+        """When max_age has something to remove from ``_aged_seq`` on, as the last pass found; NEVER: nothing was there."""
+        self._marked: dict[int, int] = {}
+        """Messages in whose place a marker was published, and when."""
+
+    def configure(self, config: StreamConfig, marker: bytes) -> None:
+        """Take the limits of ``config``, and the headers of its delete markers, b"" where it has none."""
+        self._max_age_ns = max(config.max_age, 0)
+        self._marker = marker
+        self._aged_seq, self._age_due_ns = 0, NEVER
+        self.close()
+        self.arm()
+
+    def restore(self, expiries: Expiries) -> None:
+        """Take what was persisted."""
+        if expiries:
+            self.expiries = expiries.copy()
+            self.arm()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what comes and goes ------------------------------------------------------------------------------------------
+
+    def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None:
+        """Messages (sequence, TTL in seconds) were appended, at ``time_ns``."""
+        times = [expires_at(time_ns, ttl) for _, ttl in rows]
+        self.expiries.add([seq for seq, _ in rows], times)
+        if self._timer is None or min(times) < self._timer_due_ns:
+            self.close()
+            self.arm()
+
+    def removed(self, first: int, last: int) -> None:
+        """The messages first..last are no more."""
+        self.expiries.remove(first, last)
+
+    def record(self, block: OpenBlock[object]) -> Expiry | None:
+        """What ``block``, which takes no more messages, has to record of them."""
+        if not block.count or self.expiries.last_seq < block.first_seq:
+            return None
+        seqs, times = self.expiries.rows(block.first_seq, block.last_seq)
+        return Expiry(seqs, times) if seqs else None
+
+    @property
+    def ages_one_by_one(self) -> bool:
+        """Whether max_age has to look at each message."""
+        return bool(self._max_age_ns and (self._marker or self.expiries.nevers))
+
+    # --- the timer ----------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """See to it that what expires next leaves in time."""
+        if self._timer is not None or self._pass is not None:
+            return
+        due_ns = self.expiries.next_ns
+        if self.ages_one_by_one and self._live.msgs:
+            due_ns = min(due_ns, self._age_due_ns if self._age_due_ns != NEVER else self._first_age_due_ns())
+        if due_ns != NEVER:
+            self._arm(due_ns)
+
+    def _arm(self, due_ns: int, least_ns: int = 0) -> None:
+        now_ns = self._clock.now_ns()
+        delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
+        self._timer_due_ns = now_ns + delay_ns
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
+
+    def _first_age_due_ns(self) -> int:
+        """When max_age may have something to remove, without a look at the messages."""
+        live = self._live
+        if not live.looked:
+            return live.first_time_ns + self._max_age_ns
+        block = next(blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq), None)
+        return NEVER if block is None else block.first_time_ns + self._max_age_ns
+
+    def expire(self) -> None:
+        """Begin a pass over what has expired: the timer's call."""
+        self.close()
+        if self._pass is not None:
+            return
+        if not self._log.clock_trusted():
+            self._arm(0, _RETRY_NS)
+        else:
+            self._pass = self._tasks.start(self._carry_out(), "expiry")
+
+    async def _carry_out(self) -> None:
+        wait_ns = _APART_NS
+        try:
+            await self._live.look()
+            if self._marker:
+                await self._subjects.build()
+            more = True
+            while more:
+                now_ns = self._clock.now_ns()
+                if self._marked:
+                    self._marked = {seq: at_ns for seq, at_ns in self._marked.items()
+                                    if now_ns - at_ns < _MARKED_APART_NS and self._live.find(seq) is not None}
+                more = await self._expire_due(now_ns)
+                if self.ages_one_by_one:
+                    more |= await self._age(now_ns - self._max_age_ns)
+                self._log.urgent()
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._tasks.warn("expired messages stay for now: %s", error)
+            wait_ns = _RETRY_NS
+        finally:
+            self._pass = None
+        due_ns = self._next_due_ns()
+        if due_ns != NEVER:
+            self._arm(due_ns, wait_ns)
+        if not self.ages_one_by_one:
+            self._retention.arm()
+
+    def _next_due_ns(self) -> int:
+        due_ns = self.expiries.next_ns
+        if self.ages_one_by_one and self._live.msgs:
+            due_ns = min(due_ns, self._age_due_ns)
+        if self._marked and due_ns <= (now_ns := self._clock.now_ns()):
+            # It is one of these that is due, again and again.
+            due_ns = min(*self._marked.values(), now_ns) + _MARKED_APART_NS
+        return due_ns
+
+    # --- one slice ----------------------------------------------------------------------------------------------------
+
+    async def _expire_due(self, now_ns: int) -> bool:
+        """Remove some of what has expired by ``now_ns``; returns whether there is more."""
+        live = self._live
+        due = [seq for seq in self.expiries.due(now_ns, _ROWS_AT_ONCE) if seq not in self._marked]
+        if not due:
+            return False
+        at = 0
+        while at < len(due):
+            block = live.find(due[at])
+            if block is None:
+                self.expiries.remove(due[at], due[at])
+                at += 1
+                continue
+            end = at + 1
+            while end < len(due) and due[end] <= block.last_seq:
+                end += 1
+            await self._remove(block, due[at:end])
+            at = end
+        return True
+
+    async def _age(self, limit_ns: int) -> bool:
+        """Remove what is older than max_age but does not stay for ever, of the first block that has some; returns whether
+        there may be more."""
+        live = self._live
+        self._age_due_ns = NEVER
+        for block in blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq):
+            first = max(block.first_seq, live.first_seq)
+            never = self.expiries.never(first, block.last_seq)
+            if block.first_time_ns > limit_ns:
+                self._age_due_ns = block.first_time_ns + self._max_age_ns
+                return False
+            if never and len(never) == block.live_msgs:
+                if block.open is None:
+                    self._aged_seq = block.last_seq + 1
+                continue
+            rows = await self._heads.of(block)
+            if rows is None or not live.holds(block):
+                return True
+            end = rows.ordinal_at(limit_ns + 1)
+            old = live.live_seqs(block, rows, first, rows.seq_of(end - 1)) if end else ()
+            seqs = [seq for seq in old if seq not in never and seq not in self._marked][:_ROWS_AT_ONCE]
+            if seqs:
+                await self._remove(block, seqs)
+                return True
+            for seq in live.live_seqs(block, rows, first, block.last_seq):
+                if seq not in never:
+                    self._age_due_ns = rows.time_of(rows.ordinal_of(seq)) + self._max_age_ns
+                    return False
+        return False
+
+    async def _remove(self, block: LiveBlock, seqs: Sequence[int]) -> None:
+        """Remove live messages of one block, rising; or publish markers in their place."""
+        live = self._live
+        seqs = [seq for seq in seqs if live.find(seq) is block]
+        if seqs and not self._marker and len(seqs) == block.live_msgs and block.first_seq <= live.first_seq:
+            # Without a look at the messages: most streams give all of theirs the same TTL.
+            self._retention.remove_front(block.last_seq + 1, record=True)
+            return
+        rows = await self._heads.of(block)
+        if rows is None:
+            return
+        if self._marker:
+            await self._mark_or_remove(block, rows, seqs)
+            return
+        for at in range(0, len(seqs), _ROWS_AT_ONCE):
+            self._remove_now(block, rows, [seq for seq in seqs[at:at + _ROWS_AT_ONCE] if live.find(seq) is block])
+            await asyncio.sleep(0)
+
+    def _remove_now(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> None:
+        if not seqs:
+            return
+        size = 0
+        for seq in seqs:
+            at = rows.ordinal_of(seq)
+            size += rows.size_of(at)
+            self._subjects.removed(rows.subject_of(at), seq)
+        shared = rows.subject_of(rows.ordinal_of(seqs[0])) if len(seqs) == 1 else None
+        self._retention.remove(block, seqs, size, shared)
+
+    async def _mark_or_remove(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> None:
+        live = self._live
+        done = 0
+        for seq in seqs:
+            subject = rows.subject_of(rows.ordinal_of(seq))
+            marks = (await self._count(subject)) == 1 and not await self._is_marker(seq)
+            if live.find(seq) is not block:
+                continue
+            if marks:
+                self._marked[seq] = self._clock.now_ns()
+                self._publish([(subject, b"", len(self._marker), self._marker)])
+            else:
+                self._remove_now(block, rows, (seq,))
+            done += 1
+            if done % _MARKERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _count(self, subject: bytes) -> int:
+        index = await self._subjects.build()
+        return index.count(subject, self._live.first_seq)
+
+    async def _is_marker(self, seq: int) -> bool:
+        msg = await self._queries.get(seq)
+        return msg is not None and bool(
+            header_block.get(msg.headers, b"Nats-Marker-Reason")
+            or header_block.get(msg.headers, b"KV-Operation") == b"PURGE")

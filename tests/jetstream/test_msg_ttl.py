@@ -1,0 +1,51 @@
+"""Message TTLs as clients of a whole broker meet them: key-value buckets of the stock client, and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from nats.js.api import KeyValueConfig
+from nats.js.errors import APIError
+
+from tests.jetstream.in_process import Inside
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_buckets_of_stock_clients() -> None:
+    """nats.py asks for TTLs whenever it makes a bucket: a key expires, and leaves a marker where the bucket has a limit for
+    them; both after a restart too."""
+    async with Inside() as broker:
+        js = broker.client.jetstream()
+        plain = await js.create_key_value(KeyValueConfig(bucket="P"))
+        marked = await js.create_key_value(KeyValueConfig(bucket="M", limit_marker_ttl=30))
+        config = (await broker.ok("STREAM.INFO.KV_P"))["config"]
+        assert (config["allow_msg_ttl"], config["metadata"]["_nats.req.level"]) == (True, "1")
+        await plain.put("keep", b"1")
+        await plain.create("a", b"2", msg_ttl=1)
+        await marked.create("a", b"3", msg_ttl=1)
+        await broker.restart()
+        watcher = await marked.watch("a")
+        assert (await watcher.updates()).value == b"3"
+        assert await watcher.updates() is None
+        marker = await watcher.updates(timeout=5)
+        assert marker.operation == "PURGE"
+        assert await plain.keys() == ["keep"]
+
+
+async def test_streams_without() -> None:
+    async with Inside() as broker:
+        js = broker.client.jetstream()
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+        with pytest.raises(APIError) as refused:
+            await js.publish("s", b"", msg_ttl=5)
+        assert refused.value.err_code == 10166
+        await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s"], "allow_msg_ttl": True})
+        await js.publish("s", b"", msg_ttl=1)
+        for _ in range(100):
+            if not (await broker.ok("STREAM.INFO.S"))["state"]["messages"]:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            pytest.fail("it did not expire")
