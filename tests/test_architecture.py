@@ -72,9 +72,11 @@ MAY: dict[str, set[str]] = {
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
     # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
     "config.kinds": {"gotime"},
-    "config.access": {"protocol"},
+    "config.sharing": {"protocol"},
+    "config.access": {"config.sharing", "protocol"},
     "config.settings": {"config.access", "config.kinds", "protocol"},
-    "config": {"config.access", "config.kinds", "config.settings", "gotime", "machine", "suggest", "version"},
+    "config": {"config.access", "config.kinds", "config.settings", "config.sharing", "gotime", "machine", "protocol",
+               "suggest", "version"},
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},
