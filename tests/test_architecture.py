@@ -65,7 +65,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
     "server.auth": {"config.access", "config.settings", "protocol", "server.routing"},
-    "server.accounts": {"config.access", "server.routing"},
+    "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
                "server.accounts", "server.auth", "server.routing", "server.connection"},
@@ -93,7 +93,8 @@ MAY: dict[str, set[str]] = {
     # The one place where the parts meet, and what starts it.
     "runtime": {"clock", "cluster", "config.settings", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
-                "jetstream.overview", "jetstream.settings", "monitor", "server", "server.auth", "server.routing",
+                "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
+                "server.auth", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
     "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},

@@ -12,13 +12,16 @@ from typing import Final
 from broker.config.sharing import Export, Import, SubjectMapping
 from broker.protocol.subject import is_valid
 
-__all__ = ["DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits", "AccountSettings", "NkeyUser", "Permissions",
-           "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
+__all__ = ["ANONYMOUS", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits", "AccountSettings", "NkeyUser",
+           "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
 """The account of users who name none."""
 
 SYSTEM_ACCOUNT = "$SYS"
+
+ANONYMOUS = "nats-anonymous"
+"""The user of clients without credentials where only the system account has users. It has no password and no secret."""
 
 
 @dataclass(frozen=True, slots=True)

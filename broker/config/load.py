@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.config.access import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT
+from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
 from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
@@ -51,6 +51,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
     outer = read_environment(environ)
     values: dict[str, Any] = {**file.values, **outer, **line.values}
+    _let_others_in(values, authorization=file.authorization)
     values["storage.url"] = _store(line, outer, file)
     values["jetstream.enabled"] = _jetstream(line, outer, file)
     if values["jetstream.enabled"]:
@@ -73,6 +74,16 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     if errors:
         raise ConfigError("\n".join(errors))
     return settings
+
+
+def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
+    """Where only the system account has users, everybody else is in the default account, as on nats-server."""
+    users = values.get("auth.users", ())
+    system = values.get("accounts.system", SYSTEM_ACCOUNT)
+    accounts = {account.name for account in values.get("accounts.configured", ())}
+    if users and accounts == {system} and not authorization and not values.get("auth.no_auth_user"):
+        values["auth.users"] = (*users, User(ANONYMOUS))
+        values["auth.no_auth_user"] = ANONYMOUS
 
 
 def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:

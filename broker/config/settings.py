@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
-from broker.config.access import NO_LIMITS, SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
+from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.kinds import Kind
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
@@ -205,7 +205,6 @@ class JetStreamSettings:
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
     server: ServerLimits = ServerLimits()
-    account: AccountLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
     from broker.runtime.shard_host import ShardHost
+    from broker.server.accounts.account import Account
     from broker.storage.log.log import Log
 
 __all__ = ["App", "StartError"]
@@ -157,9 +158,18 @@ class App:
                                    direct_bytes_max=settings.clients.max_pending)
         for account in self.server.accounts:
             if not account.is_system:
-                account_limits = settings.jetstream.account if account.jetstream else None
-                await self.jetstream.add_account(account.name, account.router, account_limits)
+                await self._add_to_jetstream(account)
         self.jetstream.listen()
+
+    async def _add_to_jetstream(self, account: Account) -> None:
+        from broker.jetstream.wire.errors import ApiError
+
+        assert self.jetstream is not None
+        try:
+            await self.jetstream.add_account(account.name, account.router, account.settings.jetstream)
+        except ApiError as error:
+            raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error enabling "
+                             f"jetstream on account {account.name!r}: {error}") from None
 
     async def _serve(self) -> None:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""

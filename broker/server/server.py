@@ -234,6 +234,7 @@ class Server:
         fields = dict(self._info)
         fields["client_id"] = client.cid
         fields["client_ip"] = client.ip
+        fields["max_payload"] = client.parser.max_payload
         if self.authenticator is not None and self.authenticator.wants_nonce:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()

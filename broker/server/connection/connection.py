@@ -63,6 +63,7 @@ class Client(asyncio.Protocol):
         self.router: Router = self.account.router
         self.login: Login = EVERYBODY
         self.parser = Parser(settings.max_control_line, settings.max_payload)
+        self._max_subscriptions = settings.max_subscriptions or -1
         self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
         self.subs: dict[bytes, Subscription] = {}
         self.cid = 0
@@ -335,8 +336,7 @@ class Client(asyncio.Protocol):
         if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
             self._refuse_subscription(op)
             return
-        limit = self.server.settings.clients.max_subscriptions
-        if limit and len(self.subs) >= limit:
+        if len(self.subs) >= self._max_subscriptions >= 0:
             self.send_error("maximum subscriptions exceeded")
             return
         # A sid in use keeps its first subscription; the client is not told.
@@ -405,13 +405,24 @@ class Client(asyncio.Protocol):
             return False
         account.join(self)
         self.account, self.router, self.login = account, account.router, login
+        self._take_limits()
+        self._take_rules(login)
+        return True
+
+    def _take_limits(self) -> None:
+        """The server's, or the account's where they are lower."""
+        own, account = self.server.settings.clients, self.account.settings
+        self.parser.max_payload = own.max_payload if account.max_payload < 0 else min(own.max_payload, account.max_payload)
+        bounds = [bound for bound in (own.max_subscriptions or -1, account.max_subscriptions) if bound >= 0]
+        self._max_subscriptions = min(bounds, default=-1)
+
+    def _take_rules(self, login: Login) -> None:
         rules = login.rules
         if rules is None:
             self._publishing.restrict(None, None)
         else:
             self._publishing.restrict(rules.publish, rules.replies(self._clock.monotonic_ns))
         self._subscribe_rules = rules.subscribe if rules is not None else None
-        return True
 
     def logged_in(self, login: Login) -> None:
         """The rest of CONNECT, whose credentials were right."""
