@@ -156,6 +156,14 @@ class LoggingSettings:
     max_traced_msg_len: int = _setting(
         0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
     file: str = _setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
+    size_limit: int = _setting(
+        0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
+        "0: never.", "log_size_limit", "logfile_size_limit")
+    max_num: int = _setting(
+        0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num")
+    format: str = _setting(
+        "text", kinds.choice("text", "json"), "How log lines are written: text, as nats-server's, or json.",
+        "jetblock.log_format")
     times: bool = _setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
     utc: bool = _setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
 

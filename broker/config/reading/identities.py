@@ -43,9 +43,9 @@ class Identities:
         self._accounts_at = value
         self._directory = read_accounts(value, self._found)
 
-    def mappings(self, value: Value) -> None:
+    def mappings(self, value: Value, written: str) -> None:
         """The default account's."""
-        self._found.wrong(value, f'"mappings" {LATER}: subjects are used as they are published')
+        self._found.wrong(value, f'"{written}" {LATER}: subjects are used as they are published')
         mappings = read_mappings(value, self._found)
         self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)]
 
