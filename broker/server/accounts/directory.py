@@ -5,7 +5,7 @@ Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
@@ -13,7 +13,7 @@ from broker.config.settings import AccountsSettings
 from broker.server.accounts.account import Account, Traffic
 from broker.server.routing.router import Router
 
-__all__ = ["Accounts", "wanted_accounts"]
+__all__ = ["Accounts", "user_of", "wanted_accounts"]
 
 
 class Accounts:
@@ -22,6 +22,7 @@ class Accounts:
     def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router]) -> None:
         self._make_router = make_router
         self._accounts: dict[str, Account] = {}
+        self._deleted: set[str] = set()
         self._system_name = "" if settings.no_system else settings.system
         wanted = wanted_accounts(settings)
         self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
@@ -46,13 +47,26 @@ class Accounts:
     def get(self, name: str) -> Account | None:
         return self._accounts.get(name)
 
+    def change(self, wanted: Mapping[str, AccountSettings]) -> None:
+        """Have the accounts of ``wanted_accounts``; those that are no longer wanted stay until ``drop_deleted``."""
+        self._deleted = self._accounts.keys() - wanted.keys()
+        for name, settings in wanted.items():
+            account = self._accounts.get(name)
+            if account is None:
+                self.add(settings)
+            else:
+                account.settings = settings
+
+    def drop_deleted(self) -> None:
+        """Their connections are closed by now."""
+        for name in self._deleted:
+            del self._accounts[name]
+        self._deleted = set()
+
     def user(self, user: User) -> User:
         """``user`` with the permissions that apply. Raises: ValueError when its account does not exist."""
         account = self.get(user.account)
-        if account is None:
-            raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
-        return user if user.permissions is not None else replace(
-            user, permissions=account.settings.default_permissions)
+        return user_of(user, account.settings if account is not None else None)
 
     def traffic(self) -> Traffic:
         """Of all accounts together."""
@@ -60,6 +74,13 @@ class Accounts:
         for account in self:
             total = total.plus(account.traffic())
         return total
+
+
+def user_of(user: User, account: AccountSettings | None) -> User:
+    """``user`` with the permissions that apply. Raises: ValueError when its account, None, does not exist."""
+    if account is None:
+        raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
+    return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
 
 
 def wanted_accounts(settings: AccountsSettings) -> dict[str, AccountSettings]:
