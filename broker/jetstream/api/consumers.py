@@ -151,14 +151,17 @@ async def reset(request: Request) -> dict[str, Any]:
 
 
 async def unpin(request: Request) -> dict[str, Any]:
-    """Take the pin of a priority group away; no consumer has such groups yet."""
+    """Take the pin of a priority group away, so that another client may have it."""
     group = wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True).group
     if not group:
         raise invalid_json("consumer group not specified")
     if not is_group_name(group):
         raise ApiError(10162)
-    request.consumer(*request.tokens[2:])
-    raise ApiError(10160)
+    consumer = request.consumer(*request.tokens[2:])
+    if group not in consumer.config.priority_groups:
+        raise ApiError(10160)
+    consumer.unpin(group)
+    return {}
 
 
 def _check_names(stream_name: str, given: ConsumerCreateRequest, name: str) -> None:

@@ -41,7 +41,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[ConsumerConfig], object]], ...] = (
     ("ack_policy", lambda c: c.ack_policy == "flow_control"),
     ("direct", lambda c: c.direct),
     ("sourcing", lambda c: c.sourcing),
-    ("priority_policy", lambda c: c.priority_policy != "none"),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: such a value is refused with 10052
 that names the field."""

@@ -38,6 +38,7 @@ from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.admission import PullAdmission, send_statuses
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.loop import DeliveryLoop, Verdict
+from broker.jetstream.consumer.delivery.priority import Order, order_of
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.push import PushSide
 from broker.jetstream.consumer.inactivity import InactivityTimer
@@ -80,11 +81,12 @@ class Consumer:
         self.on_inactive: Callable[[Consumer], None] | None = None
         self._bus = bus
         self._clock = clock
+        self._rng = rng
         self._loop: Scheduler = loop if loop is not None else asyncio.get_running_loop()
         names = f"{stream.name}.{self.name}"
         ack_prefix = f"$JS.ACK.{names}".encode()
         mono_ns = clock.monotonic_ns()
-        self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.name, self.name)
+        self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
@@ -104,7 +106,7 @@ class Consumer:
             self._push = self._delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
                                                     self._interest, self._kick)
         else:
-            waiting = self._delivery.waiting = Waiting(config.max_waiting)
+            waiting = self._delivery.waiting = Waiting(config.max_waiting, Order())
             self._admission = PullAdmission(bus, self._acks, self._cursor, waiting)
         if config.replay_policy == "original":
             self._delivery.replay = Replay(stream.last_seq)
@@ -194,6 +196,13 @@ class Consumer:
         self._kick()
         return seq
 
+    def unpin(self, group: str) -> None:
+        """Let whoever comes next have the pin of a priority group; told also where nobody had it, as nats-server does."""
+        if self._delivery.waiting is not None:
+            self._delivery.waiting.order.unpin()
+        self._events.unpinned(group, "admin")
+        self._kick()
+
     @property
     def filters(self) -> list[str]:
         """The subjects that it gets; empty: all."""
@@ -215,10 +224,10 @@ class Consumer:
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
-        waiting, push = self._delivery.waiting, self._push
+        push = self._push
         return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
-                             num_waiting=0 if waiting is None else len(waiting),
-                             push_bound=push is not None and push.active, now_ns=self._clock.now_ns())
+                             self._delivery.waiting, push_bound=push is not None and push.active,
+                             now_ns=self._clock.now_ns())
 
     # ---- what the stream tells it
 
@@ -315,6 +324,7 @@ class Consumer:
         if entry is not None:
             self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
             self._kick()
+            self._timer.set(admission.waiting.order.due_ns)
 
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
         if self._admission is not None:
@@ -373,6 +383,8 @@ class Consumer:
         if acks.ahead:
             # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
             acks.forget_ahead(acks.delivered_sseq + 1)
+        if self._admission is not None:
+            self._timer.set(self._admission.waiting.order.due_ns)
         if acks.changed:
             self._inactivity.used_ns = mono_ns
             self._changed()
@@ -449,6 +461,8 @@ class Consumer:
                 # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
                 # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
+                if delivery.waiting.order.expire(mono_ns):
+                    self._kick()
         if push is not None:
             push.beat(mono_ns, delivery.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1)
         paused = self.paused
@@ -476,6 +490,11 @@ class Consumer:
         acks.max_deliver = max(config.max_deliver, 0)
         delivery.ack_pending_max = max(config.max_ack_pending, 0) if delivery.acked else 0
         delivery.headers_only = config.headers_only
+        waiting = delivery.waiting
+        if waiting is not None and waiting.order.policy != config.priority_policy:
+            waiting.reorder(order_of(config.priority_policy, self._events, self._clock, self._rng))
+        if waiting is not None:
+            waiting.order.timeout_ns = config.priority_timeout
         self._answers.policy = config.ack_policy
         self._answers.sample_percent = sample_percent(config.sample_freq)
         self._was_paused = self.paused

@@ -122,7 +122,6 @@ def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], f
 
 @pytest.mark.parametrize("value", [
     {"ack_policy": "flow_control", "deliver_subject": "d"}, {"direct": True, "deliver_subject": "d"},
-    {"priority_policy": "pinned_client", "priority_groups": ["a"]},
 ])
 def test_consumers_that_this_version_cannot_serve_are_refused(value: dict[str, Any]) -> None:
     with refused(10052):

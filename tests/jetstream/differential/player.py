@@ -11,7 +11,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
     sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
     unsub BOX
-    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box
+    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box; ``@pin2`` is the second pin that came
     get BOX N                   wait for N messages of the box                                              [all of them]
     until BOX TEXT              wait for a message with TEXT in its headers                            [all up to there]
     rest BOX                    what else came within a short time                                        [all of them]
@@ -55,6 +55,8 @@ _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
+_PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
+_PIN_NUMBER = re.compile(r"@pin(\d)")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
 _NUID = re.compile(r"[0-9A-Za-z]{22}")
 _NOT_COMPARED = {"id", "rtt", "server", "api", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
@@ -100,6 +102,7 @@ class Player:
                    "name": "player", "lang": "bytes", "version": "1.0"}
         self._sids: dict[int, Box] = {}
         self._boxes: dict[str, Box] = {}
+        self._pins: list[str] = []
         self._next_sid = 1
         self._next_reply = 0
         self._news = asyncio.Event()
@@ -135,6 +138,8 @@ class Player:
                 data = await reader.readexactly(size + 2)
                 numbers = 2 if verb == "HMSG" else 1
                 reply = args[2] if len(args) == 3 + numbers else ""
+                if (pin := _PIN.search(data[:hlen].decode())) and pin[0].split()[1] not in self._pins:
+                    self._pins.append(pin[0].split()[1])
                 box = self._sids.get(int(args[1]))
                 if box is not None:
                     box.came.append(Received(args[0], reply, data[:hlen], data[hlen:size]))
@@ -196,6 +201,7 @@ class Player:
 
     async def clear(self) -> None:
         """Remove all streams, and listen to nothing."""
+        self._pins.clear()
         for name in [name for name in self._boxes if name != "answers"]:
             self._send(f"UNSUB {self._boxes.pop(name).sid}\r\n".encode())
         answer = await self._api("STREAM.NAMES", "")
@@ -205,7 +211,7 @@ class Player:
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
         """Each step with what is compared of it."""
         played = []
-        for line in scenario.strip().splitlines():
+        for line in filter(str.strip, scenario.splitlines()):
             step = _STEP.fullmatch(line.strip())
             assert step is not None, f"no step: {line}"
             verb, option, rest = step.groups()
@@ -257,6 +263,7 @@ class Player:
     async def do_pull(self, rest: str) -> None:
         consumer, name, body = [*rest.split(maxsplit=2), ""][:3]
         box = self._boxes.get(name) or self._listen(name, name)
+        body = _PIN_NUMBER.sub(lambda one: self._pins[int(one[1]) - 1], body)
         self._publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}", _json(body), box.subject)
         await asyncio.sleep(TAKEN_SECONDS)
 
@@ -356,6 +363,7 @@ def _json(body: str) -> bytes:
 def plain(text: str) -> str:
     """``text`` without what two servers cannot agree on."""
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
+    text = _PIN.sub(r"\1NUID", text)
     return _FLOW_ID.sub(r"\1ID", _NANOS.sub("NANOS", _TIME.sub("TIME", text)))
 
 
@@ -367,7 +375,7 @@ def value(payload: bytes) -> Any:
 
 def normal(given: Any, key: str = "") -> Any:
     """``given`` with everything made equal that two servers cannot agree on."""
-    if key == "id" and isinstance(given, str):
+    if key in ("id", "pinned_id", "pinned_client_id") and isinstance(given, str):
         return "NUID" if _NUID.fullmatch(given) else given
     if key in _NOT_COMPARED:
         return key

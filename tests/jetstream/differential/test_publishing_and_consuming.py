@@ -14,13 +14,18 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, publishing, ttls
+from tests.jetstream.differential import advisories, consuming, priorities, publishing, ttls
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
-                                   for kind, found in (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls))
+                                   for kind, found in (
+                                       ("publishing", publishing),
+                                       ("advisories", advisories),
+                                       ("TTLs", ttls),
+                                       ("priorities", priorities),
+                                   )
                                    for name, one in found.SCENARIOS.items()}
 
 

@@ -16,7 +16,9 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
-from broker.jetstream.consumer.delivery.pull import BadRequest, PullRequest, Waiting, WaitingRequest, parse_request
+from broker.jetstream.consumer.delivery.priority import PinnedClient
+from broker.jetstream.consumer.delivery.pull import Waiting
+from broker.jetstream.consumer.delivery.request import BadRequest, PullRequest, WaitingRequest, parse_request
 
 __all__ = ["PullAdmission", "send_statuses"]
 
@@ -48,7 +50,7 @@ class PullAdmission:
         except BadRequest as error:
             self._refuse(reply, f"400 Bad Request - {error.text}")
             return None
-        if refusal := _refusal(request, config):
+        if refusal := _refusal(request, config) or self._pinned_elsewhere(request):
             self._refuse(reply, refusal)
             return None
         if waiting.full and mono_ns - self._swept_ns > _SWEEP_NS:
@@ -73,6 +75,16 @@ class PullAdmission:
         beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
         send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
 
+    def _pinned_elsewhere(self, request: PullRequest) -> str:
+        """Why a request that names a pin ends at once, or ""; with the right one, its client keeps the pin."""
+        order = self.waiting.order
+        if not isinstance(order, PinnedClient) or not order.pin or not request.id:
+            return ""
+        if request.id != order.pin:
+            return "423 Nats-Pin-Id mismatch"
+        order.touch()
+        return ""
+
     def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
         """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
         if not self._cursor.known or self._cursor.count() is not None:
@@ -95,10 +107,22 @@ def _refusal(request: PullRequest, config: ConsumerConfig) -> str:
         return f"409 Exceeded MaxRequestExpires of {format_duration(config.max_expires)}"
     if 0 < config.max_bytes < request.max_bytes:
         return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
-    if request.min_pending or request.min_ack_pending:
+    if request.grouped:
+        return _group_refusal(request, config)
+    return ""
+
+
+def _group_refusal(request: PullRequest, config: ConsumerConfig) -> str:
+    policy = config.priority_policy
+    if (request.min_pending or request.min_ack_pending) and policy != "overflow":
         return "400 Bad Request - Not a Overflow Priority consumer"
-    if request.id:
+    if request.id and policy != "pinned_client":
         return "400 Bad Request - Not a Pinned Client Priority consumer"
     if not 0 <= request.priority <= 9:
         return "400 Bad Request - Priority must be between 0 and 9"
+    if policy != "none":
+        if not request.group:
+            return "400 Bad Request - Priority Group missing"
+        if request.group not in config.priority_groups:
+            return "400 Bad Request - Invalid Priority Group"
     return ""
