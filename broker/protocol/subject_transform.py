@@ -13,8 +13,8 @@ Functions that may stand for a token of the destination; ``n`` counts the source
     {{left(n,size)}} {{right(n,size)}}  its first or last characters
     {{random(max)}}                   a random number below ``max``
 
-All subjects are bytes. Where nats-server's behaviour looks odd ($0 is the source's first token; a stream refuses ``left`` and
-``right``, which account mappings take), it is kept: configurations depend on it.
+All subjects are bytes. Where nats-server's behaviour looks odd ($0 is the source's first token), it is kept: configurations
+depend on it.
 
 Source: nats-server, server/subject_transform.go; server/sublist.go, ValidateMapping.
 """
@@ -181,7 +181,7 @@ def check_mapping(src: bytes, dest: bytes) -> None:
         if not token or full:
             raise _error(_INVALID, token)
         if _is_function(token):
-            if not any(pattern.search(token) for name, pattern in _FUNCTIONS if name not in ("left", "right")):
+            if not any(pattern.search(token) for _, pattern in _FUNCTIONS):
                 raise _error(_UNKNOWN, token)
         elif token == _FULL:
             full = True

@@ -10,6 +10,7 @@ import nats
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.aio.msg import Msg
 
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, make_transform
 from tests.harness import NatsServerProcess
@@ -25,7 +26,6 @@ MAPPINGS = [
     ("p.*.*", "p2.{{partition(10,1,2)}}.$1", ["p.a.b", "p.1.2", "p.x.yyyyyyyyyyyyyyyyyyyy"]),
     ("q.*.*", "q2.{{Partition( 7,  2 )}}.{{partition(0,1)}}.{{partition(5)}}", ["q.a.b", "q.long-token.é", "q.3.4"]),
     ("negative.*", "n2.{{partition(-3,1)}}.{{partition(1,0)}}", ["negative.a", "negative.b"]),
-    ("constant", "c2.{{partition(9)}}.{{partition(6,3)}}", ["constant"]),
     ("sfl.*", "sfl2.{{splitfromleft(1,3)}}", ["sfl.abcdef", "sfl.abc", "sfl.ab"]),
     ("sfr.*", "sfr2.{{SplitFromRight(1,2)}}.{{splitFromRight(1,0)}}.{{splitFromRight(1,-1)}}", ["sfr.abcdef", "sfr.ab"]),
     ("ifl.*", "ifl2.{{SliceFromLeft(1,3)}}", ["ifl.abcdefgh", "ifl.abcdef", "ifl.abc", "ifl.abcd"]),
@@ -45,7 +45,6 @@ ERRORS = [
     ("a", "b.$1", "wildcard index out of range in $1"),
     ("a", "b.{{split(1,-)}}", "wildcard index out of range in {{split(1,-)}}"),
     ("a.*", "b.{{bogus(1)}}", "unknown function in {{bogus(1)}}"),
-    ("a.*", "b.{{left(1,2)}}", "unknown function in {{left(1,2)}}"),
     ("a.*", "b.{{wildcard()}}", "not enough arguments passed to the function in {{wildcard()}}"),
     ("a.*", "b.{{wildcard(x)}}", "function argument is invalid or in the wrong format in {{wildcard(x)}}"),
     ("a.*", "b.{{wildcard(1,2)}}", "too many arguments passed to the function in {{wildcard(1,2)}}"),
@@ -80,7 +79,7 @@ async def test_mappings_are_those_of_nats_server(tmp_path: Path) -> None:
         everything = asyncio.Event()
         wanted = [(src, dest, subject) for src, dest, subjects in MAPPINGS for subject in subjects]
 
-        async def note(msg: nats.aio.msg.Msg) -> None:
+        async def note(msg: Msg) -> None:
             arrived[msg.data.decode()] = msg.subject
             if len(arrived) == len(wanted):
                 everything.set()

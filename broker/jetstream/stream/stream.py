@@ -130,7 +130,7 @@ class Stream:
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
-            self.enforcement.trim)
+            self.enforcement.trim, self._publish_when_stored)
         self.sequencer = Sequencer(self, log, context, self.retention,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
                                    clock)
@@ -223,6 +223,9 @@ class Stream:
             self.queue.take(ops, start, end, source, now_ns)
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
+
+    def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
+        self.log.wait(self.bus.publish, subject, b"", hlen, body, of=self)
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
