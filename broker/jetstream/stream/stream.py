@@ -135,7 +135,7 @@ class Stream:
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
-            self.enforcement.trim)
+            self.enforcement.trim, self._publish_when_stored)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
                                    clock)
@@ -234,6 +234,9 @@ class Stream:
     def _publish_own(self, msgs: Sequence[Msg]) -> None:
         """Publish what the stream itself has to say."""
         self.publish(msgs, 0, len(msgs), None, self.clock.now_ns())
+
+    def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
+        self.log.wait(self.bus.publish, subject, b"", hlen, body, of=self)
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 

@@ -111,8 +111,7 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
     ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
     ({"allow_msg_counter": True}, "allow_msg_counter"),
     ({"allow_msg_schedules": True}, "allow_msg_schedules"), ({"allow_atomic": True}, "allow_atomic"),
-    ({"allow_batched": True}, "allow_batched"), ({"republish": {"dest": "x"}}, "republish"),
-    ({"subject_transform": {"src": ">", "dest": "x.>"}}, "subject_transform"),
+    ({"allow_batched": True}, "allow_batched"),
 ])
 def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], field: str) -> None:
     with refused(10052) as error:

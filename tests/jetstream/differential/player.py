@@ -5,6 +5,8 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
 
     stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
+    make NAME {…}               STREAM.CREATE.NAME of {"name": NAME, …}                                    [its answer]
+    msgs NAME                   each message that the stream holds: sequence, subject, headers, payload   [all of them]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
@@ -32,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -224,6 +227,21 @@ class Player:
     async def do_stream(self, rest: str) -> Any:
         config = {"name": "S", "subjects": ["s.>"]} | json.loads(_json(rest or "{}"))
         return await self._api("STREAM.CREATE.S", json.dumps(config))
+
+    async def do_make(self, rest: str) -> Any:
+        name, _, config = rest.partition(" ")
+        return await self._api(f"STREAM.CREATE.{name}", json.dumps({"name": name} | json.loads(_json(config or "{}"))))
+
+    async def do_msgs(self, rest: str) -> list[Any]:
+        state = (await self._api(f"STREAM.INFO.{rest}", ""))["state"]
+        found = []
+        for seq in range(state["first_seq"], state["last_seq"] + 1):
+            answer = await self._api(f"STREAM.MSG.GET.{rest}", f'{{"seq": {seq}}}')
+            if "message" in answer:
+                msg = answer["message"]
+                headers = plain(b64decode(msg.get("hdrs", "")).decode()).split("\r\n")
+                found.append([seq, msg["subject"], headers, b64decode(msg.get("data", "")).decode()])
+        return found
 
     async def do_consumer(self, rest: str) -> Any:
         name, _, config = rest.partition(" ")

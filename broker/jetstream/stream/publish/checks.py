@@ -40,9 +40,11 @@ from broker.jetstream.stream.publish import (
     duplicates,
     expectations,
     limits,
+    republish,
     rollup,
     schedules,
     sources,
+    transform,
     ttl,
 )
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
@@ -74,6 +76,7 @@ class Rule(NamedTuple):
 
 
 TABLE: Final = (
+    Rule(transform.transform),
     Rule(limits.trim_before, bulk=True),
     Rule(limits.record_size, bulk=True),                                                            # 10077
     Rule(batches.fast_ingest, bulk=True),                                                           # 10205
@@ -98,6 +101,7 @@ TABLE: Final = (
     Rule(limits.last_sequence),                                                                     # 10077
     Rule(limits.discard_new),                                                                       # 10077
     Rule(rollup.plan, {rollup.ROLLUP}),
+    Rule(republish.republish),
 )
 """In order; beside each row, the errors that its check raises."""
 
