@@ -55,6 +55,8 @@ def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEnt
     """The blocks that may hold a message selected by sequence and time; subjects do not narrow this view."""
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
+    if selection.nothing or first_seq > last_seq:
+        return
     for entry in snapshot.blocks:
         ref = entry.ref
         if (ref.first_seq <= last_seq and ref.last_seq >= first_seq

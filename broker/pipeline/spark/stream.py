@@ -8,7 +8,7 @@ For each batch Spark calls ``latestOffset``, which looks at the store, then ``pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -32,7 +32,7 @@ from broker.pipeline.store.objects import open_object_client
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["StreamReader"]
+__all__ = ["RefusingReader", "StreamReader"]
 
 
 class _Part(InputPartition):
@@ -111,3 +111,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress_made is None:
             self._progress_made = Progress(open_object_client(self._options.store), self._options)
         return self._progress_made
+
+
+class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In place of a reader that cannot be made; whatever Spark asks first is answered with the reason."""
+
+    def __init__(self, error: PipelineError) -> None:
+        self._error = error
+
+    @plainly
+    def _refuse(self) -> NoReturn:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._refuse()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        self._refuse()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        self._refuse()

@@ -80,6 +80,46 @@ def test_credentials_are_refused_and_not_shown(spark: Any, store: Published) -> 
     assert "orders.only.shown.here" not in logged
 
 
+def test_what_does_not_exist_names_what_works_instead(spark: Any, store: Published) -> None:
+    """Tables and writes; without Spark's frames above the text."""
+    options = f"OPTIONS (store '{store.url}', stream 'ORDERS')"
+    instead = "CREATE TEMPORARY VIEW … USING jetblock OPTIONS"
+    with pytest.raises(PySparkException, match=instead) as caught:
+        spark.sql(f"CREATE TABLE refused USING jetblock {options}")
+    assert len(str(caught.value).splitlines()) <= LINES
+    spark.sql(f"CREATE TABLE given_columns (seq BIGINT) USING jetblock {options}")
+    try:
+        assert instead in told(spark.table("given_columns"))
+    finally:
+        spark.sql("DROP TABLE given_columns")
+    rows = spark.range(1)
+    with pytest.raises(PySparkException, match="no sink for Spark: .* publish with a NATS client") as caught:
+        rows.write.format("jetblock").options(**store.options()).mode("append").save()
+    assert len(str(caught.value).splitlines()) <= LINES
+
+
+def test_an_empty_range_has_no_rows(spark: Any, store: Published) -> None:
+    for options in ({"startSeq": 11, "endSeq": 10}, {"startTime": 10**18, "endTime": 10**18}):
+        for view in ("messages", "subjects", "blocks"):
+            assert load(spark, store.url, stream="ORDERS", view=view, **options).collect() == []
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"startSeq": "4"}, "BadOption: option startSeq is for batch queries: a streaming query begins at startingOffsets"),
+    ({"stream": "NONE"}, "NoStream: .*: no stream 'NONE'")])
+def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_path: Path, options: dict[str, str], said: str
+                                            ) -> None:
+    """The text ends its traceback, and no error of Spark's covers it."""
+    frame = spark.readStream.format("jetblock").options(**{**store.options(), **options}).load()
+    query = (frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/checkpoint")
+             .trigger(availableNow=True).start())
+    with pytest.raises(PySparkException, match=said) as caught:
+        query.awaitTermination()
+    text = str(caught.value).partition("=== Streaming Query ===")[0]
+    assert len(text.splitlines()) <= LINES
+    assert "During handling" not in text
+
+
 def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
     """The object that holds a message, and what the catalogue says of its block."""
     row, = load(spark, f"file://{copy}", stream="ORDERS", view="blocks").where(
