@@ -265,7 +265,7 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("endSeq", "last sequence", _number(0, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
-    Option("asOf", "the store as of a position of the log, a sequence (seq:N) or a time", _as_of, _BLOCKS, "batch", _STARTS),
+    Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of, _BLOCKS, "batch", _STARTS),
     Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
@@ -279,6 +279,6 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
            ("messages",), "stream", _ONLY_STREAMS),
     Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream", _ONLY_STREAMS),
     Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)", _flag,
-           ("messages",), "stream", _ONLY_STREAMS),
+           ("messages", "subjects")),
 )}
 """By name in lower case, in the order of the docs."""

@@ -34,7 +34,7 @@ from broker.pipeline.plan.selection import SEQ_MAX
 from broker.pipeline.plan.snapshot import matcher, names, seq_at_time, wanted_by
 from broker.pipeline.store.objects import ObjectClient
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "removes_singly"]
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Progress:
     def _check(self, one: Seen, next_seq: int) -> None:
         """Report data loss if the stream begins after ``next_seq``."""
         state = one.state
-        if state.first_seq > next_seq and not _removes_singly(state.config):
+        if state.first_seq > next_seq and not removes_singly(state.config):
             self._report_loss(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
                        f"that it begins at {state.first_seq}")
 
@@ -216,5 +216,6 @@ def _first(one: Seen) -> int:
     return max(1, int(one.state.config.get("first_seq") or 1))
 
 
-def _removes_singly(config: Mapping[str, Any]) -> bool:
+def removes_singly(config: Mapping[str, Any]) -> bool:
+    """Whether the stream's rules remove messages wherever they are, not only the oldest."""
     return int(config.get("max_msgs_per_subject") or 0) > 0 or config.get("retention", "limits") != "limits"

@@ -1,7 +1,7 @@
 """A batch query without Spark: options become partitions, partitions become rows, and a forecast estimates the cost.
 
 A plan is made from one snapshot. Each partition carries all that its task needs; tasks consult a newer state only for
-objects that are gone by then.
+objects that are gone by then (``missing``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, estimate, pack, tasks
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read.missing import LossRule
 from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.read.views import catalogue_rows, read_subjects
 from broker.pipeline.store.objects import open_object_client
@@ -75,12 +76,14 @@ def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[
     return [Part(tuple(some)) for some in packs]
 
 
-def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, in order. Raises: PipelineError."""
+def read(options: Options, selection: Selection, schema: pa.Schema, part: Part, *, following: bool = False
+         ) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, in order. following: whether the query is a streaming one. Raises: PipelineError."""
     if part.rows is not None:
         return iter((part.rows,))
     rows_of = _ROW_READERS[options.view]
-    return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch)
+    return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch,
+                   rule=LossRule(options.failondataloss, following))
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
@@ -116,7 +119,8 @@ def position(given: Mapping[str, str]) -> str:
 
 
 def _snapshots(options: Options) -> Sequence[StreamSnapshot]:
-    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof)
+    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof,
+                      fail_on_loss=options.failondataloss)
 
 
 def _payload(schema: pa.Schema) -> bool:

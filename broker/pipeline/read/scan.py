@@ -13,7 +13,7 @@ most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops 
 thread behind.
 
 The format's decoder checks the bytes, so there are correct rows or an error. A missing object was released after the query
-was planned; the newest state says where its live messages are now.
+was planned (``missing``).
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.errors import Gone, PipelineError, of_format
+from broker.pipeline.errors import PipelineError, of_format
 from broker.pipeline.plan.plan import ScanTask
-from broker.pipeline.plan.plan import tasks as tasks_of
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.plan.snapshot import StreamSnapshot, newest
 from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
+from broker.pipeline.read.missing import STRICT, LossRule, MissingObjects
 from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.store.objects import ObjectClient, Range
 from broker.storage.format.errors import FormatError
@@ -59,7 +57,6 @@ _BATCH_BYTES: Final = 2 << 20
 """Smaller batches are joined: each costs Spark as much as some thousand rows."""
 _ROW_BYTES: Final = 64
 """The approximate size of a row's fixed-width columns, offsets and subject."""
-_MOVES_MAX: Final = 16
 _SEQ_MAX: Final = (1 << 63) - 1
 
 
@@ -78,20 +75,20 @@ class Maker(Protocol):
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
-               prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+               prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """The wanted messages of ``tasks``, in order, as the columns of ``schema``.
 
     Args: schema is from ``schema.requested`` for the view messages, with any columns in any order. prefetch: loads in
-        progress beside the current one; 0: none, and no thread.
-    Raises: Damaged; Newer; Gone; Unreachable.
+        progress beside the current one; 0: none, and no thread. rule: what to do about messages removed meanwhile.
+    Raises: Damaged; Newer; Gone; DataLoss; Unreachable.
     """
-    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch, rule=rule)
 
 
 def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
-                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+                prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """As ``read_tasks``, with rows made by ``maker``."""
-    return _joined(_Reading(objects, selection, maker).read(tasks, prefetch))
+    return _joined(_Reading(objects, selection, maker, rule).read(tasks, prefetch))
 
 
 class _Messages:
@@ -163,12 +160,12 @@ _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 class _Reading:
     """One call of ``read_blocks``."""
 
-    def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker) -> None:
+    def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker, rule: LossRule) -> None:
         self._objects = objects
         self._selection = selection
         self._maker = maker
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
-        self._newer: dict[int, StreamSnapshot | None] = {}
+        self._missing = MissingObjects(objects, selection, rule)
 
     def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches with their approximate sizes in bytes."""
@@ -349,28 +346,18 @@ class _Reading:
     # ---- missing objects
 
     def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows of a task whose object is missing, read from their present objects. Raises: Gone; as ``read_tasks``."""
-        for task in self._moved(missing):
-            if task.key == missing.key or moves >= _MOVES_MAX:
-                raise Gone(f"{self._where(missing)}: {missing.key} is missing, and it holds live messages, {task.first_seq} to "
-                           f"{task.last_seq}: restore the object from a backup, or read around it with startSeq and endSeq; "
-                           f"`jetblock inspect --verify` shows what else is missing")
+        """The rows of a task whose object is missing, read from their present objects. Raises: as ``read_tasks``."""
+        for task in self._missing.moved(missing, moves, self._count_live):
             yield from self._run(partial(self._load, [task]), moves + 1)
 
-    def _moved(self, missing: ScanTask) -> list[ScanTask]:
-        """Scan tasks for what is left of the messages of ``missing``, in their present objects."""
-        selection = replace(self._selection, first_seq=missing.first_seq, last_seq=missing.last_seq)
-        known = missing.stream_id in self._newer
-        while True:
-            if not known:
-                self._newer[missing.stream_id] = newest(self._objects, missing.shard, missing.account, missing.stream,
-                                                        missing.stream_id)
-            snapshot = self._newer[missing.stream_id]
-            found = list(tasks_of(snapshot, selection)) if snapshot is not None else []
-            # A snapshot from before the object was deleted may still name it; a later one must not.
-            if not known or all(task.key != missing.key for task in found):
-                return found
-            known = False
+    def _count_live(self, task: ScanTask) -> int | None:
+        """The live messages of a task, whatever is selected; None if its object is missing."""
+        ref = task.ref
+        [index] = _fetch(self._objects, [(task.key, ref.index_offset, ref.index_offset + ref.index_bytes)])
+        if index is None:
+            return None
+        block, _ = self._block(task, index)
+        return len(block.rows(task.first_seq, task.last_seq, task.dead, Selection(), None))
 
 
 def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:

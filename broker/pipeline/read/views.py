@@ -18,6 +18,7 @@ from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, key_of
 from broker.pipeline.read.decode import Block, Bodies, Rows, readable
+from broker.pipeline.read.missing import STRICT, LossRule
 from broker.pipeline.read.scan import read_blocks
 from broker.pipeline.store.objects import ObjectClient
 from broker.storage.state.consumer import ConsumerState
@@ -29,13 +30,13 @@ _CHUNK_ROWS: Final = 10_000
 
 
 def read_subjects(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
-                  prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+                  prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """The subjects of ``tasks``, sorted by bytes within each block: the number of live, selected messages of each, and
     the sequences of the first and last.
 
     Args: as for ``read_tasks``; a task whose ``ref`` has its subjects may save a get. Raises: as ``read_tasks``.
     """
-    return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch, rule=rule)
 
 
 class _Subjects:

@@ -104,7 +104,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
         settle()
-        return plainly_each(query.read(self._options, self._options.selection(), self._schema, partition.part))
+        return plainly_each(query.read(self._options, self._options.selection(), self._schema, partition.part,
+                                       following=True))
 
     @property
     def _progress(self) -> Progress:
@@ -119,24 +120,9 @@ class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: PipelineError) -> None:
         self._error = error
 
-    @plainly
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise self._error
 
-    def initialOffset(self) -> dict[str, Any]:
-        self._refuse()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        self._refuse()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        self._refuse()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._refuse()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._refuse()
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        self._refuse()
+    # Spark shows a frame for each call that an error passes, so none is added.
+    refuse: Any = plainly(_refuse)
+    initialOffset = latestOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = refuse

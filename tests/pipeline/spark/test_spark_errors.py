@@ -93,7 +93,7 @@ def test_what_does_not_exist_names_what_works_instead(spark: Any, store: Publish
     finally:
         spark.sql("DROP TABLE given_columns")
     rows = spark.range(1)
-    with pytest.raises(PySparkException, match="no sink for Spark: .* publish with a NATS client") as caught:
+    with pytest.raises(PySparkException, match=r"no sink for Spark: .* publish with a NATS client") as caught:
         rows.write.format("jetblock").options(**store.options()).mode("append").save()
     assert len(str(caught.value).splitlines()) <= LINES
 
@@ -169,8 +169,9 @@ def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
 
 
 async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
-    """A DataFrame keeps the plan of its first query. Objects that are let go of afterwards are survived: what was in them
-    is left out, what was kept is read. What was purged from an object that is still there belongs to the plan's snapshot."""
+    """A DataFrame keeps the plan of its first query. When objects are let go of afterwards it fails, or with
+    ``failOnDataLoss=false`` leaves out what was in them and reads the rest. What was purged from an object that is still there
+    belongs to the plan's snapshot."""
     url = f"file://{tmp_path}/store"
     owner = Owner(open_store(url), seed=3)
     await owner.start()
@@ -180,7 +181,9 @@ async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path)
         await owner.log.persisted()
     await owner.round()
     frame = load(spark, url, stream="GOING", targetPartitionBytes="1")
-    assert await asyncio.to_thread(frame.count) == 300
+    lenient = load(spark, url, stream="GOING", targetPartitionBytes="1", failOnDataLoss="false")
+    for one in (frame, lenient):
+        assert await asyncio.to_thread(one.count) == 300
 
     def keys() -> set[str]:
         return {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
@@ -194,7 +197,11 @@ async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path)
         await owner.round()
     gone = before - keys()
     assert {f"store/{key}" for key in planned} & gone
-    rows = await asyncio.to_thread(frame.collect)
+    text = await asyncio.to_thread(told, frame)
+    assert "DataLoss" in text
+    assert "stream $G/GOING: messages between" in text
+    assert "reader_grace" in text
+    rows = await asyncio.to_thread(lenient.collect)
     assert [(row.seq, row.data) for row in rows] == [(seq, b"%d" % ((seq - 1) % 50)) for seq in range(151, 301)]
     assert next(iter(stream.live)) == 176
     await owner.kill()
