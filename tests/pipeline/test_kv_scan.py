@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -59,15 +58,15 @@ async def slow_scan(owner: Owner, stream: Stream, swept: bool, **given: str) -> 
         objects = owner.store.objects  # type: ignore[attr-defined]
         async with asyncio.timeout(30):
             while swept and any(task.key in objects for part in parts for task in part.tasks):
-                await asyncio.sleep(0)
+                await owner.round()  # the sweeper has turns meanwhile
     return rows
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
     monkeypatch.setattr(query, "open_object_client", lambda url: MemoryObjectClient(made))
-    yield made
+    return made
 
 
 async def test_within_the_grace_every_key_is_read(store: MemoryStore) -> None:
