@@ -39,7 +39,8 @@ class Part:
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query, in order of stream and sequence; none if nothing can match.
+    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence; those of several
+    are in the order of the blocks in the log.
 
     Raises: PipelineError.
     """
@@ -71,6 +72,9 @@ def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> li
 
 
 def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
+    if len({task.stream_id for task in found}) > 1:
+        # A segment has a block of each stream that was published to: side by side, they share gets.
+        found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
     # The driver plans: its cores are those of a session on one machine, and fewer than a cluster's.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]

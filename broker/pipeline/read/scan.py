@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain, groupby
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
 from broker.pipeline.read.missing import STRICT, LossRule, MissingObjects
+from broker.pipeline.read.small import SMALL_COUNT, SmallBlock, batch_of
 from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.store.objects import ObjectClient, Range
 from broker.storage.format.errors import FormatError
@@ -52,6 +54,7 @@ _TOGETHER_BYTES: Final = 256 << 10
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
 """Small blocks loaded together, to share a round trip to the store."""
+_SMALL_BYTES: Final = 64 << 10
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
 """Smaller batches are joined: each costs Spark as much as some thousand rows."""
@@ -62,10 +65,11 @@ _SEQ_MAX: Final = (1 << 63) - 1
 
 class Maker(Protocol):
     """Makes rows from scan tasks. bodies: whether it needs message bodies. by_row: whether each message makes a row, so
-    that a block's rows can be made in parts."""
+    that a block's rows can be made in parts, and those of small blocks together."""
 
     bodies: bool
     by_row: bool
+    schema: pa.Schema
 
     def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
         """Functions that make the rows of ``task`` from its reference alone; None: the block must be read."""
@@ -97,7 +101,7 @@ class _Messages:
     by_row = True
 
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
-        self._schema = schema
+        self.schema = schema
         self._fields = [(field.name.lower(), field.type) for field in schema]
         names = {name for name, _ in self._fields}
         self.bodies = not names.isdisjoint({"headers", "data"})
@@ -115,7 +119,7 @@ class _Messages:
 
     def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
-            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self._schema)
+            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self.schema)
 
     def _column(self, name: str, kind: pa.DataType, task: ScanTask, block: Block, rows: Rows,
                 bodies: Bodies | None) -> pa.Array:
@@ -241,7 +245,7 @@ class _Reading:
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
         """The rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
-        made: list[list[_Part]] = [[] for _ in tasks]
+        made: list[list[_Part | SmallBlock]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
             if (from_ref := self._maker.from_ref(task)) is None:
@@ -260,6 +264,9 @@ class _Reading:
             task, frames = tasks[i], next(fetched) if whole else None
             if index is None or (whole and frames is None):
                 made[i].append(task)
+                continue
+            if whole == self._maker.bodies and self._is_small(task):
+                made[i].append(SmallBlock(task, index, frames))
                 continue
             block, rows = self._block(task, index)
             if not len(rows):
@@ -285,7 +292,21 @@ class _Reading:
             if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
             made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
-        return [one for of_task in made for one in of_task], None
+        return list(self._grouped(chain.from_iterable(made))), None
+
+    def _is_small(self, task: ScanTask) -> bool:
+        ref = task.ref
+        return (self._maker.by_row and ref.count <= SMALL_COUNT and ref.bytes <= _SMALL_BYTES and ref.last_seq <= _SEQ_MAX)
+
+    def _grouped(self, parts: Iterable[_Part | SmallBlock]) -> Iterator[_Part]:
+        """``parts``, with one batch for all neighbouring small blocks."""
+        for are_small, some in groupby(parts, lambda part: isinstance(part, SmallBlock)):
+            if not are_small:
+                yield from some  # type: ignore[misc]
+                continue
+            blocks: list[SmallBlock] = list(some)  # type: ignore[arg-type]
+            yield _Made(partial(batch_of, blocks, self._maker.schema, self._selection, self._subjects, self._objects.url),
+                        sum(block.task.ref.bytes + _ROW_BYTES * block.task.ref.count for block in blocks))
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and a function that loads the next."""

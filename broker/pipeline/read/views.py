@@ -45,7 +45,7 @@ class _Subjects:
     bodies = by_row = False
 
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
-        self._schema = schema
+        self.schema = schema
         self._selection = selection
 
     def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
@@ -72,7 +72,7 @@ class _Subjects:
         texts = {"stream": task.stream, "account": task.account, "block": task.key}
         numbers = {"count": counts, "first_seq": firsts, "last_seq": lasts}
         arrays = []
-        for field in self._schema:
+        for field in self.schema:
             name = field.name.lower()
             if name == "subject":
                 arrays.append(names if field.type == pa.binary() else readable(names))
@@ -80,7 +80,7 @@ class _Subjects:
                 arrays.append(pa.array(numbers[name], field.type))
             else:
                 arrays.append(pa.repeat(pa.scalar(_text(texts[name])), len(names)))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def catalogue_rows(view: str, snapshots: Iterable[StreamSnapshot], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
