@@ -22,6 +22,7 @@ from broker.pipeline.read.missing import LossRule
 from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.read.views import catalogue_rows, read_subjects
 from broker.pipeline.store.objects import open_object_client
+from broker.storage.format.block import BlockPlace
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
@@ -39,8 +40,8 @@ class Part:
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence; those of several
-    are in the order of the blocks in the log.
+    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence, several streams are
+    interleaved as in the log.
 
     Raises: PipelineError.
     """
@@ -72,7 +73,7 @@ def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> li
 
 
 def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
-    if len({task.stream_id for task in found}) > 1:
+    if len({task.stream_id for task in found}) > 1 and all(task.ref.place is BlockPlace.LOG for task in found):
         # A segment has a block of each stream that was published to: side by side, they share gets.
         found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
     # The driver plans: its cores are those of a session on one machine, and fewer than a cluster's.
