@@ -97,7 +97,8 @@ class Options:
 
 
 _NO_TABLES: Final = ("Spark keeps the options of CREATE TABLE … USING jetblock from the source: write CREATE TEMPORARY VIEW … "
-                     "USING jetblock OPTIONS (store '…', stream '…')")
+                     "USING jetblock OPTIONS (store '…', stream '…'); or add the jar, with which tables persist "
+                     "(jetblock pipeline jar)")
 
 
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:

@@ -152,6 +152,7 @@ def test_tables_are_refused_with_what_works_instead(given: dict[str, str]) -> No
     """What Spark gives of CREATE TABLE: with columns no options, without them the table's properties."""
     text = refused(given)
     assert "CREATE TEMPORARY VIEW … USING jetblock OPTIONS (store '…', stream '…')" in text
+    assert "the jar, with which tables persist (jetblock pipeline jar)" in text
     assert "did you mean" not in text
 
 
