@@ -255,6 +255,9 @@ class StorageSettings:
     put_timeout_ns: int = _setting(
         5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
         "jetblock.put_timeout")
+    reader_grace_ns: int = _setting(
+        10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
+        "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
