@@ -21,7 +21,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     ack BOX N PAYLOAD           answer the Nth delivery of the box
     ask BOX N PAYLOAD           the same with a reply subject                                                [the reply]
     nxt BOX N TO BODY           answer it with +NXT, the next messages going to box TO
-    flow BOX                    answer the last flow control request of the box
+    flow BOX SEQ CSEQ           answer the last flow control request of the box; with sequences, that acks up to them
     info C                      CONSUMER.INFO, once it stands still                                                [it]
     state                       STREAM.INFO's state, once it stands still                                          [it]
     sleep 100ms
@@ -59,6 +59,7 @@ _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
 _PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
+_IDENTITY = re.compile(r"(Nats-Stream-Identity: |identity does not match: )\w{8}")
 _PIN_NUMBER = re.compile(r"@pin(\d)")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
 _NUID = re.compile(r"[0-9A-Za-z]{22}")
@@ -329,8 +330,10 @@ class Player:
         await asyncio.sleep(TAKEN_SECONDS)
 
     async def do_flow(self, rest: str) -> None:
-        request = [one for one in self._boxes[rest].came if one.reply.startswith("$JS.FC.")][-1]
-        self._publish(request.reply, b"")
+        name, *numbers = rest.split()
+        request = [one for one in self._boxes[name].came if one.reply.startswith("$JS.FC.")][-1]
+        acked = "Nats-Last-Stream: {}; Nats-Last-Consumer: {}".format(*numbers) if numbers else ""
+        self._publish(request.reply, b"", headers=acked)
 
     async def do_info(self, rest: str) -> Any:
         return await self._still(f"CONSUMER.INFO.S.{rest}")
@@ -381,6 +384,7 @@ def _json(body: str) -> bytes:
 def plain(text: str) -> str:
     """``text`` without what two servers cannot agree on."""
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
+    text = _IDENTITY.sub(r"\1ID", text)
     text = _PIN.sub(r"\1NUID", text)
     return _FLOW_ID.sub(r"\1ID", _NANOS.sub("NANOS", _TIME.sub("TIME", text)))
 

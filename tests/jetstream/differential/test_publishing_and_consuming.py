@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, priorities, publishing, ttls, upstream
+from tests.jetstream.differential import advisories, consuming, copying, priorities, publishing, ttls, upstream
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,6 +26,7 @@ SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                        ("TTLs", ttls),
                                        ("priorities", priorities),
                                        ("upstream", upstream),
+                                       ("copying", copying),
                                    )
                                    for name, one in found.SCENARIOS.items()}
 

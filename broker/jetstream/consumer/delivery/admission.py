@@ -8,19 +8,23 @@ Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator, Sequence
 
+from broker.clock import Clock
 from broker.gotime import format_duration
-from broker.jetstream.bus import Bus
+from broker.jetstream.bus import Bus, Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
-from broker.jetstream.consumer.delivery.priority import PinnedClient
+from broker.jetstream.consumer.delivery.priority import Order, PinnedClient, order_of
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.request import BadRequest, PullRequest, WaitingRequest, parse_request
+from broker.jetstream.settings import level_refused
+from broker.jetstream.wire.advisories import ConsumerEvents
 
-__all__ = ["PullAdmission", "send_statuses"]
+__all__ = ["PullAdmission", "pulls", "send_statuses"]
 
 _SWEEP_NS = 1_000_000_000
 """A full queue is swept at most this often."""
@@ -32,15 +36,34 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
         bus.publish(to, b"", len(text), text)
 
 
+def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """The pull requests among ``ops`` as (inbox, body); those that need a newer server are refused."""
+    for _, reply, hlen, body in ops[start:end]:
+        if hlen and reply and level_refused(body[:hlen]):
+            send_statuses(bus, [(reply, status.line("412 Required Api Level"))])
+        elif reply:
+            yield reply, body[hlen:] if hlen else body
+
+
 class PullAdmission:
     """The way into one consumer's queue of requests."""
 
-    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, waiting: Waiting) -> None:
+    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, max_waiting: int) -> None:
+        self.waiting = Waiting(max_waiting, Order())
         self._bus = bus
         self._acks = acks
         self._cursor = cursor
-        self.waiting = waiting
         self._swept_ns = 0
+
+    def configure(self, config: ConsumerConfig, events: ConsumerEvents, clock: Clock, rng: random.Random) -> None:
+        """Take a configuration: its priority policy is in force from now on, for who waits already too."""
+        if self.waiting.order.policy != config.priority_policy:
+            self.waiting.reorder(order_of(config.priority_policy, events, clock, rng))
+        self.waiting.order.timeout_ns = config.priority_timeout
+
+    def dismiss(self, text: bytes, *, pending: bool) -> None:
+        """End every waiting request with ``text``; ``pending``: and with what it still wanted."""
+        send_statuses(self._bus, self.waiting.drain(text, pending=pending))
 
     def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
         """The request as it waits now, or None: it was answered with its refusal, or dropped."""

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
-from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.priority import Supply, Turn
 from broker.jetstream.consumer.delivery.pull import Waiting
@@ -288,6 +287,9 @@ class DeliveryLoop:
         if flow is not None:
             n, ask = flow.send(sizes)
             taken = taken.cut(n)
+            # Where its answers are the acks, a full max_ack_pending is waited out by one.
+            full = to.flow_acks and len(self._acks.pending) + (n if counts is None else 0) >= self.ack_pending_max > 0
+            ask = ask or (full and not flow.outstanding)
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
         batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
                            taken.times, pendings)
@@ -296,8 +298,7 @@ class DeliveryLoop:
             if n < len(batch):
                 flow.take_back(sum(sizes[n:len(batch)]))
             elif ask:
-                flow.asked(to.flow_request)
-                self._bus.publish(to.subject, to.flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+                to.ask()
         if not n:
             # The watch will say when somebody listens again; until then look now and then.
             return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)

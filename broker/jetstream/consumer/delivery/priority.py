@@ -165,21 +165,18 @@ class PinnedClient(_Selective):
         self._rng = rng
 
     def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
-        """Requests with another pin come to their turn as well, so that ``refusal`` ends them as they are reached."""
+        """A request with another pin has its turn too, alone, so that ``refusal`` ends it when it is reached."""
         may: deque[WaitingRequest] = deque()
-        stale = False
         for r in requests:
             if self.refusal(r) is not None:
+                return Turn(may or deque([r]), 1)
+            if r.pin == self.pin:
                 may.append(r)
-                stale = True
-            elif r.pin == self.pin:
-                may.append(r)
-                if stale or not self.pin:
-                    # The first one gets the pin, after which others have no turn; a request that names no group gets
-                    # none, and only this message.
-                    grouped = bool(r.request.group)
-                    return Turn(may, _ANY if grouped and not stale else 1)
-        return Turn(may, 1 if stale else _ANY) if may else None
+                if not self.pin:
+                    # It gets the pin, after which others have no turn. One that names no group gets none, and only
+                    # this message.
+                    return Turn(may, _ANY if r.request.group else 1)
+        return Turn(may, _ANY) if may else None
 
     def refusal(self, request: WaitingRequest) -> bytes | None:
         if request.pin and request.pin != self.pin:
