@@ -23,7 +23,7 @@ LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "output", "su
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log"}
 
-STREAM = {"config.settings", "jetstream.bus", "jetstream.usage", "jetstream.filters", "jetstream.settings",
+STREAM = {"config.settings", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters", "jetstream.settings",
           "jetstream.wire", "jetstream.config", "protocol", "clock", "version",
           *STORAGE}
 """What every part of a stream or consumer may know."""
@@ -44,6 +44,7 @@ MAY: dict[str, set[str]] = {
     "cluster": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put"},
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
+    "jetstream.inflight": set(),
     "jetstream.usage": set(),
     "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},

@@ -2,6 +2,7 @@
 
     ADVISORY.API                                                            an answer of the API, and who asked for it
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
+    ADVISORY.STREAM.BATCH_ABANDONED                 .<stream>               an atomic batch was dropped before its commit
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
     ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>    paused, or goes on
     ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>    whom a priority group serves
@@ -27,7 +28,7 @@ from broker.jetstream.bus import Bus, Source
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id
 
-__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents"]
+__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents", "StreamEvents"]
 
 DELETED_REASON = "Unacknowledged message was deleted"
 
@@ -98,6 +99,20 @@ class AccountEvents(_Events):
 
     def _consumer(self, subject: bytes, action: Action, stream: str, name: str) -> None:
         self._send(subject, "advisory.v1.consumer_action", stream=stream, consumer=name, action=action)
+
+
+class StreamEvents(_Events):
+    """The events of one stream's messages."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, stream: str) -> None:
+        super().__init__(bus, clock, rng, domain)
+        self._stream = stream
+        self._abandoned = _STREAM + b"BATCH_ABANDONED." + stream.encode()
+
+    def batch_abandoned(self, batch_id: bytes, reason: str) -> None:
+        """An atomic batch was dropped: "timeout", "large", "incomplete" or "unsupported"."""
+        self._send(self._abandoned, "advisory.v1.stream_batch_abandoned", stream=self._stream,
+                   batch=batch_id.decode("utf-8", "replace"), reason=reason)
 
 
 class ConsumerEvents(_Events):

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, copying, priorities, publishing, ttls, upstream
+from tests.jetstream.differential import advisories, batches, consuming, copying, priorities, publishing, ttls, upstream
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,6 +23,7 @@ SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                    for kind, found in (
                                        ("publishing", publishing),
                                        ("advisories", advisories),
+                                       ("batches", batches),
                                        ("TTLs", ttls),
                                        ("priorities", priorities),
                                        ("upstream", upstream),
