@@ -17,7 +17,8 @@ FILES: dict[str, str] = {
     "sizes with every kind of suffix": "max_payload: 1K, max_pending: 64MiB; max_control_line = 2kb\nmax_connections 1k",
     "sizes in Go's words": "max_payload: 1MB\nmax_pending: 1GB\nmax_control_line: 4096\nmax_connections: 2Ki",
     "negative and zero bounds": "max_connections: -1\nmax_subscriptions: 0",
-    "durations": 'ping_interval: "1m30s"\nwrite_deadline: "1.5s"\nping_max: 7\nauthorization { user: a, password: b, timeout: 0.5 }',
+    "durations": 'ping_interval: "1m30s"\nwrite_deadline: "1.5s"\nping_max: 7\n'
+                 "authorization { user: a, password: b, timeout: 0.5 }",
     "numbers as seconds": "ping_interval: 30\nauthorization { user: a, password: b, timeout: 3 }",
     "quoting": "server_name: 'a\"b\\t'\nserver_tags: [ 'x:1', \"y\\t2\", z.3, é ]",
     "escapes": 'server_name: "caf\\x65-\\"x\\""',
