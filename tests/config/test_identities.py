@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.config.access import (
     DEFAULT_ACCOUNT,
@@ -131,18 +135,18 @@ def test_mappings() -> None:
 def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
     """Each with its account, and with the default permissions of its block where it has none of its own."""
     own, given = Permissions(SubjectPermission(("own",))), Permissions(SubjectPermission(("given",)))
-    settings = loaded(
+    found = loaded(
         "authorization { default_permissions { publish: given }\n"
         "  users [ {user: a, password: p}, {user: b, password: p, permissions { publish: own }} ] }\n"
         "accounts { A { users [ {user: c}, {user: d, permissions { publish: own }} ], "
         "               default_permissions { publish: given } }, B { users [ {user: e} ] } }\n"
         "no_auth_user: e\nsystem_account: B", tmp_path)
-    assert settings.auth.users == (
+    assert found.auth.users == (
         User("a", "p", permissions=given), User("b", "p", permissions=own), User("c", account="A", permissions=given),
         User("d", account="A", permissions=own), User("e", account="B"))
-    assert settings.accounts.configured == (AccountSettings("A"), AccountSettings("B"))
-    assert (settings.accounts.system, settings.auth.no_auth_user) == ("B", "e")
-    assert settings.auth.users[0].account == DEFAULT_ACCOUNT
+    assert found.accounts.configured == (AccountSettings("A"), AccountSettings("B"))
+    assert (found.accounts.system, found.auth.no_auth_user) == ("B", "e")
+    assert found.auth.users[0].account == DEFAULT_ACCOUNT
 
 
 def test_what_is_shown_can_be_read_back(tmp_path: Path) -> None:
@@ -164,8 +168,7 @@ def test_what_accounts_share_can_be_read_back() -> None:
     """The text of each export, import and mapping gives the same value."""
     for text, wanted in ACCOUNTS:
         accounts = tuple(wanted)
-        settings = Settings(accounts=AccountsSettings(accounts))
-        block = parse(show(settings)).value["accounts"]
+        block = parse(show(Settings(accounts=AccountsSettings(accounts)))).value["accounts"]
         found = Findings()
         assert tuple(read_accounts(block, found).accounts) == accounts, text
         assert found.errors == []
@@ -294,3 +297,42 @@ def test_refused(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     assert why in str(caught.value)
+
+
+_KEYS = ["user", "password", "nkey", "permissions", "publish", "subscribe", "allow", "deny", "allow_responses", "max", "expires",
+         "allowed_connection_types", "users", "default_permissions", "jetstream", "max_mem", "max_streams", "max_bytes", "limits",
+         "max_conn", "max_payload", "exports", "imports", "mappings", "stream", "service", "account", "subject", "accounts",
+         "prefix", "to", "latency", "sampling", "response_type", "threshold", "account_token_position", "destination", "weight",
+         "A", "B", "a.>", "nonsense"]
+_LEAVES = st.sampled_from(["A", "B", "a.>", "a.*", "a b", "..", "", NKEY, "50%", "2s", "stream", "STANDARD", "enabled", "$1"]) | (
+    st.integers(-2, 200)) | st.booleans() | st.floats(0, 2)
+_BLOCKS = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4), max_leaves=20)
+_USER = st.fixed_dictionaries({"user": st.sampled_from("abc")}, optional={
+    "password": _LEAVES, "permissions": st.dictionaries(st.sampled_from(["publish", "subscribe", "allow_responses"]), _BLOCKS)})
+_SHARED = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(
+    ("stream", "service", "accounts", "latency", "threshold", "prefix", "to", "share"), _BLOCKS)), max_size=3)
+_ACCOUNT = st.fixed_dictionaries({}, optional={
+    "users": st.lists(_USER, max_size=2) | _BLOCKS, "jetstream": _BLOCKS, "limits": _BLOCKS, "exports": _SHARED,
+    "imports": _SHARED, "mappings": _BLOCKS, "default_permissions": _BLOCKS})
+_FILES = st.fixed_dictionaries({}, optional={
+    "accounts": st.dictionaries(st.sampled_from(["A", "B", "$SYS", "$G"]), _ACCOUNT) | _BLOCKS,
+    "authorization": st.fixed_dictionaries({}, optional={"users": st.lists(_USER), "default_permissions": _BLOCKS}) | _BLOCKS,
+    "system_account": _LEAVES, "no_auth_user": _LEAVES, "mappings": _BLOCKS})
+
+
+@settings(deadline=None, max_examples=80)
+@given(_FILES)
+def test_any_block(file: dict[str, Any]) -> None:
+    """Whatever stands there, it becomes settings that can be shown and read back, or is refused; nothing else comes out."""
+    def read(_path: str) -> str:
+        return json.dumps(file, ensure_ascii=False) if file else "port: 1"
+
+    try:
+        found = load(read_flags(["-c", "x"]), {}, read)
+    except ConfigError:
+        return
+    again = load(read_flags(["-c", "y"]), {}, lambda _path: show(found))
+    assert again.accounts == found.accounts
+    assert {(user.user, user.account, user.permissions) for user in again.auth.users} == {
+        (user.user, user.account, user.permissions) for user in found.auth.users}
