@@ -55,7 +55,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("retention", lambda c: c.retention != "limits"),
     ("allow_msg_counter", lambda c: c.allow_msg_counter),
     ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
-    ("allow_batched", lambda c: c.allow_batched),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""

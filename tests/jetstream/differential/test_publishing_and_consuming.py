@@ -14,7 +14,17 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, batches, consuming, copying, priorities, publishing, ttls, upstream
+from tests.jetstream.differential import (
+    advisories,
+    batches,
+    consuming,
+    copying,
+    fast_batches,
+    priorities,
+    publishing,
+    ttls,
+    upstream,
+)
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,6 +34,7 @@ SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                        ("publishing", publishing),
                                        ("advisories", advisories),
                                        ("batches", batches),
+                                       ("fast batches", fast_batches),
                                        ("TTLs", ttls),
                                        ("priorities", priorities),
                                        ("upstream", upstream),
