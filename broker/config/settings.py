@@ -100,6 +100,9 @@ class ClientSettings:
     max_closed_clients: int = _setting(
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
+    proxy_protocol: bool = _setting(
+        False, kinds.boolean, "A proxy in front may tell a client's address, by the PROXY protocol, version 1 or 2; then "
+        "nobody else must be able to connect.", "proxy_protocol")
     allow_non_tls: bool = _setting(
         False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls")
 

@@ -28,7 +28,7 @@ _LINES: dict[str, str] = {
 _RELOADABLE = frozenset({
     *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
                setting.path not in ("websocket.port", "websocket.host")),
-    "clients.allow_non_tls", "auth.timeout_ns", "auth.no_auth_user",
+    "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user",
     "clients.max_connections", "clients.max_subscriptions", "clients.max_payload", "clients.max_control_line",
     "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns", "clients.no_fast_producer_stall",
     "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",

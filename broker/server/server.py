@@ -312,7 +312,8 @@ class Server:
         """INFO's fields for ``client``."""
         fields = dict(self._info)
         fields["client_id"] = client.cid
-        fields["client_ip"] = client.ip
+        if client.ip_known:
+            fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
         if (chain := client.entrance.authenticator) is not None and chain.wants_nonce:
             client.nonce = client.nonce or _nonce()

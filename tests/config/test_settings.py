@@ -174,7 +174,7 @@ REFUSED: list[tuple[str, str]] = [
     ("websocket { port: -1, no_tls: true, headers { Upgrade: x } }", 'cannot have an invalid header "Upgrade"'),
     ("websocket { port: -1, no_tls: true, jwt_cookie: j }", 'for JWT authentication via cookie "j"'),
     ("websocket { port: -1, no_tls: true, no_auth_user: u }", 'no_auth_user: "u" not present'),
-    ("websocket { port: -1, no_tls: true, prot: 1 }", 'unknown field "prot"; did you mean "port"?'),
+    ("websocket { port: -1, no_tls: true, prot: 1 }", 'unknown field "prot"; did you mean port?'),
     ("cluster { name: c }", '"cluster" needs other servers'),
     ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
     ("accounts { A { exports [ {stream: a} ] } }", ':1:15: "exports" is not supported'),

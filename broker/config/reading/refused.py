@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {
                      "account_resolver", "accounts_resolver", "resolver_tls", "resolver_preload",
                      "resolver_pinned_accounts", "trusted", "trusted_keys", "default_sentinel"),
                     f"{LATER}: clients sign in with a user name and password or a token"),
-    **dict.fromkeys(("proxy_protocol", "proxies", "default_js_domain", "server_metadata", "feature_flags",
+    **dict.fromkeys(("proxies", "default_js_domain", "server_metadata", "feature_flags",
                      "max_sub_tokens", "max_subscription_tokens", "write_timeout", "trace_headers"), LATER),
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),

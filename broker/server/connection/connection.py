@@ -73,6 +73,9 @@ class Client(asyncio.Protocol):
         self.cookies: dict[str, str] = {}
         """By CONNECT's names: what stands for a field that CONNECT does not have."""
 
+        self.ip_known = True
+        """False while ``ip`` may be a proxy's, of which clients are not told."""
+
         self.tls_first = False
         """Whether the TLS handshake comes, or came, before INFO."""
 
@@ -124,7 +127,7 @@ class Client(asyncio.Protocol):
         if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
-        self.label = f"{self.forwarded_for and self.forwarded_for + '/'}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
+        self._name()
         self._reading = ReadPacing(self._loop, self._transport, self._take)
         server.made()
         if greet:
@@ -133,6 +136,15 @@ class Client(asyncio.Protocol):
         if refused:
             self.fail(refused, "Maximum Connections Exceeded")
         return not refused
+
+    def came_from(self, ip: str, port: int) -> None:
+        """The client's own address, behind a proxy."""
+        self.ip, self.port = ip, port
+        self._name()
+
+    def _name(self) -> None:
+        forwarded = self.forwarded_for and self.forwarded_for + "/"
+        self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
     def greet(self) -> None:
         """Send the first INFO."""

@@ -30,6 +30,7 @@ class ClientPort:
         self.authenticator: AuthenticatorChain | None = None
         self.tls: TlsParameters | None = None
         self.allow_non_tls = False
+        self.proxy_protocol = False
         self.ping_interval_ns = 0
         self.auth_timeout_ns = 0
 
@@ -41,6 +42,7 @@ class ClientPort:
         def apply() -> None:
             self.tls, self.authenticator = tls, authenticator
             self.allow_non_tls = settings.clients.allow_non_tls
+            self.proxy_protocol = settings.clients.proxy_protocol
             self.ping_interval_ns = settings.clients.ping_interval_ns
             self.auth_timeout_ns = settings.auth.timeout_ns
 

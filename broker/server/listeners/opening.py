@@ -1,4 +1,4 @@
-"""From a connection on the clients' port to one that is as it stays: which of TLS and plain text, and when INFO.
+"""From a connection on the clients' port to one that is as it stays: TLS or plain text, when INFO, whose address.
 
                            ┌── data within the delay, or no delay ──────────────────────────────> TLS, then INFO
     accepted ── TLS first ─┤
@@ -7,6 +7,7 @@
                                             ├── allow_non_tls: does the client begin with it? ──> TLS
                                             └──────────────────────────────────────────────────> plain text
 
+With ``proxy_protocol``, the choice after INFO waits for the header in which a proxy tells the client's address.
 A port that has none of this needs no opening: the client is then the protocol from the start, as it is of every connection
 that stays plain. Each wait has a timer; what a client sends meanwhile is looked at as soon as it comes, and nothing is lost.
 
@@ -24,6 +25,7 @@ from broker.server.connection.connection import Client
 from broker.server.connection.host import Host
 from broker.server.listeners.certificates import TlsParameters
 from broker.server.listeners.entrance import ClientPort
+from broker.server.listeners.proxy_protocol import HEADER_SECONDS, ProxyHeaderError, read_header
 from broker.server.listeners.tls import TlsLayer, handshake_error
 
 __all__ = ["Opening", "OpeningHost", "needs_opening"]
@@ -45,7 +47,7 @@ class OpeningHost(Host[Client], Protocol):
 
 def needs_opening(server: OpeningHost) -> bool:
     """Whether connections to the clients' port begin in any other way than with INFO in plain text."""
-    return server.entrance.tls is not None
+    return server.entrance.tls is not None or server.entrance.proxy_protocol
 
 
 class Opening(asyncio.Protocol):
@@ -68,12 +70,13 @@ class Opening(asyncio.Protocol):
         tls, client = self._tls, self._client
         delay_ns = tls.settings.handshake_first_ns if tls is not None else None
         client.tls_first = delay_ns is not None
+        client.ip_known = not self._server.entrance.proxy_protocol
         if not client.open(self._transport, greet=delay_ns is None):
             return
         if delay_ns:
-            self._wait(self._choose, delay_ns, self._fall_back)
+            self._wait(self._await_header, delay_ns, self._fall_back)
         else:
-            self._choose()
+            self._await_header()
 
     def data_received(self, data: bytes) -> None:
         if not self._client.closed:
@@ -102,7 +105,37 @@ class Opening(asyncio.Protocol):
         """Nothing came: this client waits for INFO."""
         self._client.tls_first = False
         self._client.greet()
+        self._await_header()
+
+    def _await_header(self) -> None:
+        if self._client.ip_known:
+            self._choose()
+        else:
+            self._wait(self._read_header, int(HEADER_SECONDS * 1e9), self._no_header)
+
+    def _read_header(self) -> None:
+        client = self._client
+        try:
+            header = read_header(self._early)
+        except ProxyHeaderError as error:
+            self._refuse_header(str(error))
+            return
+        if header is None:
+            return
+        self._end_timer()
+        self._early = header.rest
+        client.ip_known = True
+        if header.address:
+            client.came_from(header.address, header.port)
         self._choose()
+
+    def _no_header(self) -> None:
+        self._refuse_header("timeout reading PROXY protocol header")
+
+    def _refuse_header(self, why: str) -> None:
+        self._end_timer()
+        log.warning("Error reading PROXY protocol header from %s:%d: %s", self._client.ip, self._client.port, why)
+        self._client.close("Protocol Violation")
 
     def _choose(self) -> None:
         tls = self._tls
@@ -178,10 +211,9 @@ class Opening(asyncio.Protocol):
         """Take ``step`` when something has come, now or within the limit."""
         self._end_timer()
         self._step = step
+        self._set_timer(limit_ns, timed_out)
         if self._early:
             step()
-        else:
-            self._set_timer(limit_ns, timed_out)
 
     def _set_timer(self, limit_ns: int, timed_out: Callable[[], None]) -> None:
         def due() -> None:
