@@ -99,6 +99,7 @@ MAY: dict[str, set[str]] = {
                 "server.auth", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
+    "embedded": {"config.settings", "runtime"},
     "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }

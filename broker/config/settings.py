@@ -388,9 +388,9 @@ class Settings:
         return found
 
 
-def make_settings(values: Mapping[str, Any]) -> Settings:
-    """The defaults but for ``values``, by the paths of their settings."""
-    made: Settings = _replaced(Settings(), values)
+def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """``base``, or the defaults, but for ``values``, by the paths of their settings."""
+    made: Settings = _replaced(base or Settings(), values)
     return made
 
 
