@@ -9,11 +9,13 @@ All servers get the same bytes, so ratios between servers within a run are meani
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
 import select
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -28,12 +30,16 @@ ACK_SUBJECT = re.compile(rb"\r\nMSG [^ ]+ \d+ (\$JS\.ACK\.[^ ]+) ")
 class Connection:
     """One NATS connection without a client's overhead; single-threaded, non-blocking once set up."""
 
-    def __init__(self, port: int, verbose: bool = False) -> None:
+    def __init__(self, port: int, verbose: bool = False, tls: bool = False) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rest = b""
         while b"\r\n" not in self.rest:
             self.rest += self.sock.recv(65536)
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self.sock = context.wrap_socket(self.sock)
         self.send(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"bench","version":"1",'
                   b'"protocol":1}\r\nPING\r\n')
         self.until(b"PONG\r\n")
@@ -219,12 +225,12 @@ def pull(args: argparse.Namespace) -> dict:
 
 def core(args: argparse.Namespace) -> dict:
     """Core publish to --subscribers subscriptions, each on its own connection, all read here."""
-    subs = [Connection(args.port) for _ in range(args.subscribers)]
+    subs = [Connection(args.port, tls=args.tls) for _ in range(args.subscribers)]
     for c in subs:
         c.send(b"SUB core.x 1\r\nPING\r\n")
         c.until(b"PONG\r\n")
         c.sock.setblocking(False)
-    con = Connection(args.port)
+    con = Connection(args.port, tls=args.tls)
     con.sock.setblocking(False)
     block = b"PUB core.x %d\r\n%b\r\n" % (len(PAYLOAD), PAYLOAD) * BATCH
     per_message = len(b"MSG core.x 1 128\r\n") + 130
@@ -242,10 +248,7 @@ def core(args: argparse.Namespace) -> dict:
         want = bool(out) or (sent < args.messages and sent - slowest < window)
         r, w, _ = select.select(socks, [con.sock] if want else [], [], 5)
         for s in r:
-            n = s.recv_into(buffer)
-            if not n:
-                raise ConnectionError("a subscriber was closed by the server")
-            counts[s] += n
+            counts[s] += receive(s, buffer)
             if counts[s] >= expected:
                 done += 1
                 socks.remove(s)
@@ -254,7 +257,8 @@ def core(args: argparse.Namespace) -> dict:
             if not out:
                 out = memoryview(block)
                 sent += BATCH
-            out = out[con.sock.send(out):]
+            with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                out = out[con.sock.send(out):]
             if not subs:
                 last = time.perf_counter()
         if time.perf_counter() - last > args.patience:
@@ -265,6 +269,21 @@ def core(args: argparse.Namespace) -> dict:
         con.until(b"PONG\r\n")
     seconds = time.perf_counter() - began
     return {"rate": args.messages / seconds, "seconds": seconds, "messages": args.messages}
+
+
+def receive(sock: socket.socket, buffer: bytearray) -> int:
+    """How many bytes can be had now; with TLS also those that were read with others and decrypted."""
+    size = 0
+    try:
+        while True:
+            n = sock.recv_into(buffer)
+            if not n:
+                raise ConnectionError("a subscriber was closed by the server")
+            size += n
+            if not isinstance(sock, ssl.SSLSocket):
+                return size
+    except ssl.SSLWantReadError:
+        return size
 
 
 def setup(args: argparse.Namespace) -> dict:
@@ -310,6 +329,7 @@ def main() -> int:
     p.add_argument("--batch", type=int, default=500)
     p.add_argument("--consumer", default="C")
     p.add_argument("--ack", action="store_true")
+    p.add_argument("--tls", action="store_true", help="core only")
     p.add_argument("--config", default="{}")
     p.add_argument("--patience", type=float, default=20, help="seconds without an answer that end a case")
     print(json.dumps(CASES[(args := p.parse_args()).case](args)))

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from bench.servers import Minio, Server, jetblock, nats_server
+from bench.servers import Minio, Server, jetblock, nats_server, with_tls
 from tests.real import parts
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -160,6 +160,15 @@ class Bench:
         self.table.add("core publish -> 1 subscriber", ">= 0.35", got["ours"][1], got["nats"][1])
         self.table.add("core publish -> 10 subscribers", ">= 1.2", got["ours"][10], got["nats"][10])
 
+    def core_tls(self) -> None:
+        got: dict[str, dict[int, float]] = {}
+        for name, server in (("nats", nats_server(jetstream=False)), ("ours", jetblock(jetstream=False))):
+            with with_tls(server):
+                got[name] = {n: self.best("core", server, subscribers=n, messages=self.n(k), tls=True).get("rate", 0.0)
+                             for n, k in ((0, 2_000_000), (1, 1_000_000), (10, 200_000))}
+        for n, work in ((0, "no subscriber"), (1, "1 subscriber"), (10, "10 subscribers")):
+            self.table.add(f"core publish over TLS -> {work}", "", got["ours"][n], got["nats"][n])
+
     def memory_and_lag(self) -> None:
         millions = self.n(5_000_000)
         with jetblock() as ours:
@@ -230,8 +239,8 @@ class Bench:
 
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
-    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "thousand_streams", "memory_and_lag",
-             "stalls", "restart", "spark")
+    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "core_tls", "thousand_streams",
+             "memory_and_lag", "stalls", "restart", "spark")
 
 
 def main() -> int:

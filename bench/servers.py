@@ -15,7 +15,7 @@ import time
 import urllib.request
 from typing import Any, Self
 
-__all__ = ["Minio", "Server", "jetblock", "nats_server"]
+__all__ = ["Minio", "Server", "jetblock", "nats_server", "with_tls"]
 
 NATS_SERVER = pathlib.Path(sys.executable).parent / "nats-server"
 
@@ -134,6 +134,15 @@ def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | N
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     env["PYTHONPATH"] = root + os.pathsep + os.environ.get("PYTHONPATH", "")
     return Server("jetblock", words, env)
+
+
+def with_tls(server: Server) -> Server:
+    """``server``, with TLS for clients by a certificate made for it."""
+    from tests.certificates import Authority
+
+    files = Authority(server.dir).server()
+    server.words += ["--tls", "--tlscert", files.cert, "--tlskey", files.key]
+    return server
 
 
 class Minio(Process):

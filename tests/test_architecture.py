@@ -68,8 +68,9 @@ MAY: dict[str, set[str]] = {
     "server.auth": {"config.access", "config.settings", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
+    "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
-               "server.accounts", "server.auth", "server.routing", "server.connection"},
+               "server.accounts", "server.auth", "server.routing", "server.connection", "server.listeners"},
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
     # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
     "config.kinds": {"gotime"},
@@ -98,6 +99,7 @@ MAY: dict[str, set[str]] = {
                 "server.auth", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
+    "embedded": {"config.settings", "runtime"},
     "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }

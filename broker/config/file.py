@@ -15,7 +15,7 @@ from broker.config import kinds
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
 from broker.config.reading.refused import NO_EFFECT, REFUSED
-from broker.config.settings import SETTINGS, ConfigError, Setting
+from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Setting
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.suggest import did_you_mean
 
@@ -23,7 +23,8 @@ __all__ = ["FileSettings", "address", "read_file"]
 
 _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
 
-_SECTIONS = frozenset({"authorization", "jetblock", "jetstream", "jetstream.limits", "jetstream.object_store"})
+_SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
+                       "jetstream.limits", "jetstream.object_store"})
 
 @dataclass(slots=True)
 class FileSettings:
@@ -212,6 +213,37 @@ class _Meaning:
         prefix = self.path_prefix.strip("/")
         self.found.stores[self.bucket.place] = f"s3://{self.bucket.value}" + (f"/{prefix}" if prefix else "")
 
+    def tls(self, value: Value, key: str = "tls") -> None:
+        self.section(key, value)
+        if isinstance(value.value, dict) and not value.value:
+            self.wrong(value, f"{key} needs a certificate: cert_file: …, key_file: …")
+
+    def certificates(self, value: Value, path: str = "tls.certificates") -> None:
+        """A list of pairs of files."""
+        pairs = []
+        for row in value.value if isinstance(value.value, list) else [value]:
+            files = {key.lower(): file.value for key, file in row.value.items()} if isinstance(row.value, dict) else {}
+            if set(files) != {"cert_file", "key_file"} or not all(isinstance(file, str) for file in files.values()):
+                self.wrong(row, "certs must be a list of { cert_file: …, key_file: … }")
+                return
+            pairs.append(CertificateFiles(**files))
+        self.put(path, tuple(pairs), value)
+
+    def websocket(self, value: Value) -> None:
+        self.section("websocket", value)
+
+    def websocket_listen(self, value: Value) -> None:
+        self.listen(value, "websocket.host", "websocket.port")
+
+    def websocket_tls(self, value: Value) -> None:
+        self.tls(value, "websocket.tls")
+
+    def websocket_certificates(self, value: Value) -> None:
+        self.certificates(value, "websocket.tls.certificates")
+
+    def websocket_authorization(self, value: Value) -> None:
+        self.section("websocket.authorization", value)
+
     def sync_interval(self, value: Value) -> None:
         if str(value.value).lower() != "always":
             self.wrong(value, "sync_interval can only be always: what is acknowledged is always synced first; a stream "
@@ -229,6 +261,10 @@ class _Meaning:
         self.path_prefix = value.value
 
     SPECIAL: ClassVar[dict[str, Callable[[_Meaning, Value], None]]] = {
+        "tls": tls, "tls.certs": certificates, "tls.certificates": certificates,
+        "ws": websocket, "websocket": websocket, "websocket.listen": websocket_listen, "websocket.tls": websocket_tls,
+        "websocket.tls.certs": websocket_certificates, "websocket.tls.certificates": websocket_certificates,
+        "websocket.authentication": websocket_authorization,
         "listen": listen, "http": http, "authorization": authorization, "authorization.users": users,
         **dict.fromkeys(("authorization.default_permissions", "authorization.default_permission",
                          "authorization.permissions"), permissions),
@@ -255,6 +291,8 @@ def _as_written(setting: Setting, value: Value) -> Any:
     ``10m`` is ten million in the language but ten minutes as a duration, and a password of digits keeps its leading
     zeros: both use the literal.
     """
+    if isinstance(value.value, dict):
+        return {key: item.literal or item.value for key, item in value.value.items()}
     if isinstance(value.value, list):
         return [item.literal or item.value for item in value.value]
     if value.literal and (setting.path.endswith("_ns") or setting.kind in (kinds.text, kinds.name)):

@@ -58,6 +58,13 @@ Authorization Options:
         --pass <password>            Password required for connections
         --auth <token>               Authorization token required for connections
 
+TLS Options:
+        --tls                        Enable TLS, do not verify clients (default: false; =false: not even if configured)
+        --tlscert <file>             Server certificate file
+        --tlskey <file>              Private key for server certificate
+        --tlsverify                  Enable TLS, verify client certificates
+        --tlscacert <file>           Client certificate CA for verification
+
 Common Options:
     -h, --help                       Show this message
     -v, --version                    Show version
@@ -79,6 +86,8 @@ FLAGS: dict[str, str] = {
     "max_traced_msg_len": "logging.max_traced_msg_len",
     "js": "jetstream.enabled", "jetstream": "jetstream.enabled", "store": "storage.url",
     "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
+    "tls": "!tls", "tlscert": "tls.cert_file", "tlskey": "tls.key_file", "tlsverify": "tls.verify",
+    "tlscacert": "tls.ca_file",
     "sd": "!store_dir", "store_dir": "!store_dir", "c": "!config", "config": "!config", "t": "!test",
     "sl": "!signal", "signal": "!signal", "print_config": "!print_config", "print-config": "!print_config",
     "h": "!help", "help": "!help", "v": "!version", "version": "!version",
@@ -89,16 +98,16 @@ FLAGS: dict[str, str] = {
 _LATER = "is not supported by this version of jetblock"
 _ALONE = "needs other servers, and this version of jetblock runs alone"
 _REFUSED: dict[str, str] = {
-    **dict.fromkeys(("tls", "tlscert", "tlskey", "tlsverify", "tlscacert", "help_tls"), _LATER),
+    "help_tls": "is nothing that jetblock has: docs/CONFIGURATION.md lists what TLS can be set to",
     **dict.fromkeys(("ms", "https_port"), _LATER),
     **dict.fromkeys(("routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
                      "cluster_listen", "client_advertise"), _ALONE),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
     "profile": "is nothing that jetblock has: it is not written in Go",
 }
-_SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled", "!test",
-                       "!print_config", "!help", "!version", "!debug_trace"})
-_REFUSED_SWITCHES = frozenset({"tls", "tlsverify", "help_tls", "s", "syslog"})
+_SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled", "tls.verify", "!test",
+                       "!print_config", "!help", "!version", "!debug_trace", "!tls"})
+_REFUSED_SWITCHES = frozenset({"help_tls", "s", "syslog"})
 
 
 class FlagError(Exception):
@@ -113,6 +122,7 @@ class CommandLine:
     config: str | None = None
     store_dir: str | None = None
     signal: str | None = None
+    tls: bool | None = None
     test: bool = False
     print_config: bool = False
     help: bool = False

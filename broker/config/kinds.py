@@ -16,8 +16,9 @@ from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "is_public_key", "name", "names",
-           "parse_duration_ns", "parse_size", "port", "size", "text"]
+__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", "handshake_first", "header_fields",
+           "integer", "is_public_key", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
+           "text"]
 
 Kind = Callable[[Any], Any]
 """A configured value to the setting's value; ValueError says what it must be."""
@@ -27,6 +28,9 @@ _SIZE = re.compile(r"(-?\d+)\s*(?:([kmgtpe])(b|i|ib)?)?", re.IGNORECASE)
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "enabled", "enable"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "disabled", "disable"})
 _INT64_MAX = (1 << 63) - 1
+_SHA256 = re.compile("[0-9a-f]{64}")
+_HANDSHAKE_FIRST_AUTO_NS = 50_000_000
+_FIELD_NAME = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def parse_duration_ns(words: str) -> int:
@@ -161,3 +165,56 @@ def is_public_key(words: str, kind: str) -> bool:
     except ValueError:
         return False
     return words[:1] == kind and len(raw) == 35 and binascii.crc_hqx(raw[:33], 0) == int.from_bytes(raw[33:], "little")
+
+
+def fingerprints(value: Any) -> tuple[str, ...]:
+    """SHA-256 digests in hex, as lower-case letters."""
+    found = tuple(word.lower() for word in names(value))
+    for word in found:
+        if not _SHA256.fullmatch(word):
+            raise ValueError("must be a list of hex-encoded sha256 of DER encoded SubjectPublicKeyInfo")
+    return found
+
+
+def handshake_first(value: Any) -> int | None:
+    """None: no; 0: yes; more: wait for so many nanoseconds for a client that begins with it."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in (False, "false", "off"):
+        return None
+    if word in (True, "true", "on"):
+        return 0
+    if word in ("auto", "auto_fallback"):
+        return _HANDSHAKE_FIRST_AUTO_NS
+    try:
+        return parse_duration(word) if isinstance(word, str) else int("")
+    except ValueError:
+        raise ValueError("must be true, false, auto or a duration such as 300ms") from None
+
+
+def origins(value: Any) -> tuple[str, ...]:
+    """Where web pages come from."""
+    from urllib.parse import urlsplit  # takes 10 ms to import, and few need it
+
+    found = names(value)
+    for one in found:
+        parts = urlsplit(one)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be absolute URLs with http or https scheme and a host")
+        try:
+            parts.port  # noqa: B018 (reading it checks it)
+        except ValueError:
+            raise ValueError("must be URLs with a port between 0 and 65535") from None
+    return found
+
+
+def header_fields(value: Any) -> tuple[tuple[str, str], ...]:
+    """HTTP header fields, none of which WebSocket needs for itself."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a block of header fields and their values")
+    for key, inner in value.items():
+        if not isinstance(inner, str) or not _FIELD_NAME.fullmatch(key) or not inner.isprintable():
+            raise ValueError(f"must be a block of header fields and their values; {key!r} is none")
+        low = key.lower()
+        if low in ("host", "content-length", "connection", "upgrade", "nats-no-masking") or low.startswith("sec-websocket-"):
+            raise ValueError(f'cannot have an invalid header "{key}"')
+    return tuple(value.items())

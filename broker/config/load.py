@@ -17,6 +17,7 @@ from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, Use
 from broker.config.environment import read_environment
 from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
+from broker.config.ports import tls_contradictions, values_with_flags, websocket_contradictions
 from broker.config.settings import (
     MASK,
     SETTINGS,
@@ -35,6 +36,7 @@ TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on sys
                     "or a bucket with --store")
 """Begins as nats-server's line does."""
 
+_SECOND = 1_000_000_000
 _SCHEMES = ("file", "s3", "memory")
 
 
@@ -50,7 +52,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     """
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
     outer = read_environment(environ)
-    values: dict[str, Any] = {**file.values, **outer, **line.values}
+    values = values_with_flags({**file.values, **outer}, line)
     _let_others_in(values, authorization=file.authorization)
     values["storage.url"] = _store(line, outer, file)
     values["jetstream.enabled"] = _jetstream(line, outer, file)
@@ -67,6 +69,9 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
                             f"for a secret in what --print-config shows; set the secret itself")
     values["notices"] = tuple(file.notices)
     settings = make_settings(values)
+    if settings.tls.enabled and "auth.timeout_ns" not in values:
+        # As nats-server's default: a second more than the handshake may take.
+        settings = make_settings({**values, "auth.timeout_ns": settings.tls.timeout_ns + _SECOND})
     errors = []
     for fields, why in _contradictions(settings):
         place = next((file.places[name] for name in fields if name in file.places), None)
@@ -132,6 +137,8 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Paths and reason for each set of settings that cannot hold together."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
+    yield from tls_contradictions(settings.tls, "tls")
+    yield from websocket_contradictions(settings)
     if clients.max_payload > clients.max_pending:
         yield (("clients.max_payload", "clients.max_pending"), f"max_payload ({clients.max_payload}) cannot be higher "
                f"than max_pending ({clients.max_pending}); raise max_pending")

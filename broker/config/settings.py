@@ -24,9 +24,10 @@ from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings,
 from broker.config.kinds import Kind
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "ClientSettings",
-           "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser", "ProcessSettings",
-           "ServerLimits", "Setting", "Settings", "StorageSettings", "User", "default_store_url", "make_settings"]
+__all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "CertificateFiles",
+           "ClientSettings", "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser",
+           "ProcessSettings", "ServerLimits", "Setting", "Settings", "StorageSettings", "TlsSettings", "User",
+           "WebSocketSettings", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -99,6 +100,11 @@ class ClientSettings:
     max_closed_clients: int = _setting(
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = _setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
+    proxy_protocol: bool = _setting(
+        False, kinds.boolean, "A proxy in front may tell a client's address, by the PROXY protocol, version 1 or 2; then "
+        "nobody else must be able to connect.", "proxy_protocol")
+    allow_non_tls: bool = _setting(
+        False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,97 @@ class AccountsSettings:
         "system_account", "system")
     no_system: bool = _setting(
         False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """One certificate's."""
+
+    cert_file: str
+    key_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """TLS on one port. Names of rows are relative to those of the section, ``tls`` or a part of another block."""
+
+    cert_file: str = _setting("", kinds.text, "Certificate chain in PEM.", "cert_file")
+    key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file")
+    certificates: tuple[CertificateFiles, ...] = _setting(
+        (), kinds.names, "Several certificates in place of one: a list of { cert_file, key_file }, of which a client gets "
+        "the first one for the name that it asks for; from a file only.", "certs", "certificates", variable="")
+    ca_file: str = _setting(
+        "", kinds.text, "Certificates that clients' are verified by, in PEM; unset: the system's.", "ca_file")
+    verify: bool = _setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify")
+    verify_and_map: bool = _setting(
+        False, kinds.boolean, "Verify, and take the user from the certificate: an e-mail address, DNS name or URI of its "
+        "alternative names, or its subject.", "verify_and_map")
+    pinned_certs: tuple[str, ...] = _setting(
+        (), kinds.fingerprints, "The only client certificates let in: SHA-256 of their public keys (DER), in hex.",
+        "pinned_certs")
+    timeout_ns: int = _setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout")
+    handshake_first_ns: int | None = _setting(
+        None, kinds.handshake_first, "Handshake before INFO: true; auto or a duration: wait that long for a client that "
+        "begins one, then send INFO; false: INFO first.", "handshake_first", "first", "immediate",
+        variable="HANDSHAKE_FIRST")
+    min_version: str = _setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version")
+    cipher_suites: tuple[str, ...] = _setting(
+        (), kinds.names, "Cipher suites of TLS 1.2, by their names in the standard; unset: OpenSSL's defaults.",
+        "cipher_suites")
+    allow_insecure_cipher_suites: bool = _setting(
+        False, kinds.boolean, "Allow cipher suites that are known to be weak.", "allow_insecure_cipher_suites")
+    curve_preferences: tuple[str, ...] = _setting(
+        (), kinds.names, "The one curve for key exchange: X25519, CurveP256, CurveP384 or CurveP521; unset: all of them.",
+        "curve_preferences")
+    connection_rate_limit: int = _setting(
+        0, kinds.integer(0), "TLS handshakes begun within a second; more are refused; 0: no bound.",
+        "connection_rate_limit")
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.cert_file or self.certificates)
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketSettings:
+    """Clients that come by WebSocket."""
+
+    port: int | None = _setting(
+        None, kinds.port, "TCP port for clients by WebSocket; unset: none; -1: any free one.", "port")
+    host: str = _setting("0.0.0.0", kinds.text, "Address to listen on for them.", "host", "net")
+    tls: TlsSettings = dataclasses.field(default=TlsSettings(), metadata={"section": "tls"})
+    no_tls: bool = _setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls")
+    same_origin: bool = _setting(
+        False, kinds.boolean, "Refuse browsers whose page comes from elsewhere.", "same_origin")
+    allowed_origins: tuple[str, ...] = _setting(
+        (), kinds.origins, "Refuse browsers whose page comes from none of these, such as http://host:port.",
+        "allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin")
+    compression: bool = _setting(
+        False, kinds.boolean, "Compress for clients that offer permessage-deflate.", "compression", "compress")
+    handshake_timeout_ns: int = _setting(
+        2 * SECOND, kinds.duration_ns(MS), "Time to ask for WebSocket.", "handshake_timeout")
+    ping_interval_ns: int | None = _setting(
+        None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for the others.", "ping_interval")
+    username: str = _setting(
+        "", kinds.text, "User name asked of these clients, in place of what is asked of others.",
+        "authorization.user", "authorization.username", variable="USER")
+    password: str = _setting(
+        "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
+        secret=True)
+    token: str = _setting(
+        "", kinds.text, "Token asked of these clients, or its bcrypt hash.", "authorization.token", secret=True)
+    auth_timeout_ns: int | None = _setting(
+        None, kinds.duration_ns(MS), "Time to log in; unset: as for the others.", "authorization.timeout",
+        variable="AUTH_TIMEOUT")
+    no_auth_user: str = _setting(
+        "", kinds.text, "One of the users: who a client without credentials is here.", "no_auth_user")
+    jwt_cookie: str = _setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie")
+    user_cookie: str = _setting("", kinds.text, "Cookie with a user name.", "user_cookie")
+    pass_cookie: str = _setting("", kinds.text, "Cookie with a password.", "pass_cookie")
+    token_cookie: str = _setting("", kinds.text, "Cookie with a token.", "token_cookie")
+    headers: tuple[tuple[str, str], ...] = _setting(
+        (), kinds.header_fields, "Header fields of the answer that begins a connection; from a file only.", "headers",
+        variable="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +368,8 @@ class Settings:
         "server_name")
     server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
     clients: ClientSettings = ClientSettings()
+    tls: TlsSettings = dataclasses.field(default=TlsSettings(), metadata={"section": "tls"})
+    websocket: WebSocketSettings = dataclasses.field(default=WebSocketSettings(), metadata={"section": "websocket"})
     auth: AuthSettings = AuthSettings()
     accounts: AccountsSettings = AccountsSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
@@ -289,9 +388,9 @@ class Settings:
         return found
 
 
-def make_settings(values: Mapping[str, Any]) -> Settings:
-    """The defaults but for ``values``, by the paths of their settings."""
-    made: Settings = _replaced(Settings(), values)
+def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """``base``, or the defaults, but for ``values``, by the paths of their settings."""
+    made: Settings = _replaced(base or Settings(), values)
     return made
 
 
@@ -318,10 +417,20 @@ def default_store_url() -> str:
 def _rows(section: Any, above: str = "") -> Iterator[Setting]:
     for field in dataclasses.fields(section):
         path = above + field.name
-        if field.metadata:
+        if "section" in field.metadata:
+            key = field.metadata["section"]
+            yield from (_within(key, row) for row in _rows(field.default, f"{path}."))
+        elif field.metadata:
             yield Setting(path, field.default, **field.metadata)
         elif dataclasses.is_dataclass(field.default):
             yield from _rows(field.default, f"{path}.")
+
+
+def _within(key: str, row: Setting) -> Setting:
+    """A row of a section whose names are relative."""
+    word = key.upper().replace(".", "_")
+    return dataclasses.replace(row, keys=tuple(f"{key}.{name}" for name in row.keys),
+                               variable=row.variable.replace("JETBLOCK_", f"JETBLOCK_{word}_", 1))
 
 
 SETTINGS: tuple[Setting, ...] = tuple(_rows(Settings()))

@@ -27,6 +27,12 @@ def show(settings: Settings) -> str:
     top: _Block = {}
     for setting in SETTINGS:
         value = settings[setting.path]
+        if setting.path.startswith("tls.") and not settings.tls.enabled:
+            continue
+        if setting.path.startswith("websocket.") and settings.websocket.port is None:
+            continue
+        if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
+            continue
         if setting.keys and value is not None and value not in ("", ()):
             _put(top, setting.keys[0], _written(setting, value))
     _put(top, "jetstream.enabled", _word(settings.jetstream.enabled))
@@ -71,8 +77,15 @@ def _put(block: _Block, key: str, value: Any) -> None:
 def _written(setting: Setting, value: Any) -> str:
     if setting.secret:
         return _text(MASK)
+    if setting.path.endswith("handshake_first_ns") and not value:
+        return "true"
     if setting.path.endswith("_ns"):
         return _text(format_duration(value))
+    if setting.path == "websocket.headers":
+        return "{ " + ", ".join(f"{_text(name)}: {_text(text)}" for name, text in value) + " }"
+    if value and setting.path.endswith(".certificates"):
+        return "[" + ", ".join(f"{{ cert_file: {_text(pair.cert_file)}, key_file: {_text(pair.key_file)} }}"
+                               for pair in value) + "]"
     return _texts(value) if isinstance(value, tuple) else _word(value)
 
 

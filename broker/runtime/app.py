@@ -82,6 +82,10 @@ class App:
         log.info("  ID:       %s", server.server_id)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
+        try:
+            server.load()
+        except ValueError as error:
+            raise StartError(str(error)) from None
         await self._bind()
         # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
         pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
@@ -177,6 +181,9 @@ class App:
     def ports(self) -> dict[str, list[str]]:
         """What the ports file says: URLs by kind, the one to use first."""
         found = {"nats": urls("nats", self.settings.clients.host, self.server.port)}
+        websocket = self.server.websocket
+        if websocket is not None:
+            found["websocket"] = urls(websocket.scheme, websocket.settings.host, websocket.port)
         if self._monitor is not None:
             found["monitoring"] = urls("http", self._monitor.host, self._monitor.port)
         return found
@@ -255,6 +262,13 @@ class App:
                 raise StartError(f"Can't start monitoring: {_cannot_listen(host, port, error)}") from None
 
     async def _bind_for_clients(self) -> None:
+        if (websocket := self.server.websocket) is not None:
+            host, port = websocket.settings.host, websocket.port
+            try:
+                await websocket.bind()
+            except (OSError, UnicodeError) as error:
+                why = _cannot_listen(host, port, error)
+                raise StartError(f"Unable to listen for websocket connections on port: {why}") from None
         with self._clients_port():
             await self.server.bind()
 

@@ -26,7 +26,9 @@ _LINES: dict[str, str] = {
 """How the log names those that it shows no value of."""
 
 _RELOADABLE = frozenset({
-    *_LINES, "auth.timeout_ns", "auth.no_auth_user",
+    *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
+               setting.path not in ("websocket.port", "websocket.host")),
+    "clients.allow_non_tls", "clients.proxy_protocol", "auth.timeout_ns", "auth.no_auth_user",
     "clients.max_connections", "clients.max_subscriptions", "clients.max_payload", "clients.max_control_line",
     "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns", "clients.no_fast_producer_stall",
     "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",

@@ -21,11 +21,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
-from broker.config.settings import Settings, User
+from broker.config.settings import AuthSettings, Settings, User
 from broker.gotime import format_time
 from broker.listen_socket import Bound
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
@@ -35,7 +35,12 @@ from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, uptime
+from broker.server.listeners.entrance import ClientPort
+from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
+
+if TYPE_CHECKING:
+    from broker.server.listeners.websocket import WebSocketListener
 
 __all__ = ["Server"]
 
@@ -52,8 +57,7 @@ _CLOSE_SECONDS = 2.0
 class Server:
     """Core NATS on one port.
 
-    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on. Raises: ValueError when
-    a user's account does not exist.
+    ``start`` binds, unless ``bind`` did, and accepts; ``port`` is the actual one from then on.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
@@ -68,8 +72,15 @@ class Server:
         self.server_name = settings.server_name or self.server_id
         self.password_checks = PasswordChecks()
         self._authenticators = authenticators
-        self.authenticator = self._authenticator(settings, self.accounts.user)
-        self.warnings = warnings(settings.auth)
+        self._loaded = False
+        self.entrance = ClientPort()
+        self.websocket: WebSocketListener | None = None
+        if settings.websocket.port is not None:
+            # Takes 60 ms to import, and few need it.
+            from broker.server.listeners.websocket import WebSocketListener
+
+            self.websocket = WebSocketListener(self)
+        self.warnings = warnings(settings.auth, by_certificate=settings.tls.verify_and_map)
         """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
@@ -113,25 +124,37 @@ class Server:
         """Take the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.settings.clients.host, max(self.port, 0))
+        if self.websocket is not None:
+            await self.websocket.bind()
 
     def unbind(self) -> None:
         """Release a port that was bound and not listened on."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
+        if self.websocket is not None:
+            self.websocket.unbind()
 
     async def start(self) -> None:
         """Listen; a second time on the same port as before, which clients know. Raises: OSError when it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
+        if not self._loaded:
+            self.load()
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
-        self._listeners = [await self.loop.create_server(lambda: Client(self), sock=listening, backlog=_BACKLOG)
+        self._listeners = [await self.loop.create_server(self._new_connection,
+                                                         sock=listening, backlog=_BACKLOG)
                            for listening in bound.listen(_BACKLOG)]
         self.port = bound.port
         self._set_info()
+        if self.websocket is not None:
+            await self.websocket.start(_BACKLOG)
         log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
+
+    def _new_connection(self) -> asyncio.Protocol:
+        return Opening(self) if needs_opening(self) else Client(self)
 
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""
@@ -179,8 +202,16 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self._listeners = []
+        if self.websocket is not None:
+            self.websocket.stop_listening()
 
     # Other settings
+
+    def load(self) -> None:
+        """Read the certificates, and who may come in; before ``start``, which does it otherwise. Raises: ValueError."""
+        for apply in self._prepare_entrances(self.settings, self.accounts.user):
+            apply()
+        self._loaded = True
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Make ready for other settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
@@ -188,11 +219,13 @@ class Server:
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
         wanted = wanted_accounts(settings.accounts)
-        authenticator = self._authenticator(settings, lambda user: user_of(user, wanted.get(user.account)))
+        entrances = self._prepare_entrances(settings, lambda user: user_of(user, wanted.get(user.account)))
 
         def apply() -> None:
             access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
-            self.settings, self.authenticator = settings, authenticator
+            self.settings = settings
+            for apply_entrance in entrances:
+                apply_entrance()
             self.accounts.change(wanted)
             if self._listeners:
                 self._set_info()
@@ -217,9 +250,15 @@ class Server:
         if surplus:
             log.info("Closed %d connections to fall within max_connections", len(surplus))
 
-    def _authenticator(self, settings: Settings, complete: Callable[[User], User]) -> AuthenticatorChain | None:
-        auth = replace(settings.auth, users=tuple(map(complete, settings.auth.users)))
-        return authenticator(auth, self.password_checks, self._authenticators)
+    def _prepare_entrances(self, settings: Settings, complete: Callable[[User], User]) -> list[Callable[[], None]]:
+        def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
+            auth = replace(auth, users=tuple(map(complete, auth.users)))
+            return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate)
+
+        ready = [self.entrance.prepare(settings, chain_of)]
+        if self.websocket is not None:
+            ready.append(self.websocket.entrance.prepare(settings, chain_of))
+        return ready
 
     def _call_soon(self, callback: Any) -> None:
         # The loop of that moment: JetStream watches subjects before the server listens.
@@ -273,11 +312,16 @@ class Server:
         """INFO's fields for ``client``."""
         fields = dict(self._info)
         fields["client_id"] = client.cid
-        fields["client_ip"] = client.ip
+        if client.ip_known:
+            fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
-        if self.authenticator is not None and self.authenticator.wants_nonce:
+        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
+        client.entrance.describe(fields)
+        if client.tls_first:
+            # It is done, whatever is allowed to others.
+            fields["tls_required"] = True
         return fields
 
     def identity(self, client: Client) -> dict[str, Any]:
@@ -297,7 +341,7 @@ class Server:
             "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": clients.host or "0.0.0.0",
             "port": self.port, "headers": not clients.no_header_support, "max_payload": clients.max_payload,
         }
-        if self.authenticator is not None and not self.settings.auth.no_auth_user:
+        if self.entrance.authenticator is not None and not self.settings.auth.no_auth_user:
             fields["auth_required"] = True
         if jetstream.enabled:
             fields["jetstream"] = True
@@ -315,15 +359,17 @@ class Server:
     def varz(self) -> dict[str, Any]:
         """This server's part of /varz."""
         traffic = self.accounts.traffic()
-        clients = self.settings.clients
+        clients, tls = self.settings.clients, self.entrance.tls
         return {
             "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
             "host": clients.host or "0.0.0.0", "port": self.port,
-            "auth_required": self.authenticator is not None,
+            "auth_required": self.entrance.authenticator is not None,
             "connect_urls": self.connect_urls(),
             "max_connections": clients.max_connections, "max_payload": clients.max_payload,
             "max_control_line": clients.max_control_line, "max_pending": clients.max_pending,
             "ping_interval": clients.ping_interval_ns, "ping_max": clients.ping_max,
+            **({"tls_required": not clients.allow_non_tls, "tls_verify": tls.verify} if tls is not None else {}),
+            "tls_timeout": self.settings.tls.timeout_ns / 1e9,
             "auth_timeout": self.settings.auth.timeout_ns / 1e9, "write_deadline": clients.write_deadline_ns,
             "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
             "uptime": uptime(self.clock.now_ns() - self.started_at_ns),
@@ -346,7 +392,8 @@ class Server:
         return [self._row(client, subs=subs) for client in self.clients.values()]
 
     def _row(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
-        return connection_row(client, self.clock.now_ns(), authenticated=self.authenticator is not None, subs=subs)
+        authenticated = client.entrance.authenticator is not None
+        return connection_row(client, self.clock.now_ns(), authenticated=authenticated, subs=subs)
 
     def connect_urls(self) -> list[str]:
         """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""

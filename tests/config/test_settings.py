@@ -15,7 +15,15 @@ import broker
 from broker.config.access import User
 from broker.config.flags import FlagError, read_flags
 from broker.config.load import TEMPORARY_NOTICE, load
-from broker.config.settings import MASK, SETTINGS, ConfigError, Settings, default_store_url
+from broker.config.settings import (
+    MASK,
+    SETTINGS,
+    CertificateFiles,
+    ConfigError,
+    Settings,
+    TlsSettings,
+    default_store_url,
+)
 from broker.config.show import show
 from broker.machine import memory_bytes
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX
@@ -80,6 +88,29 @@ FILES: list[tuple[str, dict[str, Any]]] = [
      {"clients.max_connections": 0}),
     ("mine: 4777\nport: $mine", {"clients.port": 4777}),
     ("authorization { extra: secret, user: u, password: $extra }", {"auth.user": "u", "auth.password": "secret"}),
+    ("tls { cert_file: c.pem, key_file: k.pem }",
+     {"tls.cert_file": "c.pem", "tls.key_file": "k.pem", "auth.timeout_ns": 3_000_000_000}),
+    ("tls { cert_file: c, key_file: k, ca_file: a, verify: true, timeout: 0.5, handshake_first: 300ms, min_version: '1.3' }\n"
+     "allow_non_tls: true\nauthorization { timeout: 7 }",
+     {"tls.cert_file": "c", "tls.key_file": "k", "tls.ca_file": "a", "tls.verify": True, "tls.timeout_ns": 500_000_000,
+      "tls.handshake_first_ns": 300_000_000, "tls.min_version": "1.3", "clients.allow_non_tls": True,
+      "auth.timeout_ns": 7_000_000_000}),
+    ("tls { cert_file: c, key_file: k, first: true, cipher_suites: [TLS_AES_128_GCM_SHA256], curve_preferences: [X25519]\n"
+     f"pinned_certs: [{'Ab' * 32}], verify_and_map: true, connection_rate_limit: 9 }}",
+     {"tls.cert_file": "c", "tls.key_file": "k", "tls.handshake_first_ns": 0, "tls.connection_rate_limit": 9,
+      "tls.cipher_suites": ("TLS_AES_128_GCM_SHA256",), "tls.curve_preferences": ("X25519",),
+      "tls.pinned_certs": ("ab" * 32,), "tls.verify_and_map": True, "auth.timeout_ns": 3_000_000_000}),
+    ("tls { certs: [ { cert_file: a, key_file: b }, { cert_file: c, key_file: d } ] }",
+     {"tls.certificates": (CertificateFiles("a", "b"), CertificateFiles("c", "d")), "auth.timeout_ns": 3_000_000_000}),
+    ("websocket { listen: 'localhost:-1', no_tls: true, compress: true, origin: 'http://a', handshake_timeout: 5s,\n"
+     "headers { X-A: b }, authorization { user: u, pass: p, timeout: 3 }, user_cookie: c, ping_interval: 9s }",
+     {"websocket.host": "localhost", "websocket.port": -1, "websocket.no_tls": True, "websocket.compression": True,
+      "websocket.allowed_origins": ("http://a",), "websocket.handshake_timeout_ns": 5_000_000_000,
+      "websocket.headers": (("X-A", "b"),), "websocket.username": "u", "websocket.password": "p",
+      "websocket.auth_timeout_ns": 3_000_000_000, "websocket.user_cookie": "c",
+      "websocket.ping_interval_ns": 9_000_000_000}),
+    ("ws { port: 80, tls { cert_file: c, key_file: k } }",
+     {"websocket.port": 80, "websocket.tls.cert_file": "c", "websocket.tls.key_file": "k"}),
     ("jetstream: true", TEMPORARY),
     ("jetstream: enabled", TEMPORARY),
     ("jetstream {}", TEMPORARY),
@@ -126,9 +157,24 @@ REFUSED: list[tuple[str, str]] = [
     ("authorization { users [ { user: a, foo: 1 } ] }", 'unknown field "foo"'),
     ("jetstream { sync_interval: 10s }", "sync_interval can only be always"),
     ("jetstream { sync: 2m }", "sync_interval can only be always"),
-    ("tls { cert_file: x }", '"tls" is not supported by this version of jetblock'),
-    ("websocket { port: -1 }", '"websocket" is not supported'),
-    ("ws { port: -1 }", '"ws" is not supported'),
+    ("tls { cert_file: x }", "missing 'key_file' in TLS configuration"),
+    ("tls { key_file: x }", "missing 'cert_file' in TLS configuration"),
+    ("tls {}", "tls needs a certificate"),
+    ("tls { verify: true }", "TLS needs a certificate"),
+    ("tls { cert_file: x, key_file: y, certs: [{ cert_file: a, key_file: b }] }", "cannot combine 'cert_file' option"),
+    ("tls { certs: [{ cert_file: a }] }", "certs must be a list of"),
+    ("tls { cert_file: x, key_file: y, handshake_first: soon }", "handshake_first must be true, false, auto or a duration"),
+    ("tls { cert_file: x, key_file: y, pinned_certs: [ab] }", "hex-encoded sha256"),
+    ("tls { cert_file: x, key_file: y, min_version: '1.1' }", "min_version must be one of 1.2, 1.3"),
+    ("tls { cert_file: x, key_file: y, certfile: z }", 'unknown field "certfile"'),
+    ("tls { cert_store: WindowsCurrentUser }", "it takes certificates from files"),
+    ("websocket { port: -1 }", "websocket requires TLS configuration, or no_tls: true"),
+    ("ws { port: -1, tls { cert_file: x } }", "missing 'key_file' in TLS configuration"),
+    ("websocket { port: -1, no_tls: true, allowed_origins: [ftp://x] }", "must be absolute URLs with http or https scheme"),
+    ("websocket { port: -1, no_tls: true, headers { Upgrade: x } }", 'cannot have an invalid header "Upgrade"'),
+    ("websocket { port: -1, no_tls: true, jwt_cookie: j }", 'for JWT authentication via cookie "j"'),
+    ("websocket { port: -1, no_tls: true, no_auth_user: u }", 'no_auth_user: "u" not present'),
+    ("websocket { port: -1, no_tls: true, prot: 1 }", 'unknown field "prot"; did you mean port?'),
     ("cluster { name: c }", '"cluster" needs other servers'),
     ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
     ("accounts { A { exports [ {stream: a} ] } }", ':1:15: "exports" is not supported'),
@@ -200,7 +246,7 @@ def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
 def test_every_mistake_at_once(load_with: Load) -> None:
     """A file with three mistakes is refused once, with three lines."""
     with pytest.raises(ConfigError) as caught:
-        load_with(file="x: 1\nport: y\ntls {}\n")
+        load_with(file="x: 1\nport: y\nmqtt {}\n")
     assert [line.rsplit("x.conf", 1)[1][:5] for line in str(caught.value).splitlines()] == [":1:0:", ":2:1:", ":3:1:"]
 
 
@@ -260,7 +306,9 @@ def test_relative_store_is_made_absolute(load_with: Load) -> None:
     ("--store s3://", "names no bucket"),
     ("-c /nowhere/x.conf", "open /nowhere/x.conf: no such file or directory"),
     ("-c /", "open /: is a directory"),
-    ("--tls", "not supported by this version"),
+    ("--tls", "TLS Server certificate must be present and valid"),
+    ("--tlsverify --tlscert c.pem", "TLS Server private key must be present and valid"),
+    ("--help_tls", "docs/CONFIGURATION.md"),
     ("--cluster nats://x:1", "needs other servers"),
     ("--routes nats://x:1", "needs other servers"),
 ])
@@ -268,6 +316,18 @@ def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
     """What cannot be had is refused with a reason."""
     with pytest.raises(ConfigError, match=why):
         load_with(flags)
+
+
+@pytest.mark.parametrize(("flags", "wanted"), [
+    ("--tls --tlscert c --tlskey k", TlsSettings("c", "k")),
+    ("--tlsverify --tlscert=c --tlskey=k --tlscacert a", TlsSettings("c", "k", ca_file="a", verify=True)),
+    ("--tls=false", TlsSettings()),
+    ("--tls=false --tlscert c", TlsSettings()),
+    ("-p 1", TlsSettings("file", "key", timeout_ns=7_000_000_000)),
+])
+def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str, wanted: TlsSettings) -> None:
+    """Or turn it off."""
+    assert load_with(flags, "tls { cert_file: file, key_file: key, timeout: 7 }").tls == wanted
 
 
 def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:

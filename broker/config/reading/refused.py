@@ -13,10 +13,15 @@ ALONE = "needs other servers, and this version of jetblock runs alone"
 NOT_OURS = "is nothing that jetblock has"
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("tls", "allow_non_tls", "ocsp", "ocsp_cache"),
-                    f"{LATER}: clients connect without TLS; terminate it in a proxy in front of the broker"),
+    **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer"),
+                    f"{LATER}: certificates are not checked by OCSP"),
+    **{f"{section}.{key}": f"{NOT_OURS}: it takes certificates from files"
+       for section in ("tls", "websocket.tls")
+       for key in ("cert_store", "cert_match_by", "cert_match", "ca_certs_match", "cert_match_skip_invalid")},
+    **dict.fromkeys(("tls.verify_cert_and_check_known_urls", "websocket.tls.verify_cert_and_check_known_urls"),
+                    "is for connections between servers: use verify"),
     **dict.fromkeys(("https", "https_port"), f"{LATER}: the monitoring pages are served over plain http"),
-    **dict.fromkeys(("websocket", "ws"), f"{LATER}: clients connect over TCP"),
+    "websocket.advertise": ALONE,
     **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), ALONE),
     "mqtt": f"{NOT_OURS}: it speaks the NATS protocol only",
@@ -24,7 +29,7 @@ REFUSED: dict[str, str] = {
                      "account_resolver", "accounts_resolver", "resolver_tls", "resolver_preload",
                      "resolver_pinned_accounts", "trusted", "trusted_keys", "default_sentinel"),
                     f"{LATER}: clients sign in with a user name and password or a token"),
-    **dict.fromkeys(("proxy_protocol", "proxies", "default_js_domain", "server_metadata", "feature_flags",
+    **dict.fromkeys(("proxies", "default_js_domain", "server_metadata", "feature_flags",
                      "max_sub_tokens", "max_subscription_tokens", "write_timeout", "trace_headers"), LATER),
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),
@@ -38,6 +43,7 @@ REFUSED: dict[str, str] = {
 }
 
 NO_EFFECT: dict[str, str] = {
+    **dict.fromkeys(("tls.insecure", "websocket.tls.insecure"), "it is for connections to other servers"),
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",

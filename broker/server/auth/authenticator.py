@@ -32,25 +32,33 @@ class AuthenticatorChain:
 
 
 def authenticator(settings: AuthSettings, checks: PasswordChecks,
-                  custom: Sequence[Authenticator] = ()) -> AuthenticatorChain | None:
+                  custom: Sequence[Authenticator] = (), *, by_certificate: bool = False) -> AuthenticatorChain | None:
     """The configured authenticators, ``custom`` ones first; None: everybody may connect.
 
-    ``checks`` runs what is too slow for the loop.
+    ``checks`` runs what is too slow for the loop; ``by_certificate``: users are those whom certificates name.
     """
     chain = list(custom)
     users = _users(settings)
     if users:
-        chain.append(UserAuthenticator(users, checks, settings.no_auth_user))
+        by_name = UserAuthenticator(users, checks, settings.no_auth_user)
+        if by_certificate and settings.users:
+            # Takes 30 ms to import, and few need it.
+            from broker.server.auth.tls_map import CertificateAuthenticator
+
+            chain.append(CertificateAuthenticator(users, by_name))
+        else:
+            chain.append(by_name)
     if settings.token:
         chain.append(TokenAuthenticator(settings.token, checks))
     return AuthenticatorChain(chain) if chain else None
 
 
-def warnings(settings: AuthSettings) -> list[str]:
+def warnings(settings: AuthSettings, *, by_certificate: bool = False) -> list[str]:
     """What an operator should know about the configured passwords, none of which is shown."""
     users = _users(settings)
     found = []
-    if any(not looks_hashed(user.password) for user in users if user.user != ANONYMOUS):
+    named = [user for user in users if user.user != ANONYMOUS and (user.password or not by_certificate)]
+    if any(not looks_hashed(user.password) for user in named):
         found.append("Plaintext passwords detected, use bcrypt")
     broken = [f"the password of user {user.user!r}" for user in users if is_broken_hash(user.password)]
     if is_broken_hash(settings.token):

@@ -40,7 +40,10 @@ class UserAuthenticator:
         name = credentials.text("user")
         if not name:
             return self._no_auth_login if credentials.anonymous else None
-        given = credentials.text("pass")
+        return self.decide_for(name, credentials.text("pass"))
+
+    def decide_for(self, name: str, given: str) -> Decision:
+        """Whether ``given`` is the password of the user of that name."""
         user = self._users.get(name)
         if user is not None:
             return _decided(compare(user.password, given), self._logins[name], self._checks)

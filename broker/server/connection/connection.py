@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Collection
 from typing import Any, Final, cast
 
@@ -26,7 +27,7 @@ from broker.server.accounts.account import Account
 from broker.server.auth.login import Login
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect
 from broker.server.connection.handshake import EVERYBODY, Handshake
-from broker.server.connection.host import Host
+from broker.server.connection.host import Entrance, Host
 from broker.server.connection.keepalive import KeepAlive
 from broker.server.connection.outbound import Outbound, hold_until_caught_up
 from broker.server.connection.publishing import Publishing
@@ -48,10 +49,11 @@ _READ_BYTES: Final = 64 * 1024
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
-    connection_type = "STANDARD"
-
-    def __init__(self, server: Host[Client]) -> None:
+    def __init__(self, server: Host[Client], entrance: Entrance | None = None) -> None:
+        """Args: ``entrance``: the clients' port if None."""
         self.server = server
+        self.entrance = entrance = entrance or server.entrance
+        self.connection_type = entrance.connection_type
         self._loop = server.loop
         self._clock = server.clock
         settings = server.settings.clients
@@ -65,6 +67,18 @@ class Client(asyncio.Protocol):
         self.ip = ""
         self.port = 0
         self.nonce = b""
+        self.forwarded_for = ""
+        """The client's address as a proxy in front of the server has it; for the log alone, as anyone can claim one."""
+
+        self.cookies: dict[str, str] = {}
+        """By CONNECT's names: what stands for a field that CONNECT does not have."""
+
+        self.ip_known = True
+        """False while ``ip`` may be a proxy's, of which clients are not told."""
+
+        self.tls_first = False
+        """Whether the TLS handshake comes, or came, before INFO."""
+
         # What the router reads.
         self.headers = False
         self.no_echo = False
@@ -84,20 +98,25 @@ class Client(asyncio.Protocol):
         self._pong_sent = False
         self._publishing = Publishing(self)
         self._subscribing = Subscribing(self)
-        self._handshake = Handshake(server, self)
+        self._handshake = Handshake(server, entrance, self)
         logging_settings = server.settings.logging
         self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
         self.label = ""
         """What log lines about this client begin with."""
 
-        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, settings.ping_interval_ns, settings.ping_max,
+        self._keepalive = KeepAlive(self._loop, self._clock, server.rng, entrance.ping_interval_ns, settings.ping_max,
                                     self._send_ping, self._stale)
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self.open(cast(asyncio.Transport, transport)):
+            self.begin()
+
+    def open(self, transport: asyncio.Transport, *, greet: bool = True) -> bool:
+        """Take a connection in, with INFO if ``greet``. Returns: False if it was refused, and is being closed."""
         server = self.server
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = transport
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.ip, self.port = peer[0], peer[1]
@@ -108,14 +127,37 @@ class Client(asyncio.Protocol):
         if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
-        self.label = f"{self.ip}:{self.port} - cid:{self.cid}"
+        self._name()
         self._reading = ReadPacing(self._loop, self._transport, self._take)
         server.made()
-        self.send_line(encoder.info(server.info(self)))
+        if greet:
+            self.greet()
         refused = server.admit(self)
         if refused:
             self.fail(refused, "Maximum Connections Exceeded")
-            return
+        return not refused
+
+    def came_from(self, ip: str, port: int) -> None:
+        """The client's own address, behind a proxy."""
+        self.ip, self.port = ip, port
+        self._name()
+
+    def _name(self) -> None:
+        forwarded = self.forwarded_for and self.forwarded_for + "/"
+        self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
+
+    def greet(self) -> None:
+        """Send the first INFO."""
+        self.send_line(encoder.info(self.server.info(self)))
+
+    def upgrade(self, transport: asyncio.Transport) -> None:
+        """Go on by another transport on top of the one so far, by which everything queued is sent first."""
+        self._transport = transport
+        self._outbound.upgrade(transport)
+        self._reading.upgrade(transport)
+
+    def begin(self) -> None:
+        """The connection is as it stays: the time to log in runs from now on."""
         if self._handshake.pending:
             self._handshake.set_timer()
         self._keepalive.start()
@@ -183,8 +225,13 @@ class Client(asyncio.Protocol):
     @property
     def certificate(self) -> bytes | None:
         """The client's verified certificate (DER); None without one."""
-        tls = self._transport.get_extra_info("ssl_object")
-        return tls.getpeercert(binary_form=True) if tls is not None else None
+        return self.tls.getpeercert(binary_form=True) if self.tls is not None else None
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        """None for a connection without TLS."""
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return tls
 
     @property
     def pending_bytes(self) -> int:
@@ -337,6 +384,7 @@ class Client(asyncio.Protocol):
         keepalive.start()
         options = self.options
         options.update(fields)
+        options.update({name: value for name, value in self.cookies.items() if not options.get(name)})
         if self.connected:
             # A second CONNECT may be for another account, so it begins without subscriptions.
             self._subscribing.end_all()
@@ -385,7 +433,7 @@ class Client(asyncio.Protocol):
     def settings_changed(self) -> None:
         """The server's settings are others: take those that a live connection can."""
         clients, logging_settings = self.server.settings.clients, self.server.settings.logging
-        self._keepalive.change(clients.ping_interval_ns, clients.ping_max)
+        self._keepalive.change(self.entrance.ping_interval_ns, clients.ping_max)
         self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
         if isinstance(self._outbound, TracedOutbound):
             self._outbound.trace = self._trace

@@ -19,7 +19,6 @@ from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
-from broker.config.settings import Settings
 from broker.protocol.parser import Parser
 from broker.server.auth.login import Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
 from broker.server.connection.connect_options import go_quoted
@@ -40,12 +39,17 @@ class LoginServer(Protocol):
     clock: Clock
     loop: asyncio.AbstractEventLoop
 
+
+
+class LoginEntrance(Protocol):
+    """The way by which the connection came."""
+
+    @property
+    def auth_timeout_ns(self) -> int: ...
+
     @property
     def authenticator(self) -> Authenticator | None:
         """None: everybody may connect."""
-
-    @property
-    def settings(self) -> Settings: ...
 
 
 class Applicant(ConnectionFacts, Protocol):
@@ -83,17 +87,18 @@ class Applicant(ConnectionFacts, Protocol):
 class Handshake:
     """``pending`` while the connection may do nothing but log in; never so without authentication."""
 
-    __slots__ = ("_again", "_check", "_client", "_early", "_expiry", "_server", "_timer", "pending")
+    __slots__ = ("_again", "_check", "_client", "_early", "_entrance", "_expiry", "_server", "_timer", "pending")
 
-    def __init__(self, server: LoginServer, client: Applicant) -> None:
+    def __init__(self, server: LoginServer, entrance: LoginEntrance, client: Applicant) -> None:
         self._server = server
+        self._entrance = entrance
         self._client = client
         self._check: SlowCheck | None = None
         self._again: _Again | None = None
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self.pending = server.authenticator is not None
+        self.pending = entrance.authenticator is not None
 
     @property
     def checking(self) -> bool:
@@ -102,7 +107,7 @@ class Handshake:
 
     def set_timer(self) -> None:
         """Start the time that the client has to log in."""
-        self._timer = self._server.loop.call_later(self._server.settings.auth.timeout_ns / 1e9, self._timed_out)
+        self._timer = self._server.loop.call_later(self._entrance.auth_timeout_ns / 1e9, self._timed_out)
 
     def close(self) -> None:
         """The connection ends."""
@@ -119,7 +124,7 @@ class Handshake:
         As on nats-server: a client whose user is gone, or in another account, is closed without a word and comes back;
         one whose credentials are no longer right is told so. Between CONNECT and the end of its check, it is checked anew.
         """
-        client, authenticator = self._client, self._server.authenticator
+        client, authenticator = self._client, self._entrance.authenticator
         fields = client.options
         if self._again is not None:
             self._again.cancel()
@@ -165,7 +170,7 @@ class Handshake:
     def connect(self, fields: dict[str, Any]) -> None:
         """CONNECT came: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
         self._end_timer()
-        authenticator = self._server.authenticator
+        authenticator = self._entrance.authenticator
         decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, self._client))
         if decision is None or isinstance(decision, Login | Refusal):
             self._decided(decision or Refusal())
@@ -186,7 +191,7 @@ class Handshake:
         if not client.parser.idle or data[:1] in b"Cc":
             return True
         # The first operation is not CONNECT: only a user for clients without credentials allows that.
-        authenticator = self._server.authenticator
+        authenticator = self._entrance.authenticator
         login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
         if not isinstance(login, Login) or not self._may_come(login):
             self.refuse()

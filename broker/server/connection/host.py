@@ -15,9 +15,36 @@ from broker.server.accounts.directory import Accounts
 from broker.server.auth.login import Authenticator
 from broker.server.connection.outbound import Flusher, Outbound
 
-__all__ = ["Host"]
+__all__ = ["Entrance", "Host"]
 
 C = TypeVar("C", contravariant=True)
+
+
+class Entrance(Protocol):
+    """The way by which connections come: the clients' port, WebSocket, or from within the process."""
+
+    connection_type: str
+    """As users' ``allowed_connection_types`` have it: STANDARD, WEBSOCKET or IN_PROCESS."""
+
+    client_type: str
+    """As monitoring shows it: nats or websocket."""
+
+    id_label: str
+    """What stands before a connection's number in the log."""
+
+    @property
+    def ping_interval_ns(self) -> int: ...
+
+    @property
+    def auth_timeout_ns(self) -> int:
+        """The time to log in."""
+
+    @property
+    def authenticator(self) -> Authenticator | None:
+        """None: everybody may connect."""
+
+    def describe(self, info: dict[str, Any]) -> None:
+        """Change those of INFO's fields that differ here."""
 
 
 class Host(Protocol[C]):
@@ -35,11 +62,11 @@ class Host(Protocol[C]):
     stalled_clients: int
 
     @property
-    def settings(self) -> Settings: ...
+    def entrance(self) -> Entrance:
+        """The clients' port."""
 
     @property
-    def authenticator(self) -> Authenticator | None:
-        """None: everybody may connect."""
+    def settings(self) -> Settings: ...
 
     def next_cid(self) -> int: ...
 

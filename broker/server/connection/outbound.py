@@ -115,6 +115,11 @@ class Outbound:
             self._mark = self._handed
             self._deadline = self._loop.call_later(self._deadline_s, self._check)
 
+    def upgrade(self, transport: asyncio.WriteTransport) -> None:
+        """Write to ``transport`` from now on, which leads to the one so far; what is queued is sent as before."""
+        self.flush()
+        self._transport = transport
+
     def close(self) -> None:
         """Send what is queued, then close; what the client does not take within the write deadline is dropped."""
         if self._closed:

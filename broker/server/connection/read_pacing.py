@@ -40,6 +40,10 @@ class ReadPacing:
         self._slicing = False
         self._turn_bytes = 0
 
+    def upgrade(self, transport: asyncio.ReadTransport) -> None:
+        """Pause and resume ``transport`` from now on, which leads to the one so far."""
+        self._transport = transport
+
     def receive(self, data: bytes) -> None:
         """Take what the transport read."""
         if len(data) <= _SLICE_BYTES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.gotime import format_duration, format_time
+from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connection import Client
 
 __all__ = ["connection_row", "identity", "uptime"]
@@ -21,7 +22,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     options = client.options
     end_ns = client.stopped_at_ns or now_ns
     fields: dict[str, Any] = {
-        "cid": client.cid, "kind": "Client", "type": "nats", "ip": client.ip, "port": client.port,
+        "cid": client.cid, "kind": "Client", "type": client.entrance.client_type, "ip": client.ip, "port": client.port,
         "start": format_time(client.started_at_ns), "last_activity": format_time(client.last_at_ns),
     }
     if client.closed:
@@ -39,6 +40,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     for name in ("name", "lang", "version"):
         if options.get(name):
             fields[name] = options[name]
+    fields |= tls_fields(client)
     user = client.login.user or options.get("user")
     if authenticated and (user or options.get("auth_token")):
         fields["authorized_user"] = user or "[REDACTED]"
@@ -54,6 +56,16 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     return fields
 
 
+def tls_fields(client: Client) -> dict[str, Any]:
+    """What a row says of TLS."""
+    tls = client.tls
+    if tls is None or tls.cipher() is None:
+        return {}
+    name, version, _ = tls.cipher() or ("", "", 0)
+    fields = {"tls_version": (tls.version() or version).removeprefix("TLSv"), "tls_cipher_suite": standard_name(name)}
+    return {**fields, "tls_first": True} if client.tls_first else fields
+
+
 def identity(client: Client, server_name: str) -> dict[str, Any]:
     """``client`` as JetStream's advisories show it."""
     options = client.options
@@ -61,7 +73,7 @@ def identity(client: Client, server_name: str) -> dict[str, Any]:
         "start": format_time(client.started_at_ns), "host": client.ip, "id": client.cid, "acc": client.account.name,
         "user": client.login.user or options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
         "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
-        "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": "nats",
+        "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": client.entrance.client_type,
     }
     return {name: value for name, value in fields.items() if value}
 

@@ -312,7 +312,7 @@ def test_what_cannot_be_configured() -> None:
     with pytest.raises(ValueError, match="'foo q' in permissions to publish: it names a queue group"):
         permissions(pub_deny=("foo q",))
     with pytest.raises(ValueError, match="user 'x' is in the account 'NO', which does not exist"):
-        Server(make_settings({"auth.users": (User("x", account="NO"),)}))
+        Server(make_settings({"auth.users": (User("x", account="NO"),)})).load()
 
 
 # The rules alone

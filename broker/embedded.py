@@ -1,0 +1,84 @@
+"""A broker inside a Python program or a test, on a port of its own.
+
+    from broker.embedded import Broker
+
+    async with Broker() as broker:                    # streams in memory; Broker("data/streams") keeps them in a directory
+        nc = await nats.connect(broker.url)
+
+It runs on the event loop that it is started on, and shares it: whatever holds that loop holds the broker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker.config.settings import Settings, make_settings
+from broker.runtime.app import App
+
+__all__ = ["Broker"]
+
+
+class Broker:
+    """One broker. A context manager, or ``start`` and ``stop``, also more than once."""
+
+    def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int = -1,
+                 settings: Mapping[str, Any] | None = None) -> None:
+        """Args:
+        store: where streams are kept: a directory, or a URL with file://, s3:// or memory://; None: no JetStream.
+        port: -1 for any that is free, which is kept from the first start on.
+        settings: others, by their paths in ``broker.config.settings``: ``{"auth.user": "app", "auth.password": "…"}``.
+        """
+        self.settings: Settings = make_settings({
+            "clients.host": host, "clients.port": port, "jetstream.enabled": store is not None,
+            "storage.url": _url(store) if store is not None else "", **(settings or {})})
+        self._app: App | None = None
+        self._port = port
+
+    async def start(self) -> None:
+        """Returns when clients can connect. Raises: StartError."""
+        if self._app is not None:
+            raise RuntimeError("the broker is running")
+        settings = make_settings({"clients.port": self._port}, self.settings)
+        app = App(settings)
+        try:
+            await app.start()
+        except BaseException:
+            await app.stop()
+            raise
+        self._app = app
+        self._port = app.server.port
+
+    async def stop(self) -> None:
+        """End cleanly: what was sequenced is committed and answered, then clients are let go."""
+        app, self._app = self._app, None
+        if app is not None:
+            await app.stop()
+
+    @property
+    def port(self) -> int:
+        """The actual one, once it was started."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """For ``nats.connect``."""
+        if self._app is None:
+            raise RuntimeError("the broker is not running: start it, or use it by `async with`")
+        return self._app.ports()["nats"][0]
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        await self.stop()
+
+
+def _url(store: str | os.PathLike[str]) -> str:
+    text = os.fspath(store)
+    return text if "://" in text else f"file://{Path(text).absolute()}"

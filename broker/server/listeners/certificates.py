@@ -1,0 +1,165 @@
+"""From TLS settings to what a handshake needs: certificates, what clients' are verified by, versions and ciphers.
+
+Files are read once, at the start or by a reload; all of them are right, or ``TlsError`` is raised and nothing changes.
+
+Source: nats-server, server/opts.go (GenTLSConfig), server/client.go (matchesPinnedCert).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+from collections import deque
+from typing import Any, Final
+
+from broker.config.settings import CertificateFiles, TlsSettings
+from broker.server.connection.cipher_suites import INSECURE, OPENSSL_NAMES, TLS_1_3
+
+__all__ = ["TlsError", "TlsParameters"]
+
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_CURVES: Final = {"X25519": "X25519", "CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1"}
+
+
+class TlsError(ValueError):
+    """Settings for TLS that cannot be used; names the file or the value."""
+
+
+class TlsParameters:
+    """TLS on one port. Raises: TlsError."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self.settings = settings
+        self.verify = settings.verify or settings.verify_and_map
+        files = settings.certificates or (CertificateFiles(settings.cert_file, settings.key_file),)
+        contexts = [_context(settings, pair, self.verify) for pair in files]
+        self.context = contexts[0]
+        if len(contexts) > 1:
+            _choose_by_name(contexts, [_names(pair.cert_file) for pair in files])
+        self._begun: deque[int] = deque()
+
+    def admits(self, now_ns: int) -> bool:
+        """Whether another handshake may begin within ``connection_rate_limit``; counts it."""
+        limit = self.settings.connection_rate_limit
+        if not limit:
+            return True
+        begun = self._begun
+        while begun and begun[0] <= now_ns - 1_000_000_000:
+            begun.popleft()
+        if len(begun) >= limit:
+            return False
+        begun.append(now_ns)
+        return True
+
+    def is_pinned(self, certificate: bytes | None) -> bool:
+        """Whether a client with that certificate (DER) may come."""
+        pinned = self.settings.pinned_certs
+        if not pinned:
+            return True
+        return certificate is not None and _fingerprint(certificate) in pinned
+
+
+def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[settings.min_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    _choose_ciphers(context, settings)
+    try:
+        for path in (files.cert_file, files.key_file):
+            open(path, "rb").close()  # OpenSSL does not say which of the two it cannot read
+        context.load_cert_chain(files.cert_file, files.key_file, _no_password)
+    except OSError as error:
+        raise TlsError(f"error parsing X509 certificate/key pair: {_why(error, files)}") from None
+    if verify:
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A certificate that is trusted is trusted, be it an intermediate one.
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        _load_authorities(context, settings.ca_file)
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+    if not path:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+        return
+    try:
+        open(path, "rb").close()
+        context.load_verify_locations(path)
+    except ssl.SSLError:
+        raise TlsError(f"failed to parse root ca certificate: {path} has none in PEM") from None
+    except OSError as error:
+        raise TlsError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _choose_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    for name in settings.cipher_suites:
+        if name not in OPENSSL_NAMES and name not in TLS_1_3:
+            raise TlsError(f"unrecognized cipher {name}")
+    weak = [name for name in settings.cipher_suites if name in INSECURE]
+    if weak and not settings.allow_insecure_cipher_suites:
+        raise TlsError("insecure cipher suites configured without 'allow_insecure_cipher_suites' option set: "
+                       + ", ".join(weak))
+    chosen = [OPENSSL_NAMES[name] for name in settings.cipher_suites if name in OPENSSL_NAMES]
+    if chosen:
+        try:
+            context.set_ciphers(":".join(chosen))
+        except ssl.SSLError:
+            raise TlsError(f"OpenSSL has none of the cipher suites {', '.join(settings.cipher_suites)}") from None
+    for name in settings.curve_preferences:
+        if name not in _CURVES:
+            raise TlsError(f"unrecognized curve preference {name}")
+    if len(settings.curve_preferences) > 1:
+        raise TlsError("curve_preferences can name one curve, or be left out for all of them: Python's ssl can restrict "
+                       "key exchange to one")
+    for name in settings.curve_preferences:
+        context.set_ecdh_curve(_CURVES[name])
+
+
+def _choose_by_name(contexts: list[ssl.SSLContext], names: list[frozenset[str]]) -> None:
+    """The first certificate serves, unless the client asks for a name that another one has."""
+    def choose(tls: ssl.SSLObject | ssl.SSLSocket, wanted: str | None, _: Any) -> None:
+        if wanted is not None:
+            name = wanted.lower()
+            wildcard = "*." + name.partition(".")[2]
+            tls.context = next((context for context, known in zip(contexts, names, strict=True)
+                                if name in known or wildcard in known), contexts[0])
+
+    contexts[0].sni_callback = choose
+
+
+def _names(path: str) -> frozenset[str]:
+    """The DNS names of a certificate in PEM."""
+    # Takes 30 ms to import, and few need it.
+    from cryptography import x509
+
+    with open(path, "rb") as file:
+        certificate = x509.load_pem_x509_certificate(file.read())
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(name.lower() for name in names.get_values_for_type(x509.DNSName))
+
+
+def _fingerprint(certificate: bytes) -> str:
+    """SHA-256 of the public key of a certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = x509.load_der_x509_certificate(certificate).public_key()
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _no_password() -> str:
+    """Without it, OpenSSL asks the terminal for the password of an encrypted key."""
+    raise OSError(0, "the private key is encrypted")
+
+
+def _why(error: OSError, files: CertificateFiles) -> str:
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "tls: private key does not match public key"
+        return f"{files.cert_file}, {files.key_file}: {(error.reason or 'no certificate and key in PEM').lower().replace('_', ' ')}"
+    where = f"open {error.filename}: " if error.filename else ""
+    return where + (os.strerror(error.errno).lower() if error.errno else error.strerror or str(error))

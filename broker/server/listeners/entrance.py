@@ -1,0 +1,101 @@
+"""The ways by which connections come, as connections see them: who may come in, how long for what, what INFO says there.
+
+Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/websocket.go (wsConfigAuth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from broker.config.settings import AuthSettings, Settings
+from broker.server.auth.authenticator import AuthenticatorChain
+from broker.server.listeners.certificates import TlsParameters
+
+__all__ = ["ChainOf", "ClientPort", "WebSocketPort"]
+
+ChainOf = Callable[[AuthSettings, bool], AuthenticatorChain | None]
+"""Makes the authenticators for settings; whether users are those whom certificates name."""
+
+
+class ClientPort:
+    """The clients' port. ``tls`` is None without TLS."""
+
+    connection_type = "STANDARD"
+    client_type = "nats"
+    id_label = "cid"
+
+    def __init__(self) -> None:
+        self.authenticator: AuthenticatorChain | None = None
+        self.tls: TlsParameters | None = None
+        self.allow_non_tls = False
+        self.proxy_protocol = False
+        self.ping_interval_ns = 0
+        self.auth_timeout_ns = 0
+
+    def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
+        """Make ready for settings. Returns: what applies them, to connections from then on. Raises: ValueError."""
+        tls = TlsParameters(settings.tls) if settings.tls.enabled else None
+        authenticator = chain_of(settings.auth, settings.tls.verify_and_map)
+
+        def apply() -> None:
+            self.tls, self.authenticator = tls, authenticator
+            self.allow_non_tls = settings.clients.allow_non_tls
+            self.proxy_protocol = settings.clients.proxy_protocol
+            self.ping_interval_ns = settings.clients.ping_interval_ns
+            self.auth_timeout_ns = settings.auth.timeout_ns
+
+        return apply
+
+    def describe(self, info: dict[str, Any]) -> None:
+        """Say in INFO what is so on this port."""
+        if self.tls is not None:
+            info["tls_available" if self.allow_non_tls else "tls_required"] = True
+            if self.tls.verify:
+                info["tls_verify"] = True
+
+
+class WebSocketPort:
+    """The port for WebSocket; ``port`` is the actual one, once it is known."""
+
+    connection_type = "WEBSOCKET"
+    client_type = "websocket"
+    id_label = "wid"
+
+    def __init__(self) -> None:
+        self.authenticator: AuthenticatorChain | None = None
+        self.tls: TlsParameters | None = None
+        self.ping_interval_ns = 0
+        self.auth_timeout_ns = 0
+        self.host = ""
+        self.port = 0
+        self._own_rules = False
+
+    def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
+        """As for ``ClientPort``."""
+        websocket = settings.websocket
+        tls = TlsParameters(websocket.tls) if websocket.tls.enabled else None
+        own_rules = bool(websocket.username or websocket.token or websocket.no_auth_user)
+        auth = settings.auth
+        if own_rules:
+            auth = replace(auth, user=websocket.username, password=websocket.password, token=websocket.token,
+                           no_auth_user=websocket.no_auth_user)
+        authenticator = chain_of(auth, websocket.tls.verify_and_map)
+
+        def apply() -> None:
+            self.tls, self.authenticator, self._own_rules = tls, authenticator, own_rules
+            self.ping_interval_ns = websocket.ping_interval_ns or settings.clients.ping_interval_ns
+            self.auth_timeout_ns = websocket.auth_timeout_ns or settings.auth.timeout_ns
+            self.host = websocket.host
+
+        return apply
+
+    def describe(self, info: dict[str, Any]) -> None:
+        """INFO is about this port, by which a client connects again."""
+        info.pop("connect_urls", None)
+        info |= {"host": self.host, "port": self.port}
+        if self.tls is not None:
+            info |= {"tls_required": True, "tls_available": True}
+        if self._own_rules:
+            info["auth_required"] = True

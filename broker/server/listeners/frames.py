@@ -1,0 +1,127 @@
+"""WebSocket as a layer: what a client sends is unpacked from frames, what it is sent goes out as one frame a flush.
+
+The protocol is websockets' own, without I/O: fragments, masks, pings, closing and compression are its matter. Here it is
+told two things that nats-server does: small frames are not worth compressing, and a client may ask to be spared masking.
+
+Source: RFC 6455; nats-server, server/websocket.go (wsRead, wsCollapsePtoNB, wsEnqueueCloseMessage).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFactory
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import CLIENT, OPEN
+from websockets.server import ServerProtocol
+
+from broker.server.connection.connection import Client
+from broker.server.listeners.layer import Layer
+
+__all__ = ["FIRST_MESSAGE_BYTES", "FramesLayer", "FramesProtocol"]
+
+FIRST_MESSAGE_BYTES: Final = 64 * 1024
+"""The most that a client can make the server keep before it has said who it is."""
+
+_COMPRESS_FROM: Final = 64
+_BROWSER_FRAME_BYTES: Final = 4096
+"""Browsers take frames of this size best, by nats-server's experiments."""
+
+_DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
+_REASON_BYTES_MAX: Final = 123
+
+_POLICY: Final = frozenset({
+    "Authentication Timeout", "Authentication Failure", "Authentication Expired", "Slow Consumer (Pending Bytes)",
+    "Slow Consumer (Write Deadline)", "Maximum Account Connections Exceeded", "Maximum Connections Exceeded",
+    "Maximum Control Line Exceeded", "Maximum Subscriptions Exceeded", "Missing Account", "Credentials Revoked"})
+_CLOSE_CODES: Final = {
+    "Client Closed": CloseCode.NORMAL_CLOSURE, **dict.fromkeys(_POLICY, CloseCode.POLICY_VIOLATION),
+    **dict.fromkeys(("Parse Error", "Protocol Violation", "Bad Client Protocol Version"), CloseCode.PROTOCOL_ERROR),
+    "Maximum Message Payload Exceeded": CloseCode.MESSAGE_TOO_BIG,
+    **dict.fromkeys(("Write Error", "Read Error", "Stale Connection", "Server Shutdown"), CloseCode.GOING_AWAY)}
+
+_log = logging.getLogger("broker.websockets")
+# It tells of each connection; what an operator needs is in the client's own lines.
+_log.setLevel(logging.ERROR)
+
+
+class FramesProtocol(ServerProtocol):
+    """The server's side of one connection; ``message_bytes_max`` is for messages after the first."""
+
+    def __init__(self, *, compression: bool, message_bytes_max: int) -> None:
+        super().__init__(
+            extensions=[ServerPerMessageDeflateFactory(server_no_context_takeover=True, client_no_context_takeover=True,
+                                                       compress_settings={"level": 1})] if compression else None,
+            max_size=FIRST_MESSAGE_BYTES, logger=_log)
+        self._message_bytes_max = message_bytes_max
+
+    def expect_no_masks(self) -> None:
+        """The client asked to be spared them."""
+        # The one side that gets frames without masks is a client's; it sends with them, but see send_frame.
+        self.side = CLIENT
+
+    def recv_frame(self, frame: Frame) -> None:
+        super().recv_frame(frame)
+        if frame.opcode in _DATA:
+            self.max_message_size = self._message_bytes_max
+
+    def send_frame(self, frame: Frame) -> None:
+        extensions = self.extensions if len(frame.data) > _COMPRESS_FROM else []
+        self.writes.append(frame.serialize(mask=False, extensions=extensions))
+
+
+class FramesLayer(Layer):
+    """Between ``client`` and the transport on which the handshake was made by ``protocol``."""
+
+    def __init__(self, transport: asyncio.Transport, client: Client, protocol: FramesProtocol, *, browser: bool) -> None:
+        super().__init__(transport, client)
+        self._client = client
+        self._protocol = protocol
+        self._browser = browser
+
+    def data_received(self, data: bytes) -> None:
+        protocol, client = self._protocol, self._client
+        if protocol.state is not OPEN:
+            return
+        protocol.receive_data(data)
+        chunks = [frame.data for frame in protocol.events_received() if isinstance(frame, Frame) and frame.opcode in _DATA]
+        if chunks:
+            client.data_received(b"".join(chunks))
+        self._flush()
+        if protocol.parser_exc is not None:
+            client.close("Read Error")
+        elif protocol.state is not OPEN:
+            client.eof_received()
+
+    # Transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        protocol = self._protocol
+        if protocol.state is not OPEN:
+            return
+        data = b"".join(list_of_data)
+        if self._browser and not protocol.extensions:
+            for at in range(0, len(data), _BROWSER_FRAME_BYTES):
+                protocol.send_binary(data[at:at + _BROWSER_FRAME_BYTES])
+        else:
+            protocol.send_binary(data)
+        self._flush(len(data))
+
+    def close(self) -> None:
+        if self._protocol.state is OPEN:
+            reason = self._client.close_reason
+            self._protocol.send_close(_CLOSE_CODES.get(reason, CloseCode.INTERNAL_ERROR), reason[:_REASON_BYTES_MAX])
+            self._flush()
+        super().close()
+
+    def _flush(self, size: int = 0) -> None:
+        """Send what the protocol has to send, for ``size`` bytes of the client's."""
+        data = b"".join(self._protocol.data_to_send())
+        if data:
+            self._give(data, size)

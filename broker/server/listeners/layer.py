@@ -1,0 +1,96 @@
+"""A layer between a connection's socket and its client: a protocol to what is below it, a transport to what is above.
+
+    socket ── transport ──> TlsLayer ──> WebSocketLayer ──> Client
+             <── write ──
+
+Layers stack, and the client need not know of them. Nothing is awaited: bytes go in, and what they come to goes on in the
+same call, so that one read from the socket is still one batch for the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, cast
+
+__all__ = ["Layer"]
+
+
+class Layer(asyncio.Protocol, asyncio.Transport):
+    """Passes everything on; a subclass says what becomes of bytes, by ``data_received`` and ``write``."""
+
+    def __init__(self, transport: asyncio.Transport, upper: asyncio.Protocol) -> None:
+        super().__init__()
+        self._transport = transport
+        self._upper = upper
+        # What was written above and what it became below, in all; and of each write that is not sent yet, both ends.
+        self._taken = 0
+        self._given = 0
+        self._unsent: deque[tuple[int, int]] = deque()
+        self._sent = 0
+
+    def _give(self, data: bytes, size: int) -> None:
+        """Write ``data`` below, for ``size`` bytes from above."""
+        self._taken += size
+        self._given += len(data)
+        self._unsent.append((self._given, self._taken))
+        self._transport.write(data)
+
+    # Transport, to what is above
+
+    def get_write_buffer_size(self) -> int:
+        """In bytes as they came from above, since these are what the upper side counts: a write is unsent as a whole."""
+        left = self._transport.get_write_buffer_size()
+        unsent = self._unsent
+        if not left:
+            unsent.clear()
+            self._sent = self._taken
+            return 0
+        gone = self._given - left
+        while unsent and unsent[0][0] <= gone:
+            self._sent = unsent.popleft()[1]
+        return self._taken - self._sent
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._upper = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._upper
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def is_reading(self) -> bool:
+        return self._transport.is_reading()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # Protocol, to what is below
+
+    def eof_received(self) -> bool | None:
+        return self._upper.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._upper.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._upper.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._upper.resume_writing()

@@ -1,0 +1,234 @@
+"""Clients by WebSocket: their port, and the way of a connection from there to a client like any other.
+
+    accepted ──> TLS ──> HTTP request ──┬── refused: an HTTP answer, and the end
+                                        └── 101 ──> frames ──> Client, from INFO on as on the clients' port
+
+Until the request is whole, a connection is no client: it has a timer, a bound of bytes, and no number.
+
+Source: nats-server, server/websocket.go (startWebsocketServer, wsUpgrade, createWSClient).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Final, cast
+
+from websockets.http11 import Request, Response
+
+from broker.config.settings import WebSocketSettings
+from broker.listen_socket import Bound
+from broker.server.connection.connection import Client
+from broker.server.connection.host import Host
+from broker.server.listeners import upgrade
+from broker.server.listeners.entrance import WebSocketPort
+from broker.server.listeners.frames import FramesLayer, FramesProtocol
+from broker.server.listeners.tls import TlsLayer, handshake_error
+
+__all__ = ["WebSocketListener"]
+
+log = logging.getLogger(__name__)
+
+_REQUEST_BYTES_MAX: Final = 16 * 1024
+_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+_MESSAGE_PAYLOADS: Final = 8
+"""A message may hold several publishes."""
+
+
+class WebSocketListener:
+    """The port."""
+
+    def __init__(self, server: Host[Client]) -> None:
+        self.server = server
+        self.entrance = WebSocketPort()
+        self.port = self.settings.port or 0
+        self.openings: set[Opening] = set()
+        self._bound: Bound | None = None
+        self._listeners: list[asyncio.Server] = []
+
+    @property
+    def settings(self) -> WebSocketSettings:
+        return self.server.settings.websocket
+
+    @property
+    def scheme(self) -> str:
+        return "wss" if self.settings.tls.enabled else "ws"
+
+    async def bind(self) -> None:
+        """Take the port. Raises: OSError when it is not available."""
+        if self._bound is None:
+            self._bound = await Bound.at(self.settings.host, max(self.port, 0))
+
+    def unbind(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
+            self._bound = None
+
+    async def start(self, backlog: int) -> None:
+        """Listen. Raises: OSError."""
+        assert self._bound is not None
+        bound, self._bound = self._bound, None
+        self.port = self.entrance.port = bound.port
+        self._listeners = [await self.server.loop.create_server(lambda: Opening(self), sock=listening, backlog=backlog)
+                           for listening in bound.listen(backlog)]
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        log.info("Listening for websocket clients on %s://%s:%d", self.scheme, host, self.port)
+        if not self.settings.tls.enabled:
+            log.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
+
+    def stop_listening(self) -> None:
+        """Accept no more connections, and end those that are no clients yet."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+        for opening in list(self.openings):
+            opening.abort()
+
+
+class Opening(asyncio.Protocol):
+    """One connection until it is a client's."""
+
+    def __init__(self, listener: WebSocketListener) -> None:
+        self._listener = listener
+        # A reload is for the connections after it.
+        self._tls = listener.entrance.tls
+        self._head = b""
+        self._peer = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._layer: TlsLayer | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self._peer = f"{peer[0]}:{peer[1]}"
+        listener = self._listener
+        listener.openings.add(self)
+        tls = self._tls
+        if tls is None:
+            self._await_request()
+            return
+        self._set_timer(tls.settings.timeout_ns)
+        self._layer = TlsLayer(self._transport, self, tls.context, self._await_request, self._tls_failed)
+        self._transport.set_protocol(self._layer)
+
+    def data_received(self, data: bytes) -> None:
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end >= 0:
+            self._end_timer()
+            self._answer(self._head[:end + 4], self._head[end + 4:])
+        elif len(self._head) > _REQUEST_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+
+    def abort(self) -> None:
+        """The server ends."""
+        self._leave()
+        self._transport.abort()
+
+    # Steps
+
+    def _await_request(self) -> None:
+        if self._layer is not None:
+            self._transport = self._layer
+        tls = self._tls
+        if tls is not None and not tls.is_pinned(_certificate(self._transport)):
+            log.error("%s - TLS handshake error: certificate not pinned", self._peer)
+            self._transport.close()
+            return
+        self._set_timer(self._listener.settings.handshake_timeout_ns)
+
+    def _answer(self, request: bytes, early: bytes) -> None:
+        settings = self._listener.settings
+        payload_max = self._listener.server.settings.clients.max_payload
+        protocol = FramesProtocol(compression=settings.compression,
+                                  message_bytes_max=min(_MESSAGE_PAYLOADS * payload_max, _MESSAGE_BYTES_MAX))
+        protocol.receive_data(request)
+        event = next(iter(protocol.events_received()), None)
+        if not isinstance(event, Request):
+            self._refuse(HTTPStatus.BAD_REQUEST, str(protocol.handshake_exc or "no HTTP request"))
+            return
+        fields: dict[str, list[str]] = {}
+        for name, value in event.headers.raw_items():
+            fields.setdefault(name.lower(), []).append(value)
+        why = upgrade.origin_error(settings, fields, secure=self._layer is not None)
+        path = event.path.partition("?")[0]
+        if early:
+            self._refuse(HTTPStatus.BAD_REQUEST, "client sent data before handshake is complete")
+        elif "host" not in fields:
+            self._refuse(HTTPStatus.BAD_REQUEST, "'Host' missing in request")
+        elif path.endswith(("/mqtt", "/leafnode")):
+            self._refuse(HTTPStatus.NOT_FOUND, f"nothing is served at {path!r}")
+        elif why:
+            self._refuse(HTTPStatus.FORBIDDEN, f"origin not allowed: {why}")
+        else:
+            response = protocol.accept(event)
+            if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+                self._refuse(HTTPStatus(response.status_code), str(protocol.handshake_exc))
+            else:
+                self._go_on(protocol, response, fields)
+
+    def _go_on(self, protocol: FramesProtocol, response: Response, fields: upgrade.Fields) -> None:
+        listener, transport = self._listener, self._transport
+        settings = listener.settings
+        no_masking = upgrade.wants_no_masking(fields)
+        if no_masking:
+            response.headers["Nats-No-Masking"] = "true"
+        for name, value in settings.headers:
+            response.headers[name] = value
+        protocol.send_response(response)
+        transport.write(b"".join(protocol.data_to_send()))
+        if no_masking:
+            protocol.expect_no_masks()
+        client = Client(listener.server, listener.entrance)
+        client.forwarded_for = upgrade.forwarded_for(fields)
+        client.cookies = upgrade.cookies(settings, fields)
+        layer = FramesLayer(transport, client, protocol, browser=upgrade.is_browser(fields))
+        self._leave()
+        transport.set_protocol(layer)
+        client.connection_made(layer)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._end_timer()
+        log.error("%s - websocket handshake error: %s", self._peer, why)
+        body = status.phrase.encode() + b"\n"
+        self._transport.write(b"HTTP/1.1 %d %b\r\nConnection: close\r\nContent-Length: %d\r\nContent-Type: text/plain; "
+                              b"charset=utf-8\r\nSec-Websocket-Version: 13\r\nX-Content-Type-Options: nosniff\r\n\r\n%b"
+                              % (status, status.phrase.encode(), len(body), body))
+        self._transport.close()
+
+    def _tls_failed(self, error: Exception) -> None:
+        log.error("%s - websocket: TLS handshake error: %s", self._peer, handshake_error(error))
+        self._transport.close()
+
+    def _timed_out(self) -> None:
+        log.debug("%s - websocket handshake timeout", self._peer)
+        self._transport.abort()
+
+    def _set_timer(self, limit_ns: int) -> None:
+        self._end_timer()
+        self._timer = self._listener.server.loop.call_later(limit_ns / 1e9, self._timed_out)
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _leave(self) -> None:
+        self._end_timer()
+        self._listener.openings.discard(self)
+
+
+def _certificate(transport: asyncio.Transport) -> bytes | None:
+    tls = transport.get_extra_info("ssl_object")
+    certificate: bytes | None = tls.getpeercert(binary_form=True) if tls is not None else None
+    return certificate

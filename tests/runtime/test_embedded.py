@@ -1,0 +1,58 @@
+"""A broker inside the program that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import nats
+import pytest
+
+from broker.embedded import Broker
+from broker.errors import StartError
+
+
+async def test_streams_in_memory_on_a_free_port() -> None:
+    """Two of them do not know of each other; after the end there is nothing at the address."""
+    async with Broker() as one, Broker() as other:
+        assert one.port != other.port
+        client, stranger = await nats.connect(one.url), await nats.connect(other.url)
+        js = client.jetstream()
+        await js.add_stream(name="S", subjects=["s"])
+        assert (await js.publish("s", b"kept")).seq == 1
+        assert await stranger.jetstream().streams_info() == []
+        await client.close()
+        await stranger.close()
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = one.url
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", one.port)
+
+
+async def test_a_directory_keeps_streams_from_one_start_to_the_next(tmp_path: Path) -> None:
+    """On the same port; a new broker on the directory finds them, too."""
+    broker = Broker(tmp_path / "streams")
+    async with broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().add_stream(name="S", subjects=["s"])
+        await client.jetstream().publish("s", b"kept")
+        await client.close()
+        url = broker.url
+    for again in (broker, Broker(str(tmp_path / "streams"))):
+        async with again:
+            assert (again.url == url) is (again is broker)
+            client = await nats.connect(again.url)
+            assert (await client.jetstream().get_msg("S", 1)).data == b"kept"
+            await client.close()
+
+
+async def test_settings_and_what_is_wrong_with_them() -> None:
+    """By their paths; without a store there is no JetStream; a port in use is told and leaves nothing running."""
+    async with Broker(None, settings={"auth.user": "u", "auth.password": "p"}) as broker:
+        client = await nats.connect(broker.url, user="u", password="p")
+        assert client._server_info.get("jetstream") is None
+        await client.close()
+        with pytest.raises(RuntimeError, match="is running"):
+            await broker.start()
+        with pytest.raises(StartError, match="address already in use"):
+            await Broker(None, port=broker.port).start()

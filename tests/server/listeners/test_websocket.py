@@ -1,0 +1,421 @@
+"""Clients by WebSocket: the handshake, frames of every kind, credentials, closing; and any bytes at all.
+
+The test's side is websockets' client protocol without I/O, so that a test can send what no client would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from broker.config.access import User
+from broker.config.settings import make_settings
+from broker.server.server import Server
+from tests.certificates import Authority
+
+CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true}\r\nPING\r\n'
+
+
+@asynccontextmanager
+async def serving(fields: dict[str, Any] | None = None, **websocket: Any) -> AsyncIterator[Server]:
+    wanted = {"port": -1, "host": "127.0.0.1", "no_tls": True, **websocket}
+    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **(fields or {}),
+                                   **{f"websocket.{name}": value for name, value in wanted.items()}}))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+class Browser:
+    """A connection whose frames are made one by one."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, *, compress: bool) -> None:
+        self.reader, self.writer = reader, writer
+        extensions = [ClientPerMessageDeflateFactory()] if compress else None
+        self.protocol = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/"), extensions=extensions, max_size=None)
+        self.data = b""
+        self.frames: list[Frame] = []
+
+    @classmethod
+    async def to(cls, server: Server, *, compress: bool = False, headers: dict[str, str] | None = None,
+                 tls: Any = None) -> Browser:
+        assert server.websocket is not None
+        port = server.websocket.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls,
+                                                       server_hostname="localhost" if tls else None)
+        self = cls(reader, writer, port, compress=compress)
+        request = self.protocol.connect()
+        for name, value in (headers or {}).items():
+            request.headers[name] = value
+        self.protocol.send_request(request)
+        self.flush()
+        while not self.frames and not self.protocol.handshake_exc:
+            await self.receive()
+        return self
+
+    @property
+    def answer(self) -> Any:
+        """The HTTP response."""
+        return self.frames[0]
+
+    def flush(self) -> None:
+        for data in self.protocol.data_to_send():
+            if data:
+                self.writer.write(data)
+
+    async def receive(self) -> bool:
+        """Take what comes next. Returns: False at the end."""
+        data = await asyncio.wait_for(self.reader.read(65536), 5)
+        if data:
+            self.protocol.receive_data(data)
+        else:
+            self.protocol.receive_eof()
+        self.frames += self.protocol.events
+        self.data += b"".join(bytes(frame.data) for frame in self.protocol.events
+                              if isinstance(frame, Frame) and frame.opcode in (Opcode.BINARY, Opcode.CONT))
+        self.protocol.events = []
+        return bool(data)
+
+    async def until(self, mark: bytes) -> bytes:
+        """Everything that came, once ``mark`` has."""
+        while mark not in self.data:
+            assert await self.receive(), self.data
+        return self.data
+
+    async def closed(self) -> tuple[int | None, str | None]:
+        """The server's close code and reason."""
+        while await self.receive():
+            pass
+        return self.protocol.close_code, self.protocol.close_reason
+
+    def send(self, data: bytes) -> None:
+        self.protocol.send_binary(data)
+        self.flush()
+
+    async def info(self) -> dict[str, Any]:
+        line = (await self.until(b"\r\n")).split(b"\r\n")[0]
+        fields: dict[str, Any] = json.loads(line[5:])
+        return fields
+
+
+async def test_a_client_is_a_client_like_any_other() -> None:
+    """It talks with one on the clients' port; both pages of connections and INFO say which way it came."""
+    async with serving() as server:
+        browser = await Browser.to(server, headers={"X-Forwarded-For": "192.0.2.7"})
+        info = await browser.info()
+        assert server.websocket is not None
+        assert (info["port"], info.get("tls_required")) == (server.websocket.port, None)
+        browser.send(CONNECT + b"SUB a 1\r\n")
+        await browser.until(b"PONG\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"SUB b 1\r\nPUB a 5\r\nhello\r\nPING\r\n")
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 5)
+        await browser.until(b"MSG a 1 5\r\nhello\r\n")
+        browser.send(b"PUB b 3\r\nyou\r\n")
+        await asyncio.wait_for(reader.readuntil(b"MSG b 1 3\r\nyou\r\n"), 5)
+        rows = server.connections()
+        assert [row["type"] for row in rows] == ["websocket", "nats"]
+        assert rows[0]["ip"] == "127.0.0.1"
+        label = next(client.label for client in server.clients.values() if client.entrance.client_type == "websocket")
+        assert label.startswith("192.0.2.7/127.0.0.1:")
+        assert "- wid:1" in label
+        writer.close()
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100])
+async def test_operations_may_be_cut_anywhere(cut: int) -> None:
+    """Into messages, into fragments of one message with pings between them, and into reads."""
+    stream = CONNECT + b"SUB a 1\r\nPUB a 11\r\nhello world\r\nPING\r\n"
+    parts = [stream[at:at + cut] for at in range(0, len(stream), cut)]
+    async with serving() as server:
+        browser = await Browser.to(server)
+        for part in parts:
+            browser.send(part)
+            await asyncio.sleep(0)
+        assert (await browser.until(b"hello world\r\n")).count(b"MSG a 1 11\r\nhello world\r\n") == 1
+        fragmented = await Browser.to(server)
+        fragmented.protocol.send_binary(parts[0], fin=len(parts) == 1)
+        for number, part in enumerate(parts[1:], 2):
+            fragmented.protocol.send_ping(b"%d" % number)
+            fragmented.protocol.send_continuation(part, fin=number == len(parts))
+        fragmented.flush()
+        await fragmented.until(b"hello world\r\n")
+        pongs = [bytes(frame.data) for frame in fragmented.frames[1:] if frame.opcode is Opcode.PONG]
+        assert pongs == [b"%d" % number for number in range(2, len(parts) + 1)]
+
+
+async def test_messages_of_any_size_come_back_whole_compressed_or_not() -> None:
+    """``compression``: used where the client offers it; small frames are sent as they are."""
+    for compression, offered in ((True, True), (True, False), (False, True)):
+        async with serving(compression=compression) as server:
+            browser = await Browser.to(server, compress=offered)
+            negotiated = "permessage-deflate" in browser.answer.headers.get("Sec-WebSocket-Extensions", "")
+            assert negotiated is (compression and offered)
+            browser.send(CONNECT + b"SUB a 1\r\n")
+            await browser.until(b"PONG\r\n")
+            for size in (0, 10, 1000, 300_000):
+                body = b"ab" * (size // 2)
+                browser.data = b""
+                browser.send(b"PUB a %d\r\n%b\r\n" % (size, body))
+                assert await browser.until(body + b"\r\n") == b"MSG a 1 %d\r\n%b\r\n" % (size, body)
+
+
+async def test_browsers_get_small_frames() -> None:
+    """4096 bytes each."""
+    async with serving() as server:
+        browser = await Browser.to(server, headers={"User-Agent": "Mozilla/5.0"})
+        browser.send(CONNECT + b"SUB a 1\r\nPUB a 10000\r\n" + bytes(10_000) + b"\r\nPING\r\n")
+        await browser.until(bytes(10_000))
+        assert max(len(frame.data) for frame in browser.frames[1:]) == 4096
+
+
+async def test_a_client_may_be_spared_masking() -> None:
+    """``Nats-No-Masking``: its frames must then have no mask; otherwise they must have one."""
+    async with serving() as server:
+        browser = await Browser.to(server, headers={"Nats-No-Masking": "true"})
+        assert browser.answer.headers["Nats-No-Masking"] == "true"
+        browser.writer.write(Frame(Opcode.BINARY, CONNECT).serialize(mask=False))
+        await browser.until(b"PONG\r\n")
+        browser.writer.write(Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=False))
+        assert await browser.closed() == (1000, "")
+        strict = await Browser.to(server)
+        assert "Nats-No-Masking" not in strict.answer.headers
+        strict.writer.write(Frame(Opcode.BINARY, CONNECT).serialize(mask=False))
+        assert (await strict.closed())[0] == 1002
+
+
+@pytest.mark.parametrize("sent, code, reason", [
+    (b"FOO bar\r\n", 1002, "Protocol Violation"),
+    (b"PUB a 2000000\r\n", 1009, "Maximum Message Payload Exceeded"),
+    (b"PUB " + b"a" * 5000, 1008, "Maximum Control Line Exceeded"),
+])
+async def test_the_end_says_why(sent: bytes, code: int, reason: str) -> None:
+    """The close code goes with the reason for which the connection ended."""
+    async with serving() as server:
+        browser = await Browser.to(server)
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        browser.send(sent)
+        assert await browser.closed() == (code, reason)
+
+
+async def test_ends_of_either_side_are_answered() -> None:
+    """The client's close is echoed; a server that ends says that it goes away; silence is no close."""
+    async with serving() as server:
+        browser = await Browser.to(server)
+        browser.protocol.send_close(1000, "bye")
+        browser.flush()
+        assert await browser.closed() == (1000, "bye")
+        assert server.connections(closed=True)[-1]["reason"] == "Client Closed"
+        staying = await Browser.to(server)
+        await staying.info()
+        await server.close()
+        assert await staying.closed() == (1001, "Server Shutdown")
+
+
+async def test_lame_duck_tells_these_clients_too() -> None:
+    """INFO with ``ldm``, and the port takes no more connections."""
+    async with serving({"clients.lame_duck_duration_ns": 100_000_000, "clients.lame_duck_grace_period_ns": 50_000_000},
+                       ) as server:
+        browser = await Browser.to(server)
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        ending = asyncio.create_task(server.lame_duck())
+        await browser.until(b'"ldm":true')
+        with pytest.raises(OSError):
+            await Browser.to(server)
+        assert (await browser.closed())[0] == 1001
+        await ending
+
+
+@pytest.mark.parametrize("wanted, headers, status", [
+    ({"same_origin": True}, {"Origin": "http://127.0.0.1:PORT"}, 101),
+    ({"same_origin": True}, {"Origin": "https://127.0.0.1:PORT"}, 403),
+    ({"same_origin": True}, {"Origin": "http://elsewhere:PORT"}, 403),
+    ({"same_origin": True}, {}, 101),
+    ({"allowed_origins": ("http://a.example", "https://b.example:8443")}, {"Origin": "http://A.example:80"}, 101),
+    ({"allowed_origins": ("http://a.example", "https://b.example:8443")}, {"Origin": "https://b.example:8443"}, 101),
+    ({"allowed_origins": ("http://a.example",)}, {"Origin": "https://a.example"}, 403),
+    ({"allowed_origins": ("http://a.example",)}, {"Origin": "nonsense"}, 403),
+    ({}, {"Origin": "nonsense"}, 101),
+])
+async def test_pages_from_elsewhere_can_be_refused(wanted: dict[str, Any], headers: dict[str, str], status: int) -> None:
+    """``same_origin`` and ``allowed_origins``."""
+    async with serving(**wanted) as server:
+        assert server.websocket is not None
+        browser = await Browser.to(server, headers={name: value.replace("PORT", str(server.websocket.port))
+                                                    for name, value in headers.items()})
+        assert browser.answer.status_code == status
+
+
+@pytest.mark.parametrize("request_, status", [
+    (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"426"),
+    (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
+    (b"nonsense\r\n\r\n", b"400"),
+    (b"\x16\x03\x01\x00\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400"),
+    (b"GET /mqtt HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"404"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\nearly", b"400"),
+    (b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, b"431"),
+])
+async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status: bytes) -> None:
+    """And the connection ends."""
+    async with serving() as server:
+        assert server.websocket is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+        writer.write(request_)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+        assert not server.websocket.openings
+
+
+async def test_who_never_asks_is_cut_off_and_costs_a_timer() -> None:
+    """``handshake_timeout``; a server that ends does not wait for such connections either."""
+    async with serving(handshake_timeout_ns=50_000_000) as server:
+        assert server.websocket is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert not server.websocket.openings
+    async with serving() as server:
+        assert server.websocket is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+        while not server.websocket.openings:  # noqa: ASYNC110 (the server tells nobody)
+            await asyncio.sleep(0)
+        await asyncio.wait_for(server.close(), 5)
+
+
+async def test_the_first_message_is_bounded_as_for_strangers() -> None:
+    """64 KB; messages after it by eight payloads."""
+    async with serving() as server:
+        browser = await Browser.to(server)
+        browser.writer.write(b"\x82\xff" + (65 * 1024).to_bytes(8, "big"))
+        assert (await browser.closed())[0] == 1009
+        browser = await Browser.to(server)
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        browser.writer.write(b"\x82\xff" + (9 << 20).to_bytes(8, "big"))
+        assert (await browser.closed())[0] == 1009
+
+
+async def test_credentials_may_come_in_cookies() -> None:
+    """Where CONNECT has none of its own."""
+    users = {"auth.users": (User("a", "pa"), User("b", "pb"))}
+    async with serving(users, user_cookie="u", pass_cookie="p") as server:
+        browser = await Browser.to(server, headers={"Cookie": "x=1; u=a; p=pa"})
+        assert (await browser.info())["auth_required"] is True
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        assert server.connections()[0]["authorized_user"] == "a"
+        other = await Browser.to(server, headers={"Cookie": "u=a; p=pa"})
+        other.send(b'CONNECT {"user":"b","pass":"pb"}\r\nPING\r\n')
+        await other.until(b"PONG\r\n")
+        assert server.connections()[1]["authorized_user"] == "b"
+        wrong = await Browser.to(server, headers={"Cookie": "u=a; p=wrong"})
+        wrong.send(CONNECT)
+        assert await wrong.closed() == (1008, "Authentication Failure")
+
+
+@pytest.mark.parametrize("rule, field", [
+    ({"username": "w", "password": "p"}, b'"user":"w","pass":"p"'), ({"token": "t"}, b'"auth_token":"t"')])
+async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str], field: bytes) -> None:
+    """A user or a token for WebSocket alone; the clients' port stays open to all."""
+    async with serving(**rule) as server:
+        browser = await Browser.to(server)
+        assert (await browser.info())["auth_required"] is True
+        browser.send(b"CONNECT {%b}\r\nPING\r\n" % field)
+        await browser.until(b"PONG\r\n")
+        stranger = await Browser.to(server)
+        stranger.send(CONNECT)
+        assert await stranger.closed() == (1008, "Authentication Failure")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PING\r\n")
+        await asyncio.wait_for(reader.readuntil(b"PONG\r\n"), 5)
+        writer.close()
+
+
+async def test_users_may_be_bound_to_a_way_of_coming() -> None:
+    """``allowed_connection_types``, and ``no_auth_user`` of this port alone."""
+    users = (User("tcp", "p", connection_types=frozenset({"STANDARD"})), User("web", "p"))
+    async with serving({"auth.users": users}, no_auth_user="web") as server:
+        browser = await Browser.to(server)
+        browser.send(b'CONNECT {"user":"tcp","pass":"p"}\r\nPING\r\n')
+        assert (await browser.closed())[0] == 1008
+        browser = await Browser.to(server)
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        assert server.connections()[0]["authorized_user"] == "web"
+
+
+async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """``tls``, ``headers``; a plain client there is refused, silently for its user."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    files = authority.server()
+    tls = {"tls.cert_file": files.cert, "tls.key_file": files.key}
+    async with serving(no_tls=False, headers=(("X-Place", "here"),), **tls) as server:
+        browser = await Browser.to(server, tls=authority.trust())
+        assert browser.answer.headers["X-Place"] == "here"
+        assert (await browser.info())["tls_required"] is True
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+        assert server.connections()[0]["tls_version"] == "1.3"
+        assert server.websocket is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"HTTP" not in await asyncio.wait_for(reader.read(), 5)
+
+
+HANDSHAKE = (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+
+
+def raw_frame(head: int, masked: bool, data: bytes) -> bytes:
+    """A frame with any first byte, whether that makes sense or not; its mask is zero."""
+    return bytes([head, len(data) | (0x80 if masked else 0)]) + (bytes(4) if masked else b"") + data
+
+
+FRAMES = st.one_of(
+    st.binary(max_size=200),
+    st.builds(raw_frame, st.integers(0, 255), st.booleans(), st.binary(max_size=100) | st.just(CONNECT)))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(FRAMES, max_size=6), st.booleans())
+async def test_any_bytes_end_a_connection_at_most(chunks: list[bytes], handshake: bool) -> None:
+    """Nothing but the connection ends: no error reaches the loop, and the server serves others."""
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with serving(compression=True) as server:
+        assert server.websocket is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
+        if handshake:
+            writer.write(HANDSHAKE)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        for chunk in chunks:
+            writer.write(chunk)
+            await asyncio.sleep(0)
+        with suppress(OSError):  # it may be closed by now, also with bytes of ours unread
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 5)
+        browser = await Browser.to(server)
+        browser.send(CONNECT)
+        await browser.until(b"PONG\r\n")
+    assert failures == []
