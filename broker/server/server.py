@@ -35,7 +35,7 @@ from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, uptime
-from broker.server.listeners.entrance import ClientPort
+from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
 
@@ -253,8 +253,10 @@ class Server:
     def _prepare_entrances(self, settings: Settings, complete: Callable[[User], User]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
             auth = replace(auth, users=tuple(map(complete, auth.users)))
-            return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate)
+            return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
+                                 certificate_only=certificate_only)
 
+        certificate_only = users_by_certificate(settings)
         ready = [self.entrance.prepare(settings, chain_of)]
         if self.websocket is not None:
             ready.append(self.websocket.entrance.prepare(settings, chain_of))

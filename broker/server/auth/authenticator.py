@@ -5,7 +5,7 @@ Source: nats-server, server/auth.go (configureAuthorization, isClientAuthorized,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from broker.config.access import ANONYMOUS, User
 from broker.config.settings import AuthSettings
@@ -32,15 +32,17 @@ class AuthenticatorChain:
 
 
 def authenticator(settings: AuthSettings, checks: PasswordChecks,
-                  custom: Sequence[Authenticator] = (), *, by_certificate: bool = False) -> AuthenticatorChain | None:
+                  custom: Sequence[Authenticator] = (), *, by_certificate: bool = False,
+                  certificate_only: Collection[str] = ()) -> AuthenticatorChain | None:
     """The configured authenticators, ``custom`` ones first; None: everybody may connect.
 
-    ``checks`` runs what is too slow for the loop; ``by_certificate``: users are those whom certificates name.
+    ``checks`` runs what is too slow for the loop; ``by_certificate``: users are those whom certificates name;
+    ``certificate_only``: users whom only a certificate makes, on a port that asks for one.
     """
     chain = list(custom)
     users = _users(settings)
     if users:
-        by_name = UserAuthenticator(users, checks, settings.no_auth_user)
+        by_name = UserAuthenticator(users, checks, settings.no_auth_user, () if by_certificate else certificate_only)
         if by_certificate and settings.users:
             # Takes 30 ms to import, and few need it.
             from broker.server.auth.tls_map import CertificateAuthenticator

@@ -5,7 +5,8 @@ Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
 
 from broker.config.access import Permissions, User
 from broker.server.auth.login import Credentials, Decision, Login, Refusal
@@ -14,13 +15,20 @@ from broker.server.auth.permissions import AccessRules
 
 __all__ = ["TokenAuthenticator", "UserAuthenticator"]
 
+log = logging.getLogger(__name__)
+
 
 class UserAuthenticator:
-    """The configured users by name. A client without credentials is ``no_auth_user``, if there is that one."""
+    """The configured users by name. A client without credentials is ``no_auth_user``, if there is that one.
+
+    ``certificate_only`` are users without a password that another port finds by certificate: no one else is let in as one.
+    """
 
     wants_nonce = False
 
-    def __init__(self, users: Iterable[User], checks: PasswordChecks, no_auth_user: str = "") -> None:
+    def __init__(self, users: Iterable[User], checks: PasswordChecks, no_auth_user: str = "",
+                 certificate_only: Collection[str] = ()) -> None:
+        self._certificate_only = frozenset(certificate_only) - {no_auth_user}
         self._users = {user.user: user for user in users}
         self._checks = checks
         self._rules: dict[Permissions, AccessRules] = {}
@@ -40,6 +48,9 @@ class UserAuthenticator:
         name = credentials.text("user")
         if not name:
             return self._no_auth_login if credentials.anonymous else None
+        if name in self._certificate_only:
+            log.debug("User %r requires a client certificate", name)
+            return Refusal()
         return self.decide_for(name, credentials.text("pass"))
 
     def decide_for(self, name: str, given: str) -> Decision:

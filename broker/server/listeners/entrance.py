@@ -13,10 +13,20 @@ from broker.config.settings import AuthSettings, Settings
 from broker.server.auth.authenticator import AuthenticatorChain
 from broker.server.listeners.certificates import TlsParameters
 
-__all__ = ["ChainOf", "ClientPort", "WebSocketPort"]
+__all__ = ["ChainOf", "ClientPort", "WebSocketPort", "users_by_certificate"]
 
 ChainOf = Callable[[AuthSettings, bool], AuthenticatorChain | None]
 """Makes the authenticators for settings; whether users are those whom certificates name."""
+
+
+def users_by_certificate(settings: Settings) -> frozenset[str]:
+    """Users without a password whom some port finds by the client's certificate (``verify_and_map``)."""
+    websocket = settings.websocket
+    mapping = {ClientPort.connection_type} if settings.tls.verify_and_map else set()
+    if websocket.port is not None and websocket.tls.verify_and_map:
+        mapping.add(WebSocketPort.connection_type)
+    return frozenset(user.user for user in settings.auth.users
+                     if not user.password and mapping & (user.connection_types or mapping))
 
 
 class ClientPort:

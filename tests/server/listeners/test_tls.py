@@ -275,6 +275,27 @@ async def test_a_certificate_that_names_nobody_is_refused(authority: Authority) 
         assert b"Authorization Violation" in await line.rest()
 
 
+@pytest.mark.parametrize("user, no_auth_user, welcome", [
+    (User("app"), "", False), (User("app"), "app", True), (User("app", "p"), "", True),
+    (User("app", connection_types=frozenset({"STANDARD"})), "", True),
+])
+async def test_a_user_without_a_password_is_not_let_in_by_name_elsewhere(authority: Authority, user: User, no_auth_user: str,
+                                                                         welcome: bool) -> None:
+    """Where the WebSocket port maps certificates to users, a name alone does not log in on the port for clients."""
+    files = authority.server()
+    server = Server(make_settings({
+        "clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1", "websocket.port": -1,
+        "websocket.tls.cert_file": files.cert, "websocket.tls.key_file": files.key, "websocket.tls.ca_file": authority.ca,
+        "websocket.tls.verify_and_map": True, "auth.users": (user,), "auth.no_auth_user": no_auth_user}))
+    await server.start()
+    line = await Line.to(server)
+    await line.info()
+    line.writer.write(b'CONNECT {"user":"app","pass":"%b","verbose":false}\r\nPING\r\n' % user.password.encode())
+    answer = await asyncio.wait_for(line.reader.readline(), 5)
+    assert answer == (b"PONG\r\n" if welcome else b"-ERR 'Authorization Violation'\r\n")
+    await server.close()
+
+
 async def test_certificates_can_be_read_again(authority: Authority) -> None:
     """New connections get the new one; a file that is not right changes nothing."""
     async with serving(authority) as server:
