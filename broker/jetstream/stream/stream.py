@@ -37,6 +37,7 @@ from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.publish.ttl import delete_marker
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
@@ -134,8 +135,8 @@ class Stream:
         replies = Replies(self, log, bus, domain)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
-            self.enforcement.trim)
+            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
+            Totals(self.subjects, self.queries.get), self.msg_ids.load, self.enforcement.trim)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
                                    clock)

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, publishing, ttls
+from tests.jetstream.differential import advisories, consuming, counters, publishing, ttls
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
-                                   for kind, found in (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls))
-                                   for name, one in found.SCENARIOS.items()}
+KINDS = (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls), ("counters", counters))
+
+SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one for kind, found in KINDS for name, one in found.SCENARIOS.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,6 +11,7 @@ from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.totals import Total
     from broker.jetstream.stream.state.subject_index import SubjectIndex
 
 __all__ = ["Candidate", "Check", "Duplicate"]
@@ -39,12 +40,13 @@ class Candidate:
         msg_id: the id to remember, or b"".
         rollup: b"", b"sub" or b"all".
         ttl: seconds to live, -1 for ever, 0 as long as the stream's limits allow.
+        total: its subject's total with it, in a stream of counters; else None.
         index: where a stream that limits subjects counts it.
         after: what follows once it is the stream's last message, or None.
     """
 
     __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject",
-                 "ttl")
+                 "total", "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
@@ -62,6 +64,7 @@ class Candidate:
         self.size = size + len(subject) + len(body)
         self.msg_id = self.rollup = b""
         self.ttl = 0
+        self.total: Total | None = None
         self.index: SubjectIndex | None = None
         self.after: Callable[[], None] | None = None
 

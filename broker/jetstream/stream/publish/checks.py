@@ -46,6 +46,7 @@ from broker.jetstream.stream.publish import (
     ttl,
 )
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
+from broker.jetstream.stream.publish.totals import SOURCES
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
@@ -81,7 +82,7 @@ TABLE: Final = (
     Rule(limits.sealed),                                                                            # 10109
     Rule(limits.payload_size, bulk=True),                                                           # 10054
     Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
-    Rule(counters.disabled, {counters.INCREMENT}),                                                  # 10171, 10168
+    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                            # 10171, 10168, 10170
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
     Rule(expectations.last_subject_sequence, {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),  # 10071, 10193
@@ -91,6 +92,7 @@ TABLE: Final = (
     Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
     Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
+    Rule(counters.add),                                                                             # 10169, 10172
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     # From here on nats-server is in its store.

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.last_seqs import LastSeqs
     from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.totals import Totals
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
 
@@ -34,15 +35,18 @@ class Rollups(Protocol):
 class CheckContext:
     """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``."""
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects", "trim_all")
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects", "totals",
+                 "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
-                 rollups: Rollups, load_ids: Callable[[], Awaitable[None]], trim_all: Callable[[], Awaitable[None]]) -> None:
+                 rollups: Rollups, totals: Totals, load_ids: Callable[[], Awaitable[None]],
+                 trim_all: Callable[[], Awaitable[None]]) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
         self.last_seqs = last_seqs
         self.rollups = rollups
+        self.totals = totals
         self.load_ids = load_ids
         self.trim_all = trim_all
         self._retention = retention

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.stream.publish.totals import Total
 
 __all__ = ["Pending"]
 
@@ -21,7 +22,7 @@ class Pending:
     """
 
     __slots__ = ("_append", "bytes", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
-                 "time_ns", "ttls")
+                 "time_ns", "totals", "ttls", "values")
 
     def __init__(self, first_seq: int, source: Source | None, time_ns: int, append: Callable[[Pending], bool]) -> None:
         self.source = source
@@ -44,6 +45,10 @@ class Pending:
         self.removed_bytes = 0
         self.ttls: list[tuple[int, int]] = []
         """(sequence, seconds to live) of those that have a TTL."""
+        self.totals: dict[bytes, Total] = {}
+        """Of counters, by subject, with the last of them."""
+        self.values: list[int] = []
+        """Of counters, the total with each of them."""
 
     @property
     def last_seq(self) -> int:
@@ -64,6 +69,11 @@ class Pending:
             self.removed += replaced
             for _, replaced_size in replaced:
                 self.removed_bytes += replaced_size
+
+    def count(self, subject: bytes, total: Total) -> None:
+        """The message that was just added makes this its subject's total."""
+        self.totals[subject] = total
+        self.values.append(total.value)
 
     def append(self) -> bool:
         """Append them to the stream; False: they were refused, since that failed. Holds nothing afterwards."""
