@@ -163,6 +163,15 @@ class Expiries:
                     break
         return due
 
+    def count_due(self, now_ns: int, first: int, last: int) -> int:
+        """How many of the messages first..last have expired."""
+        count = 0
+        for page in self._pages(first, last):
+            if page.earliest_ns <= now_ns:
+                start, end = bisect_left(page.seqs, first), bisect_right(page.seqs, last)
+                count += sum(map(now_ns.__ge__, page.times[start:end]))
+        return count
+
     def rows(self, first: int, last: int) -> tuple[array[int], array[int]]:
         """Sequences and times of the messages first..last that have one."""
         seqs, times = array("q"), array("q")
