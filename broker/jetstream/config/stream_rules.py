@@ -46,7 +46,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("subject_transform", lambda c: c.subject_transform),
     ("republish", lambda c: c.republish),
     ("retention", lambda c: c.retention != "limits"),
-    ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
     ("allow_atomic", lambda c: c.allow_atomic),
     ("allow_batched", lambda c: c.allow_batched),
 )

@@ -71,6 +71,14 @@ class ExpiryPage:
         self.place = None
         return end - start
 
+    def change(self, at: int, time_ns: int) -> int:
+        """Change one time; returns how many more are NEVER."""
+        more = (time_ns == NEVER) - (self.times[at] == NEVER)
+        self.times[at] = time_ns
+        self.nevers += more
+        self._earliest_ns = self.place = None
+        return more
+
     def copy(self) -> ExpiryPage:
         """The same rows."""
         page = ExpiryPage()
@@ -132,6 +140,16 @@ class Expiries:
             page.append(seqs[start:end], times[start:end])
             self.nevers += page.nevers - nevers
             start = end
+
+    def put(self, seq: int, time_ns: int) -> None:
+        """Add a message, or change the time of one that is here; one between these that is not here is no more."""
+        if seq > self.last_seq:
+            self.add([seq], [time_ns])
+            return
+        for page in self._pages(seq, seq):
+            at = bisect_left(page.seqs, seq)
+            if at < len(page.seqs) and page.seqs[at] == seq:
+                self.nevers += page.change(at, time_ns)
 
     def remove(self, first: int, last: int) -> None:
         """Forget the messages first..last: they are no more."""

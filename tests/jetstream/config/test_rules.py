@@ -109,7 +109,7 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
     ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
-    ({"allow_msg_schedules": True}, "allow_msg_schedules"), ({"allow_atomic": True}, "allow_atomic"),
+    ({"allow_atomic": True}, "allow_atomic"),
     ({"allow_batched": True}, "allow_batched"), ({"republish": {"dest": "x"}}, "republish"),
     ({"subject_transform": {"src": ">", "dest": "x.>"}}, "subject_transform"),
 ])

@@ -14,12 +14,13 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, counters, publishing, ttls
+from tests.jetstream.differential import advisories, consuming, counters, publishing, schedules, ttls
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-KINDS = (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls), ("counters", counters))
+KINDS = (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls), ("counters", counters),
+         ("schedules", schedules))
 
 SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one for kind, found in KINDS for name, one in found.SCENARIOS.items()}
 

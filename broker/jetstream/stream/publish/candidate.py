@@ -41,12 +41,14 @@ class Candidate:
         rollup: b"", b"sub" or b"all".
         ttl: seconds to live, -1 for ever, 0 as long as the stream's limits allow.
         total: its subject's total with it, in a stream of counters; else None.
+        due: of a schedule when it is due, as (0, time); of what one published, the schedule's sequence and next time.
+        ends: subject of the schedule that it ends, or b"".
         index: where a stream that limits subjects counts it.
         after: what follows once it is the stream's last message, or None.
     """
 
-    __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject",
-                 "total", "ttl")
+    __slots__ = ("after", "body", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size",
+                 "subject", "total", "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
@@ -65,6 +67,8 @@ class Candidate:
         self.msg_id = self.rollup = b""
         self.ttl = 0
         self.total: Total | None = None
+        self.due: tuple[int, int] | None = None
+        self.ends = b""
         self.index: SubjectIndex | None = None
         self.after: Callable[[], None] | None = None
 

@@ -87,11 +87,11 @@ TABLE: Final = (
     Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
     Rule(expectations.last_subject_sequence, {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),  # 10071, 10193
     Rule(expectations.last_sequence, {expectations.LAST_SEQUENCE}),                                 # 10071
-    Rule(schedules.disabled, schedules.HEADERS),                                                    # 10188, 10212
+    Rule(schedules.valid, schedules.HEADERS),                               # 10188 to 10192, 10166, 10203, 10212, 10223
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
     Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
-    Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
+    Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                                        # 10111
     Rule(counters.add),                                                                             # 10169, 10172
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
@@ -99,7 +99,8 @@ TABLE: Final = (
     Rule(limits.subject_index, bulk=True),
     Rule(limits.last_sequence),                                                                     # 10077
     Rule(limits.discard_new),                                                                       # 10077
-    Rule(rollup.plan, {rollup.ROLLUP}),
+    Rule(rollup.plan, {rollup.ROLLUP, schedules.PATTERN}),
+    Rule(schedules.plan, schedules.HEADERS),
 )
 """In order; beside each row, the errors that its check raises."""
 

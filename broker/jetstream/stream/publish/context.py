@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
+    from broker.jetstream.bus import Source
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.last_seqs import LastSeqs
     from broker.jetstream.stream.publish.pending import Pending
@@ -32,14 +33,24 @@ class Rollups(Protocol):
     def plan(self, subject: bytes | None) -> Callable[[], None]: ...
 
 
+class Scheduler(Protocol):
+    """The stream's schedules."""
+
+    @property
+    def source(self) -> Source: ...
+    def may_end(self, subject: bytes) -> bool: ...
+    def next_of(self, subject: bytes) -> tuple[int, int] | None: ...
+    def set(self, rows: Sequence[tuple[int, int]]) -> None: ...
+
+
 class CheckContext:
     """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``."""
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "subjects", "totals",
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "scheduler", "subjects", "totals",
                  "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
-                 rollups: Rollups, totals: Totals, load_ids: Callable[[], Awaitable[None]],
+                 rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
                  trim_all: Callable[[], Awaitable[None]]) -> None:
         self.live = live
         self.dedupe = dedupe
@@ -47,6 +58,7 @@ class CheckContext:
         self.last_seqs = last_seqs
         self.rollups = rollups
         self.totals = totals
+        self.scheduler = scheduler
         self.load_ids = load_ids
         self.trim_all = trim_all
         self._retention = retention

@@ -21,7 +21,7 @@ class Pending:
     Args: ``append`` appends them to the stream and begins anew; returns whether they were appended.
     """
 
-    __slots__ = ("_append", "bytes", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
+    __slots__ = ("_append", "bytes", "due", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
                  "time_ns", "totals", "ttls", "values")
 
     def __init__(self, first_seq: int, source: Source | None, time_ns: int, append: Callable[[Pending], bool]) -> None:
@@ -45,6 +45,8 @@ class Pending:
         self.removed_bytes = 0
         self.ttls: list[tuple[int, int]] = []
         """(sequence, seconds to live) of those that have a TTL."""
+        self.due: list[tuple[int, int]] = []
+        """(sequence, time) of schedules among them, and of those that are due again."""
         self.totals: dict[bytes, Total] = {}
         """Of counters, by subject, with the last of them."""
         self.values: list[int] = []

@@ -308,6 +308,8 @@ class Sequencer:
         self._dedupe.add(pending.ids, pending.last_id, time_ns)
         if pending.ttls:
             self._ttls.added(pending.ttls, time_ns)
+        if pending.due:
+            self.context.scheduler.set(pending.due)
         if pending.values:
             self._count(pending)
             self.replies.counted(replies, first_seq, pending.values)
@@ -361,6 +363,9 @@ class Sequencer:
             replaced = self._index(index, subject, pending.last_seq + 1, size, bool(candidate.rollup))
             pending.indexed = False
         pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced, candidate.ttl)
+        if candidate.due is not None:
+            seq, due_ns = candidate.due
+            pending.due.append((seq or pending.last_seq, due_ns))
         if candidate.total is not None:
             pending.count(subject, candidate.total)
         return candidate.after
