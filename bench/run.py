@@ -223,6 +223,7 @@ class Bench:
             if query not in got["forms"]["parquet zstd"]:
                 self.table.add(f"Spark, {query}", self.SPARK_MARKS.get(query, ""), messages / ours_took["wall"], None, "row/s",
                                cpu=ours_took["cpu"])
+        self.table.add("Spark, messages of a block, on average", "", got["messages_of_a_block"], None, "messages")
         self.table.add("Spark, micro-batches to noop", ">= 1,000,000", got["stream"]["rate"], None, "row/s", **got["stream"])
         self.table.add("Spark, full scan: blocks / nats-server by a pull consumer", ">= 5",
                        messages / got["forms"]["jetblock"]["full scan to noop"]["wall"], got["server"]["rate"], "row/s")

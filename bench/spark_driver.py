@@ -163,6 +163,8 @@ def main() -> int:
              .config("spark.sql.shuffle.partitions", "2").getOrCreate())
     spark.sparkContext.setLogLevel("ERROR")
     got: dict[str, Any] = {"forms": blocks_and_parquet(spark, args.store, args.parquet, args.repeat)}
+    blocks = spark.read.format("jetblock").options(store=args.store, stream=STREAM, view="blocks").load()
+    got["messages_of_a_block"] = blocks.selectExpr("avg(messages)").first()[0]  # type: ignore[index]
     got["stream"] = stream(spark, args.store, args.parquet / "checkpoint", args.per_trigger)
     if args.nats:
         got["server"] = through_the_server(spark, args.nats)

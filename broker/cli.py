@@ -27,7 +27,7 @@ PROGRAM = "nats-server"
 """Messages about the start begin with this: tools that start nats-server read them."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
-            "reopen": signal.SIGUSR1}
+            "reopen": signal.SIGUSR1, "reload": signal.SIGHUP}
 # `stop` kills, as nats-server's does; what was acknowledged is in the store by then.
 
 
@@ -100,17 +100,13 @@ def _broker(line: CommandLine) -> int:
 
     from broker.runtime.process import serve
 
-    return serve(settings)
+    return serve(settings, (lambda: load(line, os.environ)) if line.config else None)
 
 
 def _send_signal(words: str) -> int:
     """``NAME=PID`` or ``NAME=PIDFILE``."""
     name, _, target = words.partition("=")
     number = _SIGNALS.get(name.lower())
-    if name.lower() == "reload":
-        # Only the broker's log would say that the signal changed nothing.
-        raise ConfigError("--signal reload is not supported by this version of jetblock, and nothing was sent: the "
-                          "configuration is read at the start only; check it with -t, then restart the broker")
     if number is None:
         raise ConfigError(f"unknown signal {name!r}; one of {', '.join(_SIGNALS)}{did_you_mean(name, _SIGNALS)}")
     if not target:

@@ -23,7 +23,7 @@ LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "output", "su
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
            "storage.log"}
 
-STREAM = {"config.settings", "jetstream.bus", "jetstream.usage", "jetstream.filters", "jetstream.settings",
+STREAM = {"config.settings", "jetstream.bus", "jetstream.inflight", "jetstream.usage", "jetstream.filters", "jetstream.settings",
           "jetstream.wire", "jetstream.config", "protocol", "clock", "version",
           *STORAGE}
 """What every part of a stream or consumer may know."""
@@ -44,6 +44,7 @@ MAY: dict[str, set[str]] = {
     "cluster": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put"},
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
+    "jetstream.inflight": set(),
     "jetstream.usage": set(),
     "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
@@ -65,16 +66,18 @@ MAY: dict[str, set[str]] = {
     "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
     "server.auth": {"config.access", "config.settings", "protocol", "server.routing"},
-    "server.accounts": {"config.access", "server.routing"},
+    "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
                "server.accounts", "server.auth", "server.routing", "server.connection"},
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
     # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
     "config.kinds": {"gotime"},
-    "config.access": {"protocol"},
+    "config.sharing": {"protocol"},
+    "config.access": {"config.sharing", "protocol"},
     "config.settings": {"config.access", "config.kinds", "protocol"},
-    "config": {"config.access", "config.kinds", "config.settings", "gotime", "machine", "suggest", "version"},
+    "config": {"config.access", "config.kinds", "config.settings", "config.sharing", "gotime", "machine", "protocol",
+               "suggest", "version"},
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},
@@ -91,7 +94,8 @@ MAY: dict[str, set[str]] = {
     # The one place where the parts meet, and what starts it.
     "runtime": {"clock", "cluster", "config.settings", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
-                "jetstream.overview", "jetstream.settings", "monitor", "server", "server.auth", "server.routing",
+                "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
+                "server.auth", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
     "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},

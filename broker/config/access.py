@@ -7,16 +7,21 @@ blank: "foo v1.*".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from broker.config.sharing import Export, Import, SubjectMapping
 from broker.protocol.subject import is_valid
 
-__all__ = ["DEFAULT_ACCOUNT", "SYSTEM_ACCOUNT", "AccountSettings", "Permissions", "ResponsePermission",
-           "SubjectPermission", "User", "split_pattern"]
+__all__ = ["ANONYMOUS", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits", "AccountSettings", "NkeyUser",
+           "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
 """The account of users who name none."""
 
 SYSTEM_ACCOUNT = "$SYS"
+
+ANONYMOUS = "nats-anonymous"
+"""The user of clients without credentials where only the system account has users. It has no password and no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +74,62 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
+class NkeyUser:
+    """A user who signs in with the private part of a key; the public one, ``U…``, is the name."""
+
+    nkey: str
+    account: str = DEFAULT_ACCOUNT
+    permissions: Permissions | None = None
+    connection_types: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """What JetStream lets an account have, in wire names: bytes and counts.
+
+    -1: no limit (0, too, for the per-stream bytes and ack pending).
+    """
+
+    max_memory: int = -1
+    max_storage: int = -1
+    max_streams: int = -1
+    max_consumers: int = -1
+    max_ack_pending: int = -1
+    memory_max_stream_bytes: int = -1
+    storage_max_stream_bytes: int = -1
+    max_bytes_required: bool = False
+
+    def bytes_max(self, storage: str) -> int:
+        """The limit on all streams of one storage kind."""
+        return self.max_memory if storage == "memory" else self.max_storage
+
+    def to_json(self) -> dict[str, object]:
+        """The ``limits`` member of account info."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+NO_LIMITS: Final = AccountLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class AccountSettings:
-    """A configured account."""
+    """A configured account. Limits are -1 where it has none of its own."""
 
     name: str
-    jetstream: bool = False
-    """Whether its users may have streams."""
+    jetstream: AccountLimits | None = None
+    """What its users may store; None: they have no JetStream."""
 
     default_permissions: Permissions | None = None
     """Of users who have none of their own; None: everything is allowed."""
 
     max_connections: int = -1
-    """-1: no limit of its own."""
+    max_subscriptions: int = -1
+    """Of one connection."""
+
+    max_payload: int = -1
+    exports: tuple[Export, ...] = ()
+    imports: tuple[Import, ...] = ()
+    mappings: tuple[SubjectMapping, ...] = ()
 
 
 def split_pattern(text: str) -> tuple[bytes, bytes]:

@@ -30,17 +30,21 @@ Server Options:
     -c, --config <file>              Configuration file
     -t                               Test configuration and exit
         --print-config               Print the effective configuration, secrets masked, and exit
-    -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen)
+    -sl,--signal <signal>[=<pid>]    Send signal to a jetblock process (stop, quit, term, ldm, reopen, reload)
                                      <pid> can be either a PID (e.g. 1) or the path to a PID file
         --ports_file_dir <dir>       Creates a ports file in the specified directory (nats-server_<pid>.ports)
 
 Logging Options:
     -l, --log <file>                 File to redirect log output
+        --log_size_limit <limit>     Log file rotates at this size (default: 0, never)
+        --log-format <format>        text, as nats-server writes lines, or json (default: text)
     -T, --logtime                    Timestamp log entries (default: true)
         --logtime_utc                Timestamps in UTC instead of local timezone (default: false)
     -D, --debug                      Enable debugging output
     -V, --trace                      Trace the raw protocol
+    -VV                              Verbose trace
     -DV                              Debug and trace
+    -DVV                             Debug and verbose trace
         --max_traced_msg_len <len>   Maximum printable length for traced messages (default: unlimited)
 
 JetStream Options:
@@ -70,6 +74,7 @@ FLAGS: dict[str, str] = {
     "P": "process.pid_file", "pid": "process.pid_file", "m": "monitoring.port", "http_port": "monitoring.port",
     "ports_file_dir": "process.ports_file_dir", "l": "logging.file", "log": "logging.file",
     "T": "logging.times", "logtime": "logging.times", "logtime_utc": "logging.utc",
+    "log_size_limit": "logging.size_limit", "log-format": "logging.format", "log_format": "logging.format",
     "D": "logging.debug", "debug": "logging.debug", "V": "logging.trace", "trace": "logging.trace", "VV": "logging.trace",
     "max_traced_msg_len": "logging.max_traced_msg_len",
     "js": "jetstream.enabled", "jetstream": "jetstream.enabled", "store": "storage.url",
@@ -89,7 +94,6 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
                      "cluster_listen", "client_advertise"), _ALONE),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
-    "log_size_limit": _LATER,
     "profile": "is nothing that jetblock has: it is not written in Go",
 }
 _SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled", "!test",

@@ -8,13 +8,15 @@ so that secrets can be kept out.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable
 from typing import Any
 
 from broker.gotime import format_duration, parse_duration
 
-__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "name", "names",
+__all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "integer", "is_public_key", "name", "names",
            "parse_duration_ns", "parse_size", "port", "size", "text"]
 
 Kind = Callable[[Any], Any]
@@ -150,3 +152,12 @@ def names(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(text(item) for item in value)
     raise ValueError("must be a word or a list of words")
+
+
+def is_public_key(words: str, kind: str) -> bool:
+    """Whether ``words`` is a public nkey of a kind: U(ser), A(ccount)…: 32 bytes after the kind's, and their checksum."""
+    try:
+        raw = base64.b32decode(words) if len(words) == 56 else b""
+    except ValueError:
+        return False
+    return words[:1] == kind and len(raw) == 35 and binascii.crc_hqx(raw[:33], 0) == int.from_bytes(raw[33:], "little")

@@ -13,10 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
 from broker.config.file import FileSettings, read_file
 from broker.config.flags import CommandLine
-from broker.config.settings import MASK, SETTINGS, ConfigError, Settings, default_store_url, make_settings
+from broker.config.settings import (
+    MASK,
+    SETTINGS,
+    AccountsSettings,
+    ConfigError,
+    Settings,
+    default_store_url,
+    make_settings,
+)
 from broker.gotime import format_duration
 from broker.machine import memory_bytes
 
@@ -42,6 +51,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
     outer = read_environment(environ)
     values: dict[str, Any] = {**file.values, **outer, **line.values}
+    _let_others_in(values, authorization=file.authorization)
     values["storage.url"] = _store(line, outer, file)
     values["jetstream.enabled"] = _jetstream(line, outer, file)
     if values["jetstream.enabled"]:
@@ -64,6 +74,16 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     if errors:
         raise ConfigError("\n".join(errors))
     return settings
+
+
+def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
+    """Where only the system account has users, everybody else is in the default account, as on nats-server."""
+    users = values.get("auth.users", ())
+    system = values.get("accounts.system", SYSTEM_ACCOUNT)
+    accounts = {account.name for account in values.get("accounts.configured", ())}
+    if users and accounts == {system} and not authorization and not values.get("auth.no_auth_user"):
+        values["auth.users"] = (*users, User(ANONYMOUS))
+        values["auth.no_auth_user"] = ANONYMOUS
 
 
 def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
@@ -118,17 +138,19 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     if clients.lame_duck_grace_period_ns >= clients.lame_duck_duration_ns:
         yield (("clients.lame_duck_grace_period_ns", "clients.lame_duck_duration_ns"),
                "lame_duck_grace_period must be lower than lame_duck_duration")
-    if auth.token and (auth.user or auth.users):
-        yield ("auth.token",), "authorization cannot have both a token and user names; keep one of them"
-    if auth.user and auth.users:
-        yield ("auth.user",), "authorization cannot have both a single user and users; move the one into the list"
+    if auth.token and (auth.user or auth.users or auth.nkeys):
+        yield ("auth.token",), "Cannot have a user/pass and token; keep one of them"
+    if auth.user and (auth.users or auth.nkeys):
+        yield ("auth.user",), "Can not have a single user/pass and a users array; move the one into the list"
     if auth.password and not auth.user:
         yield ("auth.password",), "authorization has a password and no user; name the user, too"
-    if auth.no_auth_user and not auth.users:
+    named = {user.user for user in auth.users} | {user.nkey for user in auth.nkeys}
+    if auth.no_auth_user and not named:
         yield ("auth.no_auth_user",), f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'
-    elif auth.no_auth_user and auth.no_auth_user not in {user.user for user in auth.users}:
+    elif auth.no_auth_user and auth.no_auth_user not in named:
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                                        f"authorization block or account configuration")
+    yield from _accounts_contradictions(settings.accounts)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -142,3 +164,12 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                f"commit_interval ({format_duration(storage.commit_interval_ns or 0)}) and put_timeout "
                f"({format_duration(storage.put_timeout_ns)}) together must be lower than lease "
                f"({format_duration(storage.lease_ns)}), or one slow request loses the store")
+
+
+def _accounts_contradictions(accounts: AccountsSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    names = {account.name for account in accounts.configured}
+    if accounts.system not in {*names, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT}:
+        yield ("accounts.system",), (f"error resolving system account: account missing: there is no account "
+                                     f"{accounts.system!r} in accounts")
+    if accounts.no_system and accounts.system != SYSTEM_ACCOUNT:
+        yield ("accounts.no_system", "accounts.system"), "there cannot be no system account and one that is named"

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.config import kinds
-from broker.config.access import AccountSettings, User
+from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
 from broker.config.kinds import Kind
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "SETTINGS", "AccountLimits", "AuthSettings", "ClientSettings", "ConfigError", "JetStreamSettings",
-           "LoggingSettings", "MonitoringSettings", "ProcessSettings", "ServerLimits", "Setting", "Settings",
-           "StorageSettings", "default_store_url", "make_settings"]
+__all__ = ["MASK", "SETTINGS", "AccountLimits", "AccountSettings", "AccountsSettings", "AuthSettings", "ClientSettings",
+           "ConfigError", "JetStreamSettings", "LoggingSettings", "MonitoringSettings", "NkeyUser", "ProcessSettings",
+           "ServerLimits", "Setting", "Settings", "StorageSettings", "User", "default_store_url", "make_settings"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
@@ -113,11 +113,26 @@ class AuthSettings:
     token: str = _setting(
         "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True)
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
+    nkeys: tuple[NkeyUser, ...] = _setting(
+        (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
     timeout_ns: int = _setting(
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsSettings:
+    """The accounts: subject spaces apart from each other."""
+
+    configured: tuple[AccountSettings, ...] = _setting(
+        (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="")
+    system: str = _setting(
+        SYSTEM_ACCOUNT, kinds.text, "The account for events and requests of the server itself.",
+        "system_account", "system")
+    no_system: bool = _setting(
+        False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,14 @@ class LoggingSettings:
     max_traced_msg_len: int = _setting(
         0, kinds.integer(0), "Bytes of a payload shown in a trace line; 0: all.", "max_traced_msg_len")
     file: str = _setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile")
+    size_limit: int = _setting(
+        0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
+        "0: never.", "log_size_limit", "logfile_size_limit")
+    max_num: int = _setting(
+        0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num")
+    format: str = _setting(
+        "text", kinds.choice("text", "json"), "How log lines are written: text, as nats-server's, or json.",
+        "jetblock.log_format")
     times: bool = _setting(True, kinds.boolean, "Begin each log line with the time.", "logtime")
     utc: bool = _setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc")
 
@@ -181,32 +204,6 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountLimits:
-    """One account's limits, in wire names; bytes and counts, -1 = none (0 for the per-stream bytes and ack pending).
-
-    Not settings yet: every client is in one account, which has no limits of its own. JetStream enforces them for each
-    account that it is given.
-    """
-
-    max_memory: int = -1
-    max_storage: int = -1
-    max_streams: int = -1
-    max_consumers: int = -1
-    max_ack_pending: int = -1
-    memory_max_stream_bytes: int = -1
-    storage_max_stream_bytes: int = -1
-    max_bytes_required: bool = False
-
-    def bytes_max(self, storage: str) -> int:
-        """The limit on all streams of one storage kind, "memory" or "file"."""
-        return self.max_memory if storage == "memory" else self.max_storage
-
-    def to_json(self) -> dict[str, object]:
-        """The ``limits`` member of account info."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
 class JetStreamSettings:
     """JetStream, but for where and how it stores."""
 
@@ -216,7 +213,6 @@ class JetStreamSettings:
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
     server: ServerLimits = ServerLimits()
-    account: AccountLimits = AccountLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +255,9 @@ class StorageSettings:
     put_timeout_ns: int = _setting(
         5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
         "jetblock.put_timeout")
+    reader_grace_ns: int = _setting(
+        10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
+        "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 
@@ -273,8 +272,7 @@ class Settings:
     server_tags: tuple[str, ...] = _setting((), kinds.names, "Words that describe this server.", "server_tags")
     clients: ClientSettings = ClientSettings()
     auth: AuthSettings = AuthSettings()
-    accounts: tuple[AccountSettings, ...] = ()
-    """Beside the default account and the system's. Not a setting yet."""
+    accounts: AccountsSettings = AccountsSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     logging: LoggingSettings = LoggingSettings()
     process: ProcessSettings = ProcessSettings()

@@ -5,17 +5,19 @@ Everything in effect is written, defaults too; what is unset is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from broker import __version__
+from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.settings import MASK, SETTINGS, Setting, Settings
+from broker.config.sharing import Export, Import
 from broker.gotime import format_duration
 
 __all__ = ["show"]
 
 _Block = dict[str, Any]
-"""Keys to values as they are written, or to blocks within."""
+"""Keys to values as they are written, to lists of them, or to blocks within."""
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
@@ -28,9 +30,15 @@ def show(settings: Settings) -> str:
         if setting.keys and value is not None and value not in ("", ()):
             _put(top, setting.keys[0], _written(setting, value))
     _put(top, "jetstream.enabled", _word(settings.jetstream.enabled))
-    if settings.auth.users:
-        _put(top, "authorization.users", [
-            {"user": _text(user.user), "password": _text(MASK)} for user in settings.auth.users])
+    users = _users(settings, DEFAULT_ACCOUNT)
+    if users:
+        _put(top, "authorization.users", users)
+    accounts = {account.name: account for account in settings.accounts.configured}
+    own = accounts.pop(DEFAULT_ACCOUNT, None)
+    if own is not None and own.mappings:
+        top["mappings"] = _mappings(own)
+    if accounts:
+        top["accounts"] = {_text(name): _account(settings, account) for name, account in accounts.items()}
     if settings.monitoring.host and settings.monitoring.port is not None:
         # The file names the address of the pages together with their port only.
         host = settings.monitoring.host
@@ -65,7 +73,7 @@ def _written(setting: Setting, value: Any) -> str:
         return _text(MASK)
     if setting.path.endswith("_ns"):
         return _text(format_duration(value))
-    return "[" + ", ".join(map(_text, value)) + "]" if isinstance(value, tuple) else _word(value)
+    return _texts(value) if isinstance(value, tuple) else _word(value)
 
 
 def _word(value: Any) -> str:
@@ -78,6 +86,90 @@ def _text(value: str) -> str:
     return '"' + value.translate(_ESCAPES) + '"'
 
 
+def _users(settings: Settings, account: str) -> list[_Block]:
+    rows: list[_Block] = []
+    everybody: list[User | NkeyUser] = [*settings.auth.users, *settings.auth.nkeys]
+    for user in everybody:
+        if user.account != account:
+            continue
+        row: _Block = ({"user": _text(user.user), "password": _text(MASK)} if isinstance(user, User) else
+                       {"nkey": _text(user.nkey)})
+        if user.permissions is not None:
+            row["permissions"] = _permissions(user.permissions)
+        if user.connection_types:
+            row["allowed_connection_types"] = _texts(sorted(user.connection_types))
+        rows.append(row)
+    return rows
+
+
+def _permissions(permissions: Permissions) -> _Block:
+    shown: _Block = {}
+    for name, part in (("publish", permissions.publish), ("subscribe", permissions.subscribe)):
+        subjects = {word: _texts(patterns) for word, patterns in (("allow", part.allow), ("deny", part.deny)) if patterns}
+        if subjects:
+            shown[name] = subjects
+    terms = permissions.allow_responses
+    if terms is not None:
+        shown["allow_responses"] = {"max": str(terms.max_msgs), "expires": _text(format_duration(terms.expires_ns))}
+    return shown
+
+
+def _account(settings: Settings, account: AccountSettings) -> _Block:
+    shown: _Block = {}
+    if users := _users(settings, account.name):
+        shown["users"] = users
+    if account.jetstream is not None:
+        shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
+                              for name in account.jetstream.__slots__}
+    limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
+              if (limit := getattr(account, name)) >= 0}
+    if limits:
+        shown["limits"] = limits
+    if account.exports:
+        shown["exports"] = [_export(export) for export in account.exports]
+    if account.imports:
+        shown["imports"] = [_import(one) for one in account.imports]
+    if account.mappings:
+        shown["mappings"] = _mappings(account)
+    return shown
+
+
+_JETSTREAM_KEYS = {"max_storage": "max_file", "storage_max_stream_bytes": "store_max_stream_bytes"}
+
+
+def _export(export: Export) -> _Block:
+    shown: _Block = {export.kind: _text(export.subject)}
+    if export.accounts is not None:
+        shown["accounts"] = _texts(export.accounts)
+    if export.kind == "service":
+        shown["response_type"] = export.response_type
+    if export.response_threshold_ns:
+        shown["response_threshold"] = _text(format_duration(export.response_threshold_ns))
+    if export.latency is not None:
+        sampling = f"{export.latency.sampling}%" if export.latency.sampling else "headers"
+        shown["latency"] = {"subject": _text(export.latency.subject), "sampling": _text(sampling)}
+    if export.account_token_position:
+        shown["account_token_position"] = str(export.account_token_position)
+    return shown | ({"allow_trace": "true"} if export.allow_trace else {})
+
+
+def _import(one: Import) -> _Block:
+    shown: _Block = {one.kind: {"account": _text(one.account), "subject": _text(one.subject)}}
+    shown |= {name: _text(word) for name, word in (("to", one.to), ("prefix", one.prefix)) if word}
+    return shown | {name: "true" for name in ("share", "allow_trace") if getattr(one, name)}
+
+
+def _mappings(account: AccountSettings) -> _Block:
+    return {_text(mapping.source): [
+        {"destination": _text(one.subject), "weight": str(one.weight)}
+        | ({"cluster": _text(one.cluster)} if one.cluster else {}) for one in mapping.destinations]
+        for mapping in account.mappings}
+
+
+def _texts(words: Iterable[str]) -> str:
+    return "[" + ", ".join(map(_text, words)) + "]"
+
+
 def _lines(block: _Block, indent: str = "") -> Iterator[str]:
     inner = indent + "  "
     for key, value in block.items():
@@ -88,7 +180,13 @@ def _lines(block: _Block, indent: str = "") -> Iterator[str]:
         elif isinstance(value, list):
             yield f"{indent}{key} ["
             for row in value:
-                yield inner + "{ " + ", ".join(f"{name}: {word}" for name, word in row.items()) + " }"
+                yield inner + _inline(row)
             yield indent + "]"
         else:
             yield f"{indent}{key}: {value}"
+
+
+def _inline(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return "{ " + ", ".join(f"{name}: {_inline(inner)}" for name, inner in value.items()) + " }" if value else "{}"

@@ -174,7 +174,7 @@ class _Reader:
         if (comment := _COMMENT.match(self.text, self.at)) is not None:
             self.at = comment.end()
         if self.at < len(self.text) and self.text[self.at] not in "\r\n" + end:
-            what = f"map value terminator ',' or a map terminator '{end}'" if end else \
+            what = f'map value terminator "," or a map terminator "{end}"' if end else \
                 "top-level value to end with a new line, comment or EOF"
             self.fail(f"Expected a {what}, but got '{self.seen()}' instead.")
 
@@ -234,8 +234,11 @@ class _Reader:
             self.fail("Nothing can be included here.", start)
         try:
             text = self.read(path)
-        except (OSError, UnicodeError, ValueError) as error:
-            self.fail(f"error parsing include file '{path}', {error}", start)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            self.fail(f"error parsing include file '{path}', open {path}: {why}", start)
+        except ValueError:
+            self.fail(f"error parsing include file '{path}', it is not UTF-8 text", start)
         reader = _Reader(text, path, self.environ, self.read, (*self.files, path), self.asked)
         included: dict[str, Value] = reader.whole().value
         return included
@@ -279,7 +282,7 @@ class _Reader:
             if after == ",":
                 self.at += 1
             elif after not in "]\r\n#/":
-                self.fail("Expected an array value terminator ',' or an array terminator ']', "
+                self.fail('Expected an array value terminator "," or an array terminator "]", '
                           f"but got '{self.seen()}' instead.")
 
     def quoted(self, quote: str, *, escapes: bool) -> str:
@@ -304,7 +307,7 @@ class _Reader:
         if letter == "x":
             digits = self.text[self.at + 1:self.at + 3]
             if not re.fullmatch(r"[0-9a-fA-F]{2}", digits):
-                self.fail(f"Expected two hexadecimal digits after '\\x', but got '{digits!r}'")
+                self.fail(f"Expected two hexadecimal digits after '\\x', but got '{digits}'")
             self.at += 3
             return chr(int(digits, 16))
         if letter not in _ESCAPES or not letter:
@@ -372,7 +375,7 @@ class _Reader:
         if name in self.asked:
             self.fail(f"variable reference cycle for '{name}'", start)
         if not name or name not in self.environ:
-            self.fail(f"variable reference for '{name}' can not be found", start)
+            self.fail(f"variable reference for '{name}' on line {self.place(start)[0]} can not be found", start)
         if not self.environ[name]:
             return self.make("", start)
         inner = _Reader("pk=" + self.environ[name], f"${name}", self.environ, None, self.files, self.asked | {name})

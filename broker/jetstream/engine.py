@@ -24,6 +24,7 @@ from broker.jetstream.account.account import Account
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.inflight import Inflight
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
@@ -72,6 +73,7 @@ class JetStream(LogListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
+        self._inflight = Inflight()
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property
@@ -265,7 +267,7 @@ class JetStream(LogListener):
             config, state, account=account, stream_id=self._stream_id() if state is None else state.stream_id,
             created_ns=self.clock.now_ns() if state is None else state.created_ns,
             log=self._memory_log if memory else self.log, reader=self._reader, bus=bus, clock=self.clock,
-            rng=self.rng, domain=self.settings.domain, usage=usage, listeners=listeners)
+            rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
 
     def segment_applied(self, segment: Segment) -> None:
         """Keep it if it is mostly small blocks: none of them is worth a place of its own in the cache."""

@@ -7,7 +7,7 @@
     Damaged       bytes differ from what was written: the text names object, section and offset; see ``jetblock inspect``
     Newer         a newer version wrote it: upgrade this reader
     Gone          an object with live messages is missing
-    DataLoss      a followed stream lost messages before the query read them
+    DataLoss      messages were removed before the query read them
 
 Each text names the object or option and the remedy, never a secret. All can be pickled: Spark carries them from a task
 to the driver.
@@ -54,7 +54,7 @@ class Gone(PipelineError):
 
 
 class DataLoss(PipelineError):
-    """Messages were removed before a streaming query read them."""
+    """Messages that the query owes were removed before it read them."""
 
 
 def of_format(error: FormatError, where: str, key: str | None = None) -> PipelineError:

@@ -217,7 +217,7 @@ class Parser:
         traced: whether a message may ask to be traced; if not, none does.
         held: whether more may be waiting behind a CONNECT, which ends a batch because it decides what is allowed after it:
             serve the batch, then feed b"".
-    The caller sets ``headers`` once HPUB is negotiated, and may set the limits.
+    The caller sets ``headers`` once HPUB is negotiated, and may ``limit`` it anew.
     """
 
     __slots__ = ("_chunks", "_have", "_line", "_need", "_rest", "_sizes", "_values", "headers", "held", "marks",
@@ -241,6 +241,13 @@ class Parser:
         self._line: bytes = b"\n\n"
         self._values: tuple[bytes, bytes, int, int] = (b"", b"", 0, 0)
         self._sizes: dict[bytes, int] = {}
+
+    def limit(self, max_control_line: int, max_payload: int) -> None:
+        """Other limits from the next operation on."""
+        self.max_control_line = max_control_line
+        self.max_payload = max_payload
+        # A line like the last one would not be checked.
+        self._line = b"\n\n"
 
     @property
     def idle(self) -> bool:

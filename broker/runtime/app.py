@@ -16,17 +16,18 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION, __version__
 from broker.clock import Clock, GuardedClock
-from broker.config.settings import Settings
+from broker.config.settings import ConfigError, Settings
 from broker.errors import StartError
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
+from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
 from broker.server.server import Server
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from broker.monitor.http import MonitorServer
     from broker.monitor.views import Health, JetStreamView
     from broker.runtime.shard_host import ShardHost
+    from broker.server.accounts.account import Account
     from broker.storage.log.log import Log
 
 __all__ = ["App", "StartError"]
@@ -47,8 +49,14 @@ _QUIET_START_SECONDS = 2.0
 class App:
     """One broker. ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
 
-    def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
+                 read: Callable[[], Settings] | None = None) -> None:
+        """Args: ``read`` reads the settings anew, for ``reload``; ConfigError where they are wrong. None: there is no file."""
         self.settings = settings
+        self._read = read
+        self.reloaders: list[Prepare] = []
+        """Parts beside the server that follow the settings."""
+
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
         self.server = Server(settings, self.clock, self.rng)
@@ -68,7 +76,7 @@ class App:
     async def start(self) -> None:
         """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
         settings, server = self.settings, self.server
-        log.info("Starting nats-server")
+        log.info("Starting jetblock %s, compatible with nats-server %s", __version__, NATS_SERVER_VERSION)
         log.info("  Version:  %s", NATS_SERVER_VERSION)
         log.info("  Name:     %s", server.server_name)
         log.info("  ID:       %s", server.server_id)
@@ -121,6 +129,47 @@ class App:
             self._why = why
             self._failed.set()
 
+    # ---- other settings while it runs --------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read the settings again and do what they say. Raises: ReloadError, and nothing has changed."""
+        if self._read is None:
+            raise ReloadError("can only reload config when a file is provided using -c or --config")
+        old = self.settings
+        try:
+            new = self._read()
+            differences = changed(old, new)
+            refuse_fixed(differences, old, new)
+            ready = [prepare(new) for prepare in (self.server.prepare, *self.reloaders)]
+        except (ConfigError, ValueError) as error:
+            raise ReloadError(str(error)) from None
+        for apply in ready:
+            apply()
+        self.settings = new
+        self._reload_jetstream()
+        for line in lines(differences, new):
+            log.info("%s", line)
+        log.info("Reloaded server configuration")
+
+    def _reload_jetstream(self) -> None:
+        """Its accounts follow the server's."""
+        js = self.jetstream
+        if js is None:
+            return
+        from broker.jetstream.wire.errors import ApiError
+
+        accounts = {account.name: account for account in self.server.accounts if not account.is_system}
+        for name in js.apis.keys() - accounts.keys():
+            js.remove_account(name)
+        for name, account in accounts.items():
+            try:
+                if name in js.apis:
+                    js.change_limits(name, account.settings.jetstream)
+                else:
+                    js.add_account(name, account.router, account.settings.jetstream)
+            except ApiError as error:
+                log.error("Error enabling jetstream on account %r: %s", name, error)
+
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the time for that is over."""
         await self.server.lame_duck()
@@ -157,9 +206,18 @@ class App:
                                    direct_bytes_max=settings.clients.max_pending)
         for account in self.server.accounts:
             if not account.is_system:
-                account_limits = settings.jetstream.account if account.jetstream else None
-                await self.jetstream.add_account(account.name, account.router, account_limits)
+                await self._add_to_jetstream(account)
         self.jetstream.listen()
+
+    async def _add_to_jetstream(self, account: Account) -> None:
+        from broker.jetstream.wire.errors import ApiError
+
+        assert self.jetstream is not None
+        try:
+            await self.jetstream.add_account(account.name, account.router, account.settings.jetstream)
+        except ApiError as error:
+            raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error enabling "
+                             f"jetstream on account {account.name!r}: {error}") from None
 
     async def _serve(self) -> None:
         """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""

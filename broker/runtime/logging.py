@@ -7,12 +7,16 @@ Source: nats-server logger/log.go.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from broker.config.settings import LoggingSettings
+from broker.gotime import format_time
+from broker.runtime.log_file import LogFile
 
 __all__ = ["TRACE", "LogLines"]
 
@@ -47,6 +51,22 @@ class _Formatter(logging.Formatter):
         return f"[{self._pid}] {self._stamp}.{int(fraction * 1_000_000):06d} [{label}] {text}"
 
 
+class _JsonFormatter(logging.Formatter):
+    """One object a line, for programs that collect logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return json.dumps({
+            "time": format_time(int(record.created * 1e9)), "level": _LABELS.get(record.levelno) or "INF",
+            "pid": self._pid, "logger": record.name, "message": text}, ensure_ascii=False)
+
+
 class LogLines:
     """The process's one log: standard error, or a file that can be reopened after somebody moved it.
 
@@ -54,21 +74,35 @@ class LogLines:
     """
 
     def __init__(self, settings: LoggingSettings) -> None:
-        debug, trace = settings.debug, settings.trace
-        self._handler: logging.Handler = (
-            logging.FileHandler(settings.file, encoding="utf-8") if settings.file else logging.StreamHandler(sys.stderr))
-        self._handler.setFormatter(_Formatter(times=settings.times, utc=settings.utc))
         for level, label in _LABELS.items():
             logging.addLevelName(level, label)
-        root = logging.getLogger()
-        root.handlers[:] = [self._handler]
-        root.setLevel(TRACE if trace else logging.DEBUG if debug else logging.INFO)
-        if trace and not debug:
-            self._handler.addFilter(lambda record: record.levelno != logging.DEBUG)
+        self._handler: logging.Handler
+        self.prepare(settings)()
         for name in _QUIET:
             logging.getLogger(name).setLevel(logging.WARNING)
         logging.raiseExceptions = False  # a log that cannot be written must not stop the broker
         logging.captureWarnings(True)
+
+    def prepare(self, settings: LoggingSettings) -> Callable[[], None]:
+        """Make ready to log as ``settings`` say. Returns: what begins it. Raises: OSError for the file, as at first."""
+        handler: logging.Handler = (
+            LogFile(settings.file, settings.size_limit, settings.max_num) if settings.file
+            else logging.StreamHandler(sys.stderr))
+        handler.setFormatter(_JsonFormatter() if settings.format == "json" else
+                             _Formatter(times=settings.times, utc=settings.utc))
+        if settings.trace and not settings.debug:
+            handler.addFilter(lambda record: record.levelno != logging.DEBUG)
+
+        def begin() -> None:
+            root = logging.getLogger()
+            before, root.handlers[:] = root.handlers[:], [handler]
+            root.setLevel(TRACE if settings.trace else logging.DEBUG if settings.debug else logging.INFO)
+            self._handler = handler
+            for old in before:
+                if isinstance(old, logging.FileHandler):
+                    old.close()
+
+        return begin
 
     def reopen(self) -> bool:
         """Close the file and open its name anew; False where the log is no file."""

@@ -3,7 +3,7 @@
     SIGTERM SIGINT   clean end, status 0; a second one ends at once, status 1
     SIGUSR2          lame duck: clients are told to go elsewhere, then a clean end
     SIGUSR1          the log file is opened anew
-    SIGHUP           reload: not yet, and said so
+    SIGHUP           the configuration is read again; what cannot change while it runs is named, and nothing changes
 
 What is served is ``broker.runtime.app``'s matter; this module starts and stops it.
 """
@@ -16,12 +16,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from broker.config.settings import Settings
 from broker.errors import StartError
 from broker.runtime.app import App
 from broker.runtime.logging import LogLines
 from broker.runtime.process_files import PortsFile, write_pid_file
+from broker.runtime.reload import ReloadError
 
 __all__ = ["serve"]
 
@@ -31,8 +33,8 @@ _NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUS
           signal.SIGUSR2: "user defined signal 2", signal.SIGHUP: "hangup"}
 
 
-def serve(settings: Settings) -> int:
-    """Run a broker until it is told to end; returns the exit status."""
+def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
+    """Run a broker until it is told to end; ``read`` reads its configuration file again. Returns: the exit status."""
     try:
         lines = LogLines(settings.logging)
     except OSError as error:
@@ -42,7 +44,7 @@ def serve(settings: Settings) -> int:
     # default of 5 ms would be the loop's lag under load.
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Process(settings, lines).run())
+        return runner.run(_Process(settings, lines, read).run())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -56,10 +58,11 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 class _Process:
     """One run: start, wait for a reason to end, stop."""
 
-    def __init__(self, settings: Settings, lines: LogLines) -> None:
+    def __init__(self, settings: Settings, lines: LogLines, read: Callable[[], Settings] | None) -> None:
         self._settings = settings
         self._lines = lines
-        self._app = App(settings)
+        self._app = App(settings, read=read)
+        self._app.reloaders += (self._prepare_log, self._prepare_pid_file)
         self._ended = asyncio.Event()
         self._lame_duck: asyncio.Task[None] | None = None
         self._ports_file = PortsFile(settings.process.ports_file_dir) if settings.process.ports_file_dir else None
@@ -141,8 +144,7 @@ class _Process:
             else:
                 log.info("File log re-open ignored, not a file logger")
         elif number == signal.SIGHUP:
-            log.error("Failed to reload server configuration: this version of jetblock reads it at its start only; "
-                      "restart the broker. Nothing has changed")
+            self._reload()
         elif number == signal.SIGUSR2:
             if self._lame_duck is None:
                 self._lame_duck = asyncio.create_task(self._go_lame(), name="lame duck")
@@ -151,6 +153,33 @@ class _Process:
             os._exit(1)
         else:
             self._ended.set()
+
+    def _reload(self) -> None:
+        try:
+            self._app.reload()
+        except ReloadError as error:
+            for line in str(error).splitlines():
+                log.error("Failed to reload server configuration: %s", line)
+
+    def _prepare_log(self, settings: Settings) -> Callable[[], None]:
+        if settings.logging == self._app.settings.logging:
+            return lambda: None
+        try:
+            return self._lines.prepare(settings.logging)
+        except OSError as error:
+            raise ReloadError(f"cannot write the log file {settings.logging.file}: {error.strerror}") from None
+
+    def _prepare_pid_file(self, settings: Settings) -> Callable[[], None]:
+        path = settings.process.pid_file
+        return lambda: self._write_new_pid_file(path) if path != self._app.settings.process.pid_file else None
+
+    def _write_new_pid_file(self, path: str) -> None:
+        """The one before stays, as on nats-server."""
+        try:
+            if path:
+                self._write_pid_file(path)
+        except StartError as error:
+            log.error("%s", error)
 
     async def _go_lame(self) -> None:
         await self._app.lame_duck()

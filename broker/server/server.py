@@ -19,17 +19,17 @@ import secrets
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
-from broker.config.settings import Settings
+from broker.config.settings import Settings, User
 from broker.gotime import format_time
 from broker.listen_socket import Bound
-from broker.server.accounts.directory import Accounts
-from broker.server.auth.authenticator import authenticator, warnings
+from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
+from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
@@ -67,10 +67,9 @@ class Server:
         self._event_seq = 0
         self.server_name = settings.server_name or self.server_id
         self.password_checks = PasswordChecks()
-        auth = replace(settings.auth, users=tuple(map(self.accounts.user, settings.auth.users)))
-        self.authenticator = authenticator(auth, self.password_checks, authenticators)
-        self._open_to_all = self.authenticator is None or bool(auth.no_auth_user)
-        self.warnings = warnings(auth)
+        self._authenticators = authenticators
+        self.authenticator = self._authenticator(settings, self.accounts.user)
+        self.warnings = warnings(settings.auth)
         """Logged at start."""
         self.started_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
@@ -181,6 +180,47 @@ class Server:
             listener.close()
         self._listeners = []
 
+    # Other settings
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Make ready for other settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
+
+        Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
+        """
+        wanted = wanted_accounts(settings.accounts)
+        authenticator = self._authenticator(settings, lambda user: user_of(user, wanted.get(user.account)))
+
+        def apply() -> None:
+            access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
+            self.settings, self.authenticator = settings, authenticator
+            self.accounts.change(wanted)
+            if self._listeners:
+                self._set_info()
+            clients = list(self.clients.values())
+            for client in clients:
+                client.settings_changed()
+            if access_changed:
+                names = {user.user for user in settings.auth.users} | {user.nkey for user in settings.auth.nkeys}
+                for client in clients:
+                    if not client.closed:
+                        client.users_changed(names)
+            self._close_surplus()
+            self.accounts.drop_deleted()
+
+        return apply
+
+    def _close_surplus(self) -> None:
+        limit = self.settings.clients.max_connections
+        surplus = list(self.clients.values())[limit:] if limit else []
+        for client in surplus:
+            client.fail("maximum connections exceeded", "Maximum Connections Exceeded")
+        if surplus:
+            log.info("Closed %d connections to fall within max_connections", len(surplus))
+
+    def _authenticator(self, settings: Settings, complete: Callable[[User], User]) -> AuthenticatorChain | None:
+        auth = replace(settings.auth, users=tuple(map(complete, settings.auth.users)))
+        return authenticator(auth, self.password_checks, self._authenticators)
+
     def _call_soon(self, callback: Any) -> None:
         # The loop of that moment: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
@@ -234,6 +274,7 @@ class Server:
         fields = dict(self._info)
         fields["client_id"] = client.cid
         fields["client_ip"] = client.ip
+        fields["max_payload"] = client.parser.max_payload
         if self.authenticator is not None and self.authenticator.wants_nonce:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
@@ -256,7 +297,7 @@ class Server:
             "go": f"cpython{sys.version_info[0]}.{sys.version_info[1]}", "host": clients.host or "0.0.0.0",
             "port": self.port, "headers": not clients.no_header_support, "max_payload": clients.max_payload,
         }
-        if not self._open_to_all:
+        if self.authenticator is not None and not self.settings.auth.no_auth_user:
             fields["auth_required"] = True
         if jetstream.enabled:
             fields["jetstream"] = True

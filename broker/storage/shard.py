@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from broker.clock import Clock
 from broker.config.settings import StorageSettings
 from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
-from broker.storage.checkpoint.sweeper import SWEEP_GRACE_NS, Sweeper
+from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
@@ -36,7 +36,7 @@ class ShardSettings:
     """All settings of a shard; see its parts."""
 
     def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
-                 sweep_grace_ns: int = SWEEP_GRACE_NS) -> None:
+                 sweep_grace_ns: int = READER_GRACE_NS) -> None:
         self.log = log or LogSettings()
         self.checkpoint = checkpoint or CheckpointSettings()
         self.sweep_grace_ns = sweep_grace_ns
@@ -56,7 +56,7 @@ class ShardSettings:
                 lease_ns=settings.lease_ns if costly else None,
                 put_timeout_ns=settings.put_timeout_ns if costly else None,
                 codec=Codec[settings.compression.upper()]),
-            checkpoint=None if costly else CheckpointSettings(segments=4096))
+            checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns)
 
 
 class Shard:

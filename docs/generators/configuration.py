@@ -5,11 +5,15 @@ A test compares the two, so a setting cannot appear without its line.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from broker.config.flags import FLAGS
 from broker.config.settings import SETTINGS, Setting
 from broker.gotime import format_duration
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nats_server_keys import table
 
 PAGE = Path(__file__).resolve().parent.parent / "CONFIGURATION.md"
 
@@ -33,7 +37,8 @@ Where streams are stored, in a file: one of `jetstream { store_dir: DIR }`, `jet
 not disabled, or a store named in any way but `-sd`. For S3, whatever is not set here comes from `AWS_*` and the usual
 AWS credential chain.
 
-Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, `authorization { users: [ { user, password } ] }`,
+Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, users and accounts with nats-server's keys
+(`authorization { users: [ { user, password, permissions } ] }`, `accounts { NAME { users, limits, jetstream } }`),
 `include FILE` (relative to the including file), and `$NAME`: a key set earlier, or an environment variable.
 
 | setting | default | flag | environment | file |
@@ -41,9 +46,20 @@ Also in files: `listen: "HOST:PORT"`, `http: PORT` or `"HOST:PORT"`, `authorizat
 """
 
 
+KEYS_HEAD = """
+## Keys of nats-server
+
+Every key that nats-server 2.15 knows, and what becomes of it; `A` stands for a name. A refused block is refused with
+all its keys.
+
+| in | keys | here |
+|---|---|---|
+"""
+
+
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(map(_row, SETTINGS))
+    return HEAD + "".join(map(_row, SETTINGS)) + KEYS_HEAD + "".join(table())
 
 
 def _row(setting: Setting) -> str:

@@ -141,3 +141,24 @@ def test_known_differences(directory: Path, text: str) -> None:
     path = directory / "x.conf"
     path.write_text(text, newline="")
     assert (ours(path), real(path)) == (text in TAKEN_HERE, text in REFUSED_HERE)
+
+
+SAME_WORDS = [
+    "port: $nope", "port: ${ENVPORT}", "include nope.conf", "server_tags: [a b]", "server_tags: [a [b]]", "server_tags: [a}",
+    'server_name: "a\\xZZb"', 'server_name: "a\\qb"', "port: 1 debug: true", "authorization { users [ {user: a} {user: c} ] }",
+    "authorization { user: a password: b }", "port: 9223372036854775808", "x: 1", "authorization { x: 1 }",
+]
+
+
+@pytest.mark.parametrize("text", SAME_WORDS)
+def test_mistakes_in_the_words_of_the_real_server(directory: Path, text: str) -> None:
+    """What launchers and people search for; the file's name may stand before it."""
+    path = directory / "x.conf"
+    path.write_text(text)
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True, timeout=20,
+                          check=False, cwd=directory, env={**os.environ, **ENVIRON})
+    theirs = done.stderr.replace("nats-server: ", "").replace(f"{directory}/", "").strip()
+    with pytest.raises(ConfigError) as caught:
+        load(read_flags(["-c", str(path)]), ENVIRON)
+    assert theirs
+    assert theirs in str(caught.value).replace(f"{directory}/", "")

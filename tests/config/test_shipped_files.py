@@ -266,3 +266,15 @@ def test_spark_page_is_up_to_date() -> None:
     """The tables of docs/SPARK.md are what their generator makes."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "spark_options.py"))
     assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/spark_options.py"
+
+
+def test_each_key_of_nats_server_is_dealt_with() -> None:
+    """Taken, without effect, or refused with a reason: none is unknown, and none is ignored in silence."""
+    made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
+    fates = {key: made["fate"](key) for key in made["KEYS"]}
+    assert len(fates) > 375
+    assert fates["accounts.A.jetstream.cluster_traffic"][1].startswith("has no effect here")
+    assert fates["authorization.users.[].nkey"][1].startswith("is not supported")
+    assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone")
+    with pytest.raises(ValueError, match="unknown"):
+        made["fate"]("jetstream.nonsense")

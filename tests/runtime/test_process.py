@@ -267,21 +267,9 @@ async def test_other_signals() -> None:
         server.send_signal(signal.SIGUSR1)
         await server.wait_line("File log re-open ignored, not a file logger")
         server.send_signal(signal.SIGHUP)
-        await server.wait_line(r"\[ERR\] Failed to reload server configuration: .*Nothing has changed")
+        await server.wait_line(r"\[ERR\] Failed to reload server configuration: can only reload config when a file is provided "
+                               "using -c or --config")
         await (await nats.connect(server.url)).close()
-
-
-async def test_reload_is_refused_by_the_command(tmp_path: Path) -> None:
-    """Status 1 with the reason, as long as there is none; the broker is not even asked."""
-    pid_file = tmp_path / "pid"
-    async with BrokerProcess("-P", str(pid_file)) as server:
-        for word in ("reload", f"reload={server.pid}", f"RELOAD={pid_file}"):
-            done = await asyncio.to_thread(run, "--signal", word)
-            assert (done.returncode, done.stdout) == (1, "")
-            assert done.stderr.startswith("nats-server: --signal reload is not supported"), word
-        assert (await asyncio.to_thread(run, "--signal", f"reopen={server.pid}")).returncode == 0
-        await server.wait_line("user defined signal 1")
-        assert not any("hangup" in line for line in server.stderr)
 
 
 @BOTH

@@ -46,8 +46,9 @@ def test_an_idle_owner_keeps_few_objects_and_is_replaced_in_time() -> None:
         owner = Broker("a", shared, clock)
         for _ in range(6):
             await asyncio.sleep(3600)
-            assert log_size(shared) < 300
-            assert len(shared.objects) < 320
+            # What rounds release stays for readers, by default for ten minutes: about a hundred heartbeats.
+            assert log_size(shared) < 400
+            assert len(shared.objects) < 420
         await owner.kill()
         b, c = Broker("b", shared, clock, seed=2), Broker("c", shared, clock, seed=3)
         await asyncio.sleep(T + T / 6 + BARE)

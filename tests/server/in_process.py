@@ -22,7 +22,7 @@ async def running(accounts: Iterable[AccountSettings] = (), *, authenticators: S
                   **fields: Any) -> AsyncIterator[Server]:
     """A server on a port of its own; ``fields`` of its settings for clients and authentication."""
     server = Server(make_settings({
-        "clients.host": "127.0.0.1", "clients.port": -1, "accounts": tuple(accounts),
+        "clients.host": "127.0.0.1", "clients.port": -1, "accounts.configured": tuple(accounts),
         **{f"auth.{name}" if name in _AUTH else f"clients.{name}": value for name, value in fields.items()}}),
         authenticators=authenticators)
     await server.start()

@@ -29,9 +29,9 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
     check_consumer,
-    check_consumer_supported,
     check_consumer_update,
     consumer_level,
+    fit_to_copy,
     same_consumer,
 )
 from broker.jetstream.config.stream import StreamConfig
@@ -50,7 +50,7 @@ from broker.jetstream.consumer.start import starting_state
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
-from broker.jetstream.wire.ids import account_hash, unique_id
+from broker.jetstream.wire.ids import short_hash, unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -96,7 +96,7 @@ class Account:
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
-        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{account_hash(name)}".encode())
+        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{short_hash(name)}".encode())
 
     @property
     def available(self) -> bool:
@@ -335,6 +335,10 @@ class Account:
         """
         consumers = self.consumers(stream)
         existing = consumers.get(given.durable_name or given.name)
+        if given.sourcing:
+            given = fit_to_copy(given, stream.config, existing.config if existing is not None else None,
+                                lambda: unique_id(self._rng, 8))
+            existing = consumers.get(given.durable_name or given.name)
         if existing is not None:
             given = given.copy()
             given.pause_until = existing.config.pause_until
@@ -346,12 +350,12 @@ class Account:
             return existing
         if action == "update":
             raise ApiError(10149)
-        if 0 < self._quota.consumers_max(stream.config) <= len(consumers):
+        limited = sum(not consumer.config.copies for consumer in consumers.values())
+        if 0 < self._quota.consumers_max(stream.config) <= limited:
             raise ApiError(10026)
         name = config.durable_name or config.name
         if len(name.encode()) > NAME_MAX:
             raise ApiError(10102, max=NAME_MAX)
-        check_consumer_supported(config)
         _fill_inactive_threshold(config)
         while not name or name in consumers:
             name = unique_id(self._rng, 8)
@@ -388,18 +392,19 @@ class Account:
         self.delete_consumer(consumer)
 
     def _consumer_record(self, stream: Stream, consumer: Consumer, record: RecordBody) -> None:
-        """Consumers with mem_storage are forgotten at a restart, so nothing of them is stored."""
-        if not consumer.config.mem_storage:
+        if consumer.config.stored:
             self._record(stream, record)
 
     def _update_consumer(self, stream: Stream, consumer: Consumer, config: ConsumerConfig) -> None:
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
-        check_consumer_supported(config)
         if config.inactive_threshold != consumer.config.inactive_threshold:
             _fill_inactive_threshold(config)
         if config != consumer.config:
             self._consumer_record(stream, consumer, ConsumerUpdate(consumer.name, config.to_json()))
             consumer.update(config)
+        if config.sourcing:
+            # Whoever copies by it begins again where it is sure of what it has.
+            consumer.rewind()
 
     def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
         """Hold deliveries until ``until_ns`` (Unix UTC), None: let them go on."""

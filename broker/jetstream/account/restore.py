@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.config.consumer_rules import check_consumer_supported
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_supported
 from broker.jetstream.consumer.consumer import Consumer
@@ -55,7 +54,6 @@ def stored_consumers(state: StreamState) -> dict[str, ConsumerConfig]:
     for name, consumer_state in state.consumers.items():
         try:
             config = ConsumerConfig.from_json(consumer_state.config)
-            check_consumer_supported(config)
         except ApiError as error:
             _log.error("consumer %s > %s is offline: %s", state.name, name, error)
         else:

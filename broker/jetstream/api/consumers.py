@@ -18,7 +18,9 @@ from broker.jetstream.config.stream_rules import with_dynamic_metadata
 from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError, invalid_json
+from broker.jetstream.wire.ids import short_hash
 from broker.jetstream.wire.numbers import INT64_MAX
+from broker.protocol import headers
 
 if TYPE_CHECKING:
     from broker.jetstream.consumer.consumer import Consumer
@@ -146,19 +148,24 @@ async def reset(request: Request) -> dict[str, Any]:
     asked = _ResetRequest()
     if request.payload:
         asked = wire.read(_ResetRequest, wire.load_one(request.payload), "JSApiConsumerResetRequest", lenient=True)
+    if headers.get(request.headers, _IDENTITY) is not None:
+        request.answer_headers = _identity_header(_identity(request.stream(consumer.stream.name)))
     seq = await consumer.reset(asked.seq)
     return await _info(request, consumer) | {"reset_seq": seq}
 
 
 async def unpin(request: Request) -> dict[str, Any]:
-    """Take the pin of a priority group away; no consumer has such groups yet."""
+    """Take the pin of a priority group away, so that another client may have it."""
     group = wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True).group
     if not group:
         raise invalid_json("consumer group not specified")
     if not is_group_name(group):
         raise ApiError(10162)
-    request.consumer(*request.tokens[2:])
-    raise ApiError(10160)
+    consumer = request.consumer(*request.tokens[2:])
+    if group not in consumer.config.priority_groups:
+        raise ApiError(10160)
+    consumer.unpin(group)
+    return {}
 
 
 def _check_names(stream_name: str, given: ConsumerCreateRequest, name: str) -> None:
@@ -173,8 +180,24 @@ async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, A
         raise ApiError(10074)
     stream = request.stream(given.stream_name)
     config: ConsumerConfig = given.config
+    if config.copies:
+        identity = _identity(stream)
+        if headers.get(request.headers, _IDENTITY) not in (None, b"", identity):
+            raise ApiError(10225, msg=identity.decode())
+        request.answer_headers = _identity_header(identity)
     consumer = await request.account.create_consumer(stream, config, given.action, pedantic=given.pedantic)
+    if consumer.paused:
+        stream.log.wait(consumer.events.pause, True, consumer.config.pause_until, of=stream)
     return await _info(request, consumer)
+
+
+def _identity(stream: Stream) -> bytes:
+    """By what a stream that copies this one notices that another one has its name now."""
+    return short_hash(format_time(stream.created_ns)).encode()
+
+
+def _identity_header(identity: bytes) -> bytes:
+    return headers.VERSION + b"\r\n%b: %b\r\n\r\n" % (_IDENTITY, identity)
 
 
 def _consumers(request: Request, stream: Stream) -> list[Consumer]:
@@ -191,6 +214,7 @@ async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:
     return shown
 
 
+_IDENTITY = b"Nats-Stream-Identity"
 _PAGE = {"total": 0, "offset": 0, "limit": 0, "consumers": []}
 
 ROUTES: dict[tuple[str, ...], Route] = {

@@ -123,7 +123,7 @@ class Api:
             return
         _, reply, hlen, body = op
         account = self.account
-        request = Request(account, tokens, reply, body[hlen:], source=source)
+        request = Request(account, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: a store that is gone must not have them pile up for as long as it is.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
@@ -202,9 +202,10 @@ class Api:
         if not request.reply and not audited:
             return
         data = wire.dump(answer)
+        block = b"" if "error" in answer else request.answer_headers
         calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         if request.reply:
-            calls.append((account.bus.publish, (request.reply, b"", 0, data)))
+            calls.append((account.bus.publish, (request.reply, b"", len(block), block + data)))
         if audited:
             subject = "$JS.API." + ".".join(request.tokens)
             calls.append((account.events.audit, (request.source, subject, request.payload, data)))

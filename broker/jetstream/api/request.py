@@ -43,6 +43,10 @@ class Request:
     route: Route | None = None
     source: Source | None = None
     """Who asked."""
+    headers: bytes = b""
+    """The request's header block."""
+    answer_headers: bytes = b""
+    """The header block of the answer, unless it is an error."""
 
     def body(self, of: type[T], go_name: str) -> T:
         """The payload as an ``of``; an empty one gives all defaults.

@@ -86,6 +86,16 @@ class ConsumerConfig:
         return bool(self.deliver_subject)
 
     @property
+    def stored(self) -> bool:
+        """Whether it is there after a restart."""
+        return not (self.mem_storage or self.direct)
+
+    @property
+    def copies(self) -> bool:
+        """Whether another stream reads by it, as a mirror or a source: it counts towards no limit of consumers."""
+        return self.direct or self.sourcing
+
+    @property
     def filters(self) -> list[str]:
         """The filter subjects, however they were given; empty = every subject."""
         return [self.filter_subject] if self.filter_subject else list(self.filter_subjects)

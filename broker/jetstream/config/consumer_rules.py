@@ -1,8 +1,7 @@
 """Which consumer configurations can be, which updates may follow which, and what takes the place of a zero.
 
 Pure decisions over values; whether a deliver subject is in use is asked through a function. The order of the checks is
-nats-server's, since a client sees the first that fails. What only a later engine can honour is refused by one table,
-``UNSUPPORTED``.
+nats-server's, since a client sees the first that fails.
 
 Source: nats-server 2.15, server/consumer.go setConsumerConfigDefaults, checkConsumerCfg, checkNewConsumerConfig.
 """
@@ -21,8 +20,8 @@ from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol.subject import is_literal, is_valid, subset
 
-__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "UNSUPPORTED", "check_consumer", "check_consumer_supported",
-           "check_consumer_update", "consumer_level", "is_group_name", "same_consumer"]
+__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "check_consumer", "check_consumer_update",
+           "consumer_level", "fit_to_copy", "is_group_name", "same_consumer"]
 
 ACK_WAIT_DEFAULT_NS = 30_000_000_000
 MAX_ACK_PENDING_DEFAULT = 1000
@@ -37,30 +36,10 @@ _MILLISECOND = 1_000_000
 _GROUP_NAME = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _SAMPLE = re.compile(r"[+-]?[0-9]+")
 
-UNSUPPORTED: tuple[tuple[str, Callable[[ConsumerConfig], object]], ...] = (
-    ("ack_policy", lambda c: c.ack_policy == "flow_control"),
-    ("direct", lambda c: c.direct),
-    ("sourcing", lambda c: c.sourcing),
-    ("priority_policy", lambda c: c.priority_policy != "none"),
-)
-"""Fields that are read and checked, but whose behaviour this version does not have: such a value is refused with 10052
-that names the field."""
-
 
 def is_group_name(name: str) -> bool:
     """Whether a priority group may be called so."""
     return _GROUP_NAME.fullmatch(name) is not None
-
-
-def check_consumer_supported(config: ConsumerConfig) -> None:
-    """Refuse what this version would have to ignore.
-
-    Raises: ApiError 10052 that names the field.
-    """
-    for field, used in UNSUPPORTED:
-        if used(config):
-            raise invalid_config(f"consumer configuration field {field!r} with this value is not supported by this "
-                                 "server yet")
 
 
 def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits, *,
@@ -111,6 +90,29 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to:
             raise ApiError(10013)
     if old.max_waiting != new.max_waiting:
         raise ApiError(10012, err="max waiting can not be updated")
+
+
+def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerConfig | None,
+                suffix: Callable[[], str]) -> ConsumerConfig:
+    """What another stream, which is a mirror or has sources, gets when it asks for a consumer to copy ``stream`` by.
+
+    Under interest and work-queue retention it must ack, so it becomes durable; elsewhere it is one of its own each time.
+
+    Args: ``existing`` is the one of that name that is there; ``suffix`` makes up the end of a name.
+    Source: nats-server, server/jetstream_api.go jsConsumerCreateRequest.
+    """
+    config = given.copy()
+    if config.direct and config.name:
+        if stream.retention == "limits":
+            config.name += "-" + suffix()
+        else:
+            config.direct = False
+            config.durable_name, config.ack_policy = config.name, "flow_control"
+            config.ack_wait = config.max_deliver = config.inactive_threshold = 0
+    elif config.durable_name and existing is not None:
+        config.deliver_policy = existing.deliver_policy
+        config.opt_start_seq, config.opt_start_time = existing.opt_start_seq, existing.opt_start_time
+    return config
 
 
 def consumer_level(config: ConsumerConfig) -> int:

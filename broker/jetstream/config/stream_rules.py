@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterable, Mapping
 from broker import JETSTREAM_API_LEVEL
 from broker.config.settings import AccountLimits, ServerLimits
 from broker.gotime import format_duration
-from broker.jetstream.config.stream import Placement, StreamConfig, StreamSource
+from broker.jetstream.config.stream import Placement, StreamConfig
+from broker.jetstream.config.upstream_rules import (
+    Neighbours,
+    check_cycles,
+    check_mirror,
+    check_prefixes,
+    check_republish,
+    check_sources,
+    check_transform,
+    is_asset_name,
+)
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide, is_literal, is_valid, subset
@@ -33,7 +43,6 @@ DUPLICATE_WINDOW_DEFAULT_NS = 120_000_000_000
 _100_MS = 100_000_000
 _SECOND = 1_000_000_000
 
-_NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _API_SPACES = (b"$JS.>", b"$JSC.>", b"$NRG.>")
 
 REQUIRED_LEVEL_KEY = "_nats.req.level"
@@ -43,22 +52,11 @@ LEVEL_KEY = "_nats.level"
 UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror", lambda c: c.mirror),
     ("sources", lambda c: c.sources),
-    ("subject_transform", lambda c: c.subject_transform),
-    ("republish", lambda c: c.republish),
     ("retention", lambda c: c.retention != "limits"),
-    ("allow_atomic", lambda c: c.allow_atomic),
     ("allow_batched", lambda c: c.allow_batched),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""
-
-Neighbours = Mapping[str, StreamConfig]
-"""The account's streams as they are, by name (the stream in question may be among them)."""
-
-
-def is_asset_name(name: str) -> bool:
-    """Whether a stream or consumer may be called so (length aside)."""
-    return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
 
 
 def check_supported(config: StreamConfig) -> None:
@@ -95,12 +93,14 @@ def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLi
             setattr(config, limit, -1)
     _check_age_and_window(config, server, pedantic)
     _check_flags(config, pedantic)
-    _check_mirror(config, neighbours, pedantic)
-    _check_sources(config, neighbours)
-    _check_cycles(config, neighbours)
+    check_mirror(config, neighbours, pedantic)
+    check_sources(config, neighbours)
+    check_prefixes(config, neighbours)
+    check_cycles(config, neighbours)
     _check_subjects(config)
     _check_bytes(config, account)
-    _check_transforms(config, pedantic)
+    check_transform(config)
+    check_republish(config, pedantic)
     if config.placement == Placement():
         config.placement = None
     if config.placement is not None and config.placement.preferred:
@@ -279,98 +279,6 @@ def _need_rollup(config: StreamConfig, pedantic: bool, reason: str) -> None:
         config.allow_rollup_hdrs, config.deny_purge = True, False
 
 
-def _check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -> None:
-    mirror = config.mirror
-    if mirror is None:
-        return
-    for broken, err_code in (
-        (config.first_seq > 0, 10143),
-        (bool(config.subjects), 10034),
-        (bool(config.sources), 10031),
-        (config.allow_msg_counter, 10173),
-        (config.allow_atomic, 10198),
-        (config.allow_batched, 10209),
-        (config.allow_msg_schedules, 10186),
-        (not _consumer_fits(mirror), 10213),
-        (bool(mirror.filter_subject and mirror.subject_transforms), 10150),
-    ):
-        if broken:
-            raise ApiError(err_code)
-    if config.subject_delete_marker_ttl > 0:
-        raise invalid_config("subject delete markers forbidden on mirrors")
-    _check_filters(mirror, invalid=10151, overlapping=10152, test=collide)
-    if mirror.external is not None:
-        return
-    if not is_asset_name(mirror.name):
-        raise ApiError(10142)
-    origin = neighbours.get(mirror.name)
-    if origin is not None:
-        if 0 < config.max_msg_size < origin.max_msg_size:
-            raise ApiError(10030)
-        if pedantic and config.mirror_direct != origin.allow_direct:
-            raise ApiError(10157, err="origin stream has direct get set, mirror has it disabled")
-        config.mirror_direct = origin.allow_direct
-
-
-def _check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
-    if config.sources and config.allow_msg_schedules:
-        raise ApiError(10187)
-    seen: set[str] = set()
-    for source in config.sources:
-        if source is None or not is_asset_name(source.name):
-            raise ApiError(10141)
-        identity = str([source.name, source.external and source.external.api, source.filter_subject,
-                        [(one.src, one.dest) for one in source.subject_transforms]])
-        if identity in seen:
-            raise ApiError(10140)
-        seen.add(identity)
-        if source.filter_subject and source.subject_transforms:
-            raise ApiError(10144)
-        _check_filters(source, invalid=10145, overlapping=10147, test=subset)
-        if not _consumer_fits(source):
-            raise ApiError(10215)
-        origin = neighbours.get(source.name) if source.external is None else None
-        if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
-            raise ApiError(10046)
-
-
-def _consumer_fits(source: StreamSource) -> bool:
-    consumer = source.consumer
-    if consumer is None:
-        return True
-    subject = consumer.deliver_subject.encode()
-    return (is_asset_name(consumer.name) and is_literal(subject) and is_valid(subject)
-            and not source.opt_start_seq and source.opt_start_time is None and not source.filter_subject)
-
-
-def _check_filters(source: StreamSource, *, invalid: int, overlapping: int,
-                   test: Callable[[bytes, bytes], bool]) -> None:
-    filters = [transform.src.encode() for transform in source.subject_transforms]
-    for given in filters:
-        if given and not is_valid(given):
-            raise ApiError(invalid, err=f"invalid subject {given.decode()}")
-    if any(i != j and test(a, b) for i, a in enumerate(filters) for j, b in enumerate(filters)):
-        raise ApiError(overlapping)
-
-
-def _check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
-    """Follow mirrors and sources from stream to stream: none may lead back with subjects that could go round."""
-    to_visit, visited = [config], set()
-    while to_visit:
-        here = to_visit.pop(0)
-        visited.add(here.name)
-        origins = [(source.name, source.filter_subject.encode()) for source in here.sources
-                   if source is not None and source.external is None]
-        if here.mirror is not None and here.mirror.external is None:
-            origins.append((here.mirror.name, b""))
-        for name, filter_subject in origins:
-            if name in visited:
-                if not filter_subject or any(collide(one, filter_subject) for one in here.subjects_bytes):
-                    raise invalid_config("detected cycle")
-            elif name in neighbours:
-                to_visit.append(neighbours[name])
-
-
 def _check_subjects(config: StreamConfig) -> None:
     if not config.subjects:
         if config.mirror is None and not config.sources:
@@ -407,18 +315,3 @@ def _check_bytes(config: StreamConfig, account: AccountLimits) -> None:
     limit = account.memory_max_stream_bytes if config.storage == "memory" else account.storage_max_stream_bytes
     if 0 < limit < config.max_bytes:
         raise ApiError(10122)
-
-
-def _check_transforms(config: StreamConfig, pedantic: bool) -> None:
-    transform = config.subject_transform
-    if transform is not None and transform.src and not is_valid(transform.src.encode()):
-        raise ApiError(10155, err=f"invalid subject {transform.src}")
-    republish = config.republish
-    if republish is None:
-        return
-    if not republish.src:
-        if pedantic:
-            raise ApiError(10157, err="republish source can not be empty")
-        republish.src = ">"
-    if any(collide(republish.dest.encode(), subject) for subject in config.subjects_bytes):
-        raise invalid_config("stream configuration for republish destination forms a cycle")

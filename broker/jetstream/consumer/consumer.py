@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING, Any
 from broker.clock import Clock
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.consumer.acks.handler import AckHandler, sample_percent
+from broker.jetstream.consumer.acks.handler import AckHandler
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
-from broker.jetstream.consumer.delivery.admission import PullAdmission, send_statuses
+from broker.jetstream.consumer.delivery.admission import PullAdmission, pulls, send_statuses
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.loop import DeliveryLoop, Verdict
-from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.push import PushSide
 from broker.jetstream.consumer.inactivity import InactivityTimer
 from broker.jetstream.consumer.info import consumer_info
@@ -46,7 +45,6 @@ from broker.jetstream.consumer.prefetch import Prefetcher
 from broker.jetstream.consumer.start import check_reset
 from broker.jetstream.consumer.timer import DeadlineTimer, Scheduler
 from broker.jetstream.filters import Filters
-from broker.jetstream.settings import level_refused
 from broker.jetstream.wire.advisories import ConsumerEvents
 from broker.storage.format.records.consumer_state import RESUME
 
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
-_ACK_WAIT_NS = 30_000_000_000
 _COUNT_LAG = 16_384
 """Uncounted messages after which an idle consumer counts them, while their chunks are still in the cache."""
 
@@ -80,11 +77,12 @@ class Consumer:
         self.on_inactive: Callable[[Consumer], None] | None = None
         self._bus = bus
         self._clock = clock
+        self._rng = rng
         self._loop: Scheduler = loop if loop is not None else asyncio.get_running_loop()
         names = f"{stream.name}.{self.name}"
         ack_prefix = f"$JS.ACK.{names}".encode()
         mono_ns = clock.monotonic_ns()
-        self._events = ConsumerEvents(bus, clock, rng, stream.domain, stream.name, self.name)
+        self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
@@ -92,8 +90,8 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self._events, ack_prefix + b".")
-        self._answers = AckHandler(stream, self._acks, self._cursor, self._events, rng, ack_prefix, self._request,
+        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".")
+        self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, ack_prefix, self._request,
                                 self._told)
         if restored:
             # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
@@ -102,10 +100,10 @@ class Consumer:
         self._admission: PullAdmission | None = None
         if config.push:
             self._push = self._delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
-                                                    self._interest, self._kick)
+                                                    self._interest, self._flowed)
         else:
-            waiting = self._delivery.waiting = Waiting(config.max_waiting)
-            self._admission = PullAdmission(bus, self._acks, self._cursor, waiting)
+            self._admission = PullAdmission(bus, self._acks, self._cursor, config.max_waiting)
+            self._delivery.waiting = self._admission.waiting
         if config.replay_policy == "original":
             self._delivery.replay = Replay(stream.last_seq)
         self._timer = DeadlineTimer(self._loop, clock, self._tick)
@@ -140,8 +138,10 @@ class Consumer:
         self._rearm(mono_ns)
         self._kick()
 
-    def stop(self) -> None:
-        """Stop serving, silently and for good; the state stays as it is."""
+    def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
+        """Stop serving for good; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
+        if text and self._admission is not None and not self._closed:
+            self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
         if self._push is not None:
             self._push.close()
@@ -150,13 +150,11 @@ class Consumer:
 
     def shutdown(self) -> None:
         """Stop because the server does: every waiting pull hears of it."""
-        self._dismiss(status.SERVER_SHUTDOWN, pending=True)
-        self.stop()
+        self.stop(status.SERVER_SHUTDOWN, pending=True)
 
-    def delete(self, text: bytes = status.CONSUMER_DELETED) -> None:
-        """Stop because the consumer (or its stream) is deleted: every waiting pull gets ``text``."""
-        self._dismiss(text)
-        self.stop()
+    def delete(self) -> None:
+        """Stop because the consumer (or its stream) is deleted: every waiting pull hears of it."""
+        self.stop(status.CONSUMER_DELETED)
 
     def update(self, config: ConsumerConfig) -> None:
         """Take an updated configuration, already judged against the present one."""
@@ -171,7 +169,7 @@ class Consumer:
         if config.filters != old.filters:
             self._cursor.refilter(Filters([f.encode() for f in config.filters]))
         if config.pause_until != old.pause_until:
-            self._events.pause(self.paused, config.pause_until)
+            self.events.pause(self.paused, config.pause_until)
         if config.inactive_threshold != old.inactive_threshold:
             self._used(mono_ns)
         self._rearm(mono_ns)
@@ -184,15 +182,26 @@ class Consumer:
         """
         if seq:
             await check_reset(self.stream, self.config, seq)
-        else:
-            seq = self._acks.floor_sseq + 1
+        seq = self.rewind(seq)
+        await self.counted()
+        return seq
+
+    def rewind(self, seq: int = 0) -> int:
+        """Like ``reset``, without asking whether that is allowed, and without waiting for what is pending."""
+        seq = seq or self._acks.floor_sseq + 1
         self._acks.restart(seq)
         self._cursor.jump(seq)
         self._answers.forgotten_seq = 0
         self._changed()
-        await self.counted()
         self._kick()
         return seq
+
+    def unpin(self, group: str) -> None:
+        """Let whoever comes next have the pin of a priority group; told also where nobody had it, as nats-server does."""
+        if self._delivery.waiting is not None:
+            self._delivery.waiting.order.unpin()
+        self.events.unpinned(group, "admin")
+        self._kick()
 
     @property
     def filters(self) -> list[str]:
@@ -215,10 +224,10 @@ class Consumer:
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
-        waiting, push = self._delivery.waiting, self._push
+        push = self._push
         return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
-                             num_waiting=0 if waiting is None else len(waiting),
-                             push_bound=push is not None and push.active, now_ns=self._clock.now_ns())
+                             self._delivery.waiting, push_bound=push is not None and push.active,
+                             now_ns=self._clock.now_ns())
 
     # ---- what the stream tells it
 
@@ -268,7 +277,7 @@ class Consumer:
         """The record of what changed since the last call; None: nothing, or nothing is stored."""
         self._dirty = False
         delta = self._acks.take_delta(self.name)
-        return None if self.config.mem_storage else delta
+        return delta if self.config.stored else None
 
     # ---- handlers of the bus
 
@@ -278,13 +287,8 @@ class Consumer:
             return
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
-        for _, reply, hlen, body in ops[start:end]:
-            if not reply:
-                continue
-            if hlen and level_refused(body[:hlen]):
-                send_statuses(self._bus, [(reply, status.line("412 Required Api Level"))])
-                continue
-            self._request(reply, body[hlen:] if hlen else body, mono_ns)
+        for reply, body in pulls(self._bus, ops, start, end):
+            self._request(reply, body, mono_ns)
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Acks, and all other answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
@@ -315,23 +319,18 @@ class Consumer:
         if entry is not None:
             self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
             self._kick()
+            self._timer.set(admission.waiting.order.due_ns)
 
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
         if self._admission is not None:
             self._admission.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
-
-    def _dismiss(self, text: bytes, *, pending: bool = False) -> None:
-        """End every waiting pull with ``text``; ``pending``: and with what it still wanted."""
-        waiting = self._delivery.waiting
-        if waiting is not None and not self._closed:
-            send_statuses(self._bus, waiting.drain(text, pending=pending))
 
     # ---- answers
 
     def _acknowledge(self, replies: list[bytes]) -> None:
         """Answer double acks once the state that they made is persisted."""
         stream = self.stream
-        if self.config.mem_storage or stream.config.persist_mode == "async":
+        if not self.config.stored or stream.config.persist_mode == "async":
             self._answer_all(replies)
             return
         self._changed()
@@ -373,6 +372,8 @@ class Consumer:
         if acks.ahead:
             # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
             acks.forget_ahead(acks.delivered_sseq + 1)
+        if self._admission is not None:
+            self._timer.set(self._admission.waiting.order.due_ns)
         if acks.changed:
             self._inactivity.used_ns = mono_ns
             self._changed()
@@ -395,6 +396,13 @@ class Consumer:
         self._resume_at_ns = at_ns
         if not self._closed:
             self._timer.set(at_ns)
+
+    def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
+        """A flow control request was answered: there is room, and maybe an ack in it."""
+        if acked:
+            self._answers.take_flow(acked, self._clock.now_ns())
+            self._changed()
+        self._kick()
 
     def _interest(self, interested: bool) -> None:
         """Whether anybody listens to deliver_subject."""
@@ -449,11 +457,14 @@ class Consumer:
                 # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
                 # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
+                if delivery.waiting.order.expire(mono_ns):
+                    self._kick()
         if push is not None:
-            push.beat(mono_ns, delivery.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1)
+            push.beat(mono_ns, delivery.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1,
+                      unacked=bool(acks.pending))
         paused = self.paused
         if self._was_paused and not paused:
-            self._events.pause(False, self.config.pause_until)
+            self.events.pause(False, self.config.pause_until)
             self._kick()
         self._was_paused = paused
         if self._resume_at_ns and self._resume_at_ns <= mono_ns:
@@ -468,16 +479,13 @@ class Consumer:
 
     def _adopt(self, config: ConsumerConfig) -> None:
         """Hand the configuration to the parts."""
-        acks, delivery = self._acks, self._delivery
+        delivery = self._delivery
+        self._answers.configure(config, self._clock.now_ns(), self._clock.monotonic_ns())
         delivery.acked = config.ack_policy != "none"
-        waits = (config.backoff or [config.ack_wait or _ACK_WAIT_NS]) if delivery.acked else []
-        if waits != acks.waits_ns:
-            acks.set_waits(waits, self._clock.now_ns(), self._clock.monotonic_ns())
-        acks.max_deliver = max(config.max_deliver, 0)
         delivery.ack_pending_max = max(config.max_ack_pending, 0) if delivery.acked else 0
         delivery.headers_only = config.headers_only
-        self._answers.policy = config.ack_policy
-        self._answers.sample_percent = sample_percent(config.sample_freq)
+        if self._admission is not None:
+            self._admission.configure(config, self.events, self._clock, self._rng)
         self._was_paused = self.paused
 
     def _told(self, seqs: Sequence[int]) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.gotime import format_time
+from broker.gotime import ZERO_TIME, format_time
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
+from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.wire.numbers import INT64_MAX
 
 __all__ = ["consumer_info"]
 
 
-def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfig, acks: AckState, cursor: Cursor, *,
-                  num_waiting: int, push_bound: bool, now_ns: int) -> dict[str, Any]:
+def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfig, acks: AckState, cursor: Cursor,
+                  waiting: Waiting | None, *, push_bound: bool, now_ns: int) -> dict[str, Any]:
     """ConsumerInfo as JSON members, less ``type``. Source: nats-server consumer.go infoWithSnap."""
     delivered: dict[str, Any] = {"consumer_seq": acks.delivered_cseq, "stream_seq": acks.delivered_sseq}
     if acks.last_active_ns:
@@ -32,7 +33,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         "num_ack_pending": len(acks.pending),
         # Redeliveries are off with max_deliver 1, so none are shown although the state keeps them.
         "num_redelivered": 0 if config.max_deliver == 1 else len(acks.redelivered),
-        "num_waiting": num_waiting,
+        "num_waiting": 0 if waiting is None else len(waiting),
         "num_pending": max(0, cursor.pending),
     }
     if push_bound:
@@ -42,5 +43,9 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
     info["ts"] = format_time(now_ns)
     if config.priority_groups:
-        info["priority_groups"] = [{"group": config.priority_groups[0]}]
+        # However many there are, nats-server knows one of them.
+        group = {"group": config.priority_groups[0], "pinned_ts": ZERO_TIME}
+        if waiting is not None and waiting.order.pin:
+            group.update(pinned_client_id=waiting.order.pin, pinned_ts=format_time(waiting.order.pinned_at_ns))
+        info["priority_groups"] = [group]
     return info

@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.jetstream.filters import Filters
+from broker.jetstream.inflight import Inflight
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
+from broker.jetstream.stream.publish.atomic import AtomicBatches
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.publish.dedupe import Dedupe
@@ -56,6 +58,7 @@ from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
 from broker.jetstream.usage import Usage
+from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
@@ -88,8 +91,9 @@ class Stream:
     """One live stream.
 
     Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
-        of its storage; ``listeners`` are its consumers by name, in a mapping that the owner keeps; ``bytes_max`` bounds
-        what queues while the stream waits for the store, ``dedupe_bytes_max`` its window of message ids.
+        of its storage, ``inflight`` for the open batches of all; ``listeners`` are its consumers by name, in a mapping that
+        the owner keeps; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
+        window of message ids.
     Attributes: ``offline``: why it cannot be used, or None.
     """
 
@@ -97,8 +101,9 @@ class Stream:
 
     def __init__(self, config: StreamConfig, state: StreamState | None, *, account: str, stream_id: int,
                  created_ns: int, log: Log | MemoryLog, reader: BlockReader, bus: Bus, clock: Clock, rng: random.Random,
-                 domain: str = "", usage: Usage | None = None, listeners: Mapping[str, Listener] | None = None,
-                 bytes_max: int = 16 << 20, dedupe_bytes_max: int = 256 << 20) -> None:
+                 domain: str = "", usage: Usage | None = None, inflight: Inflight | None = None,
+                 listeners: Mapping[str, Listener] | None = None, bytes_max: int = 16 << 20,
+                 dedupe_bytes_max: int = 256 << 20) -> None:
         self.name = config.name
         self.account = account
         self.config = config
@@ -138,10 +143,13 @@ class Stream:
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
-            Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim)
+            Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
+            self._publish_when_stored)
+        events = StreamEvents(bus, clock, rng, domain, self.name)
+        self._atomic = AtomicBatches(inflight or Inflight(), clock, events.batch_abandoned)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
-                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), replies, bus,
-                                   clock)
+                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._atomic,
+                                   replies, bus, clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self._configure(config)
         if state is None:
@@ -159,6 +167,8 @@ class Stream:
         self.sequencer.configure(config)
         self.retention.configure(config)
         self.ttls.configure(config, delete_marker(config))
+        if not config.allow_atomic:
+            self._atomic.clear()
 
     # --- restart ------------------------------------------------------------------------------------------------------
 
@@ -238,6 +248,9 @@ class Stream:
     def _publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
         """Publish what the stream itself has to say."""
         self.publish(msgs, 0, len(msgs), source, self.clock.now_ns())
+
+    def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
+        self.log.wait(self.bus.publish, subject, b"", hlen, body, of=self)
 
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
@@ -463,6 +476,7 @@ class Stream:
             error = ApiError(STREAM_OFFLINE, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
         self.queue.close()
+        self._atomic.clear()
         self.retention.close()
         self.ttls.close()
         self.scheduler.close()

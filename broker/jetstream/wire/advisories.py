@@ -2,8 +2,10 @@
 
     ADVISORY.API                                                            an answer of the API, and who asked for it
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
+    ADVISORY.STREAM.BATCH_ABANDONED                 .<stream>               an atomic batch was dropped before its commit
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
     ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>    paused, or goes on
+    ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>    whom a priority group serves
     ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES   .<stream>.<consumer>    what became of a message
     METRIC.CONSUMER.ACK                                             .<stream>.<consumer>    an ack drawn for the sample
 
@@ -26,7 +28,7 @@ from broker.jetstream.bus import Bus, Source
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.ids import unique_id
 
-__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents"]
+__all__ = ["DELETED_REASON", "AccountEvents", "Action", "ConsumerEvents", "StreamEvents"]
 
 DELETED_REASON = "Unacknowledged message was deleted"
 
@@ -99,17 +101,35 @@ class AccountEvents(_Events):
         self._send(subject, "advisory.v1.consumer_action", stream=stream, consumer=name, action=action)
 
 
+class StreamEvents(_Events):
+    """The events of one stream's messages."""
+
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, stream: str) -> None:
+        super().__init__(bus, clock, rng, domain)
+        self._stream = stream
+        self._abandoned = _STREAM + b"BATCH_ABANDONED." + stream.encode()
+
+    def batch_abandoned(self, batch_id: bytes, reason: str) -> None:
+        """An atomic batch was dropped: "timeout", "large", "incomplete" or "unsupported"."""
+        self._send(self._abandoned, "advisory.v1.stream_batch_abandoned", stream=self._stream,
+                   batch=batch_id.decode("utf-8", "replace"), reason=reason)
+
+
 class ConsumerEvents(_Events):
     """The events of one consumer and its messages."""
 
-    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, stream: str, consumer: str) -> None:
+    def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, account: str, stream: str,
+                 consumer: str) -> None:
         super().__init__(bus, clock, rng, domain)
         self._names = {"stream": stream, "consumer": consumer}
+        self._account = account
         tail = f"{stream}.{consumer}".encode()
         self._nak = _CONSUMER + b"MSG_NAKED." + tail
         self._terminated = _CONSUMER + b"MSG_TERMINATED." + tail
         self._max_deliver = _CONSUMER + b"MAX_DELIVERIES." + tail
         self._pause = _CONSUMER + b"PAUSE." + tail
+        self._pinned = _CONSUMER + b"PINNED." + tail
+        self._unpinned = _CONSUMER + b"UNPINNED." + tail
         self._ack = b"$JS.EVENT.METRIC.CONSUMER.ACK." + tail
 
     def nak(self, stream_seq: int, consumer_seq: int, deliveries: int) -> None:
@@ -132,6 +152,16 @@ class ConsumerEvents(_Events):
         """The consumer was paused or goes on."""
         until = ZERO_TIME if pause_until_ns is None else format_time(pause_until_ns)
         self._send(self._pause, "advisory.v1.consumer_pause", **self._names, paused=paused, pause_until=until)
+
+    def pinned(self, group: str, pin: str) -> None:
+        """A priority group serves the client with this pin from now on."""
+        self._send(self._pinned, "advisory.v1.consumer_group_pinned", account=self._account, **self._names, group=group,
+                   pinned_id=pin)
+
+    def unpinned(self, group: str, reason: str) -> None:
+        """A priority group serves nobody in particular any more; ``reason`` is "timeout" or "admin"."""
+        self._send(self._unpinned, "advisory.v1.consumer_group_unpinned", account=self._account, **self._names,
+                   group=group, reason=reason)
 
     def sampled_ack(self, stream_seq: int, consumer_seq: int, delay_ns: int, deliveries: int) -> None:
         """A message was acked and drawn for the sample."""

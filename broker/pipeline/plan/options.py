@@ -61,7 +61,8 @@ class Options:
         """Parse ``given`` for a batch or a streaming query.
 
         Raises: BadOption, naming every unknown option with the nearest valid one; or options that have no meaning for
-            the view or kind of query, wrong values with the allowed ones, and contradictions.
+            the view or kind of query, and wrong values with the allowed ones. An empty range is none of them: bounds are
+            often computed.
         """
         low = _spelled(given)
         values: dict[str, Any] = {}
@@ -71,6 +72,8 @@ class Options:
                 values[name] = OPTIONS[name].read(text)
             except ValueError as error:
                 wrong.append(f"option {OPTIONS[name].name}={_short(text)}: {error}")
+        if not low:
+            raise BadOption(f"there are no options, not even store; {_NO_TABLES}")
         if "store" not in low:
             wrong.append("option store is needed: file:///DIR or s3://BUCKET/PREFIX")
         view = values.get("view", "messages")
@@ -81,7 +84,6 @@ class Options:
                     wrong.append("option stream is needed: a stream's name, several separated by commas, * as a wildcard")
             else:
                 values.setdefault("stream", "*")
-        wrong += _contradictions(values)
         if wrong:
             raise BadOption("; ".join(wrong))
         return cls(**values)
@@ -94,6 +96,11 @@ class Options:
             view=self.view)
 
 
+_NO_TABLES: Final = ("Spark keeps the options of CREATE TABLE … USING jetblock from the source: write CREATE TEMPORARY VIEW … "
+                     "USING jetblock OPTIONS (store '…', stream '…'); or add the jar, with which tables persist "
+                     "(jetblock pipeline jar)")
+
+
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:
     """Options in lower case; ``path``, which ``load(…)`` sets, is the store. Raises: BadOption for unknown ones."""
     low = {name.lower(): value for name, value in given.items()}
@@ -101,6 +108,8 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
         if "store" in low and low["store"] != path:
             raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one out")
         low["store"] = path
+    if "provider" in low:  # a property that Spark gives to tables alone
+        raise BadOption(_NO_TABLES)
     unknown = [name for name in given if name.lower() not in OPTIONS and name.lower() != "path"]
     if unknown:
         raise BadOption("; ".join(_unknown(name) for name in unknown) + "; there are: "
@@ -129,23 +138,6 @@ def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[st
             wrong.append(f"option {option.name} is for batch queries: {option.instead}")
         elif not streaming and option.kind == "stream":
             wrong.append(f"option {option.name} is for streaming queries: {option.instead}")
-    return wrong
-
-
-def _contradictions(values: Mapping[str, Any]) -> list[str]:
-    wrong = []
-    first, last = values.get("startseq"), values.get("endseq")
-    if first is not None and last is not None and first > last:
-        wrong.append(f"options startSeq={first} and endSeq={last}: the first is after the last")
-    start, end = values.get("starttime"), values.get("endtime")
-    if start is not None and end is not None and start >= end:
-        wrong.append(f"options startTime and endTime: nothing is from {start} on and before {end} (ns); endTime is exclusive")
-    if (as_of := values.get("asof")) is not None:
-        bound = AsOf.parse(as_of)
-        if bound.seq is not None and first is not None and first > bound.seq:
-            wrong.append(f"options startSeq={first} and asOf={as_of}: the first is after what asOf lets in")
-        if bound.time_ns is not None and start is not None and start > bound.time_ns:
-            wrong.append(f"options startTime and asOf={as_of}: the time to start from is after what asOf lets in")
     return wrong
 
 
@@ -271,10 +263,11 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("view", f"what the rows are: {', '.join(VIEWS)}", _one_of(*VIEWS)),
     Option("subjects", "NATS subjects separated by commas, * and > as wildcards; one must match", _subjects, _READ),
     Option("startSeq", "first sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
-    Option("endSeq", "last sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
+    Option("endSeq", "last sequence", _number(0, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
-    Option("asOf", "the store as of a position of the log, a sequence (seq:N) or a time", _as_of, _BLOCKS, "batch", _STARTS),
+    Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of, _BLOCKS,
+           "batch", _STARTS),
     Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
@@ -288,6 +281,6 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
            ("messages",), "stream", _ONLY_STREAMS),
     Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream", _ONLY_STREAMS),
     Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)", _flag,
-           ("messages",), "stream", _ONLY_STREAMS),
+           ("messages", "subjects")),
 )}
 """By name in lower case, in the order of the docs."""

@@ -11,6 +11,9 @@ recreated; a stream that went back (a store restored from a backup); and sequenc
 they were removed: by a limit, age, purge or delete. Sequences missing further on are no loss. Nor are any in streams
 whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions ``workqueue``
 and ``interest``. ``failOnDataLoss`` decides whether a loss ends the query or is logged.
+
+A stream that a restart leaves out of the option ``stream`` is not lost: its place stays in the offsets, and a later restart
+that names it again goes on from there.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from broker.pipeline.plan.offsets import Offsets, Place, Start, share
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.selection import SEQ_MAX
-from broker.pipeline.plan.snapshot import matcher, names, seq_at_time
+from broker.pipeline.plan.snapshot import matcher, names, seq_at_time, wanted_by
 from broker.pipeline.store.objects import ObjectClient
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "removes_singly"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Progress:
         self._start = Start.parse(options.startingoffsets)
         self._selection = options.selection()
         self._follower = Follower(objects, options.account, options.stream)
+        self._wanted = wanted_by(options.account, options.stream)
         self._seen: dict[str, Seen] | None = None
         self._target: dict[str, Place] | None = None
         self._reported: set[str] = set()
@@ -79,7 +83,7 @@ class Progress:
         """
         seen = self._look()
         places = self._resumed(start, seen)
-        ends: dict[str, Place] = {}
+        ends = {name: place for name, place in start.streams.items() if self._left_out(name)}
         backlogs: dict[str, StreamBacklog] = {}
         for name, place in places.items():
             end = _end(seen[name])
@@ -116,9 +120,14 @@ class Progress:
         for name, upto in end.streams.items():
             one = seen.get(name)
             if one is None or one.state.stream_id != upto.stream_id:
-                if begun.get(name) != upto:
+                if begun.get(name) == upto:
+                    continue
+                if self._left_out(name):
+                    self._report_loss(f"stream {name} was left out of the options account and stream while a batch with its "
+                                      f"messages up to {upto.next_seq - 1} was under way: name it until that batch is done")
+                else:
                     self._report_loss(f"stream {name} of incarnation {upto.stream_id:016x} was deleted, and its messages up to "
-                               f"{upto.next_seq - 1} were not read")
+                                      f"{upto.next_seq - 1} were not read")
                 continue
             place = begun.get(name)
             first_seq = place.next_seq if place is not None and place.stream_id == upto.stream_id else _first(one)
@@ -157,6 +166,8 @@ class Progress:
         for name, place in start.streams.items():
             one = seen.get(name)
             if one is None:
+                if self._left_out(name):
+                    continue
                 self._report_loss(f"stream {name} of incarnation {place.stream_id:016x} was deleted; expected its sequence "
                            f"{place.next_seq}, found no stream of that name")
             elif one.state.stream_id != place.stream_id:
@@ -178,9 +189,14 @@ class Progress:
     def _check(self, one: Seen, next_seq: int) -> None:
         """Report data loss if the stream begins after ``next_seq``."""
         state = one.state
-        if state.first_seq > next_seq and not _removes_singly(state.config):
+        if state.first_seq > next_seq and not removes_singly(state.config):
             self._report_loss(f"stream {one.name} lost messages before they were read: expected sequence {next_seq}, found "
                        f"that it begins at {state.first_seq}")
+
+    def _left_out(self, name: str) -> bool:
+        """Whether the options no longer name the stream ACCOUNT/NAME."""
+        account, _, stream = name.rpartition("/")
+        return not self._wanted(account, stream)
 
     def _report_loss(self, what: str) -> None:
         if self._options.failondataloss:
@@ -200,5 +216,6 @@ def _first(one: Seen) -> int:
     return max(1, int(one.state.config.get("first_seq") or 1))
 
 
-def _removes_singly(config: Mapping[str, Any]) -> bool:
+def removes_singly(config: Mapping[str, Any]) -> bool:
+    """Whether the stream's rules remove messages wherever they are, not only the oldest."""
     return int(config.get("max_msgs_per_subject") or 0) > 0 or config.get("retention", "limits") != "limits"

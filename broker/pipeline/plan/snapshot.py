@@ -4,13 +4,13 @@ All streams of a shard are as of one position in its log. The newest checkpoint 
 driver (``storage.read.snapshot``); of a checkpoint only the pages of the requested streams are read. Brokers may publish,
 checkpoint and sweep at the same time.
 
-``asOf`` bounds the snapshot by sequence. Each form is resolved to a last sequence for each stream:
+``asOf`` names another state, or bounds the newest one:
 
-    00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: everything persisted up to there
-    seq:N                   messages up to N
-    a time                  messages up to and at that time (ISO 8601, or ns)
-
-Messages removed before planning stay removed: deletes are final.
+    00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: the streams as they were then, deletions
+                            undone, for as long as the store has a checkpoint from before and the log after it. When it
+                            has not, and something may have been removed since, the query fails, or reads what is left
+    seq:N                   the newest state's messages up to N
+    a time                  the newest state's messages up to and at that time (ISO 8601, or ns)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.pipeline.errors import BadOption, Gone, NoStream, Unreachable, of_format
+from broker.pipeline.errors import BadOption, DataLoss, Gone, NoStream, Unreachable, of_format
 from broker.pipeline.plan.selection import time_ns
 from broker.pipeline.store.objects import ObjectClient, check_store
 from broker.storage.format.block import BlockPlace, BlockRef
@@ -32,7 +32,8 @@ from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
-from broker.storage.read.snapshot import Snapshot, Steps, replay, run_answering
+from broker.storage.read.snapshot import Snapshot, Steps, replay, replay_to, run_answering
+from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
@@ -116,7 +117,7 @@ class StreamSnapshot:
     position: Position
     """Of the shard's log."""
     end_seq: int
-    """The last sequence that asOf admits; ``last_seq`` without asOf."""
+    """The last sequence that asOf admits; ``last_seq`` without asOf, or if this is the state of then."""
     blocks: Blocks
     """The live blocks in order, including those beyond ``end_seq``. In a large stream, each access to a ref's
     ``subjects`` unpacks them again."""
@@ -139,13 +140,14 @@ def snapshot_of(state: StreamState, shard: int, position: Position, blocks: Bloc
 
 
 def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*", as_of: str | None = None,
-               none_ok: bool = False) -> list[StreamSnapshot]:
+               none_ok: bool = False, fail_on_loss: bool = True) -> list[StreamSnapshot]:
     """The streams of ``account`` (``*`` is a wildcard) that ``stream`` names, sorted by account and name.
 
     Args: stream is a name, or several separated by commas (``\\,`` for a comma in a name), with ``*`` as a wildcard.
-        none_ok: ignore names that no stream has.
-    Raises: NoStore; NoStream, listing the existing ones; Damaged; Newer; Unreachable; BadOption for an ``as_of`` that
-        is malformed or can no longer be resolved.
+        none_ok: ignore names that no stream has. fail_on_loss: whether an ``as_of`` whose state is gone is an error where
+        messages were removed from the stream.
+    Raises: NoStore; NoStream, listing the existing ones; DataLoss; Damaged; Newer; Unreachable; BadOption for an ``as_of``
+        that is malformed or can no longer be resolved.
     """
     bound = None if as_of is None else AsOf.parse(as_of)
     check_store(objects)
@@ -153,22 +155,55 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     wanted = wanted_by(account, stream)
     found: list[StreamSnapshot] = []
     others: list[tuple[str, str]] = []
+    bounded: list[StreamSnapshot] = []
     for shard in shards_of(objects):
-        state = replayed(objects, shard, wanted).state
+        state = None if bound is None or bound.position is None else _as_at(objects, shard, wanted, bound.position)
+        is_then = state is not None
+        if state is None:
+            state = replayed(objects, shard, wanted).state
         others += state.unwanted.values()
         for one in state.streams.values():
             # A damaged create record leaves a stream without a name; the others are still read.
             if wanted(one.account, one.name):
                 found.append(snapshot_of(one, shard, state.position))
+                if not is_then:
+                    bounded.append(found[-1])
     found.sort(key=lambda snapshot: (snapshot.account, snapshot.name))
     if not none_ok:
+        where = objects.url if bound is None or bound.position is None else f"{objects.url} as of {bound.position}"
         for pattern in patterns:
             if not any(matcher(pattern)(snapshot.name) for snapshot in found):
-                raise _no_stream(objects, account, pattern, [(m.account, m.name) for m in found] + others)
+                raise _no_stream(where, account, pattern, [(m.account, m.name) for m in found] + others)
     if bound is not None:
-        for snapshot in found:
+        for snapshot in bounded:
             snapshot.end_seq = last_of(objects, snapshot, bound)
+            if bound.position is not None and fail_on_loss and bound.position < snapshot.position and not _is_whole(snapshot):
+                raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has the state of then, and messages "
+                               f"were removed from stream {snapshot.full_name}, before or since: give a later position, or "
+                               f"read what is left of it with failOnDataLoss=false")
     return found
+
+
+def _as_at(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool], position: Position) -> ShardState | None:
+    """A shard's state at a position; None if the store no longer has it. Raises: as ``stepped``, but for CutOff."""
+    try:
+        with uncollected():
+            return stepped(objects, shard, replay_to(ShardPaths(shard), position, wanted)).state
+    except CutOff:
+        return None
+
+
+def _is_whole(snapshot: StreamSnapshot) -> bool:
+    """Whether it is certain that no message up to ``end_seq`` was ever removed."""
+    begin = due = max(1, int(snapshot.config.get("first_seq") or 1))
+    for entry in snapshot.blocks:
+        ref = entry.ref
+        if due > snapshot.end_seq:
+            break
+        if ref.first_seq != due or not ref.gapless or entry.dead is not None:
+            return False
+        due = ref.last_seq + 1
+    return snapshot.end_seq < begin or (due > snapshot.end_seq and snapshot.first_seq <= begin)
 
 
 def shards_of(objects: ObjectClient) -> list[int]:
@@ -235,13 +270,13 @@ def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
     return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
 
 
-def _no_stream(objects: ObjectClient, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
+def _no_stream(where: str, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
     of_account = matcher(account)
     here = sorted(f"{name!r}" for owner, name in there if of_account(owner))
     elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})
     shown = ", ".join(here[:_NAMES_SHOWN]) + (f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else "")
     hint = f"; of that name there is one of account {', '.join(elsewhere)}: set option account" if elsewhere else ""
-    return NoStream(f"{objects.url}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
+    return NoStream(f"{where}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:

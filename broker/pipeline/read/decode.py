@@ -239,7 +239,7 @@ class Bodies:
     At most 2 GiB in all, as Arrow's offsets have 32 bits.
     """
 
-    __slots__ = ("_buffer", "_hlens", "_members", "_offsets")
+    __slots__ = ("_buffer", "_halves_made", "_hlens", "_members", "_offsets")
 
     def __init__(self, head: Head, name: str, frames: Sequence[int], stored: Sequence[memoryview]) -> None:
         table = [head.frames[number] for number in frames]
@@ -264,6 +264,7 @@ class Bodies:
         self._hlens = self._headers(head, name, frames, lens)
         bodies = [frame_body(head, number, one, name) for number, one in zip(frames, stored, strict=True)]
         self._buffer = _joined(bodies, stored, raw)
+        self._halves_made: pa.BinaryArray | None = None
 
     def _headers(self, head: Head, name: str, frames: Sequence[int], lens: Numbers) -> Numbers | None:
         """Header bytes of each message; None if no message has headers. Raises: Corrupt."""
@@ -310,11 +311,14 @@ class Bodies:
     @property
     def _halves(self) -> pa.BinaryArray:
         """Each body as two adjacent values, headers and payload, so that ordinals pick out either column."""
+        if self._halves_made is not None:
+            return self._halves_made
         offsets, count = self._offsets, len(self._offsets) - 1
         halves = np.empty(2 * count + 1, np.int32)
         halves[0::2] = offsets
         halves[1::2] = offsets[:-1] + self._hlens
-        return pa.BinaryArray.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(halves), self._buffer])
+        self._halves_made = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(halves), self._buffer])
+        return self._halves_made
 
 
 def _members(head: Head, frames: Sequence[int]) -> Rows:

@@ -1,7 +1,7 @@
 """A batch query without Spark: options become partitions, partitions become rows, and a forecast estimates the cost.
 
 A plan is made from one snapshot. Each partition carries all that its task needs; tasks consult a newer state only for
-objects that are gone by then.
+objects that are gone by then (``missing``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, estimate, pack, tasks
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read.missing import LossRule
 from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.read.views import catalogue_rows, read_subjects
 from broker.pipeline.store.objects import open_object_client
+from broker.storage.format.block import BlockPlace
 from broker.storage.state.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
@@ -38,7 +40,8 @@ class Part:
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
-    """The parts of a query, in order of stream and sequence; none if nothing can match.
+    """The parts of a query; none if nothing can match. The messages of a stream are in order of sequence, several streams are
+    interleaved as in the log.
 
     Raises: PipelineError.
     """
@@ -55,6 +58,8 @@ def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEnt
     """The blocks that may hold a message selected by sequence and time; subjects do not narrow this view."""
     first_seq = max(snapshot.first_seq, selection.first_seq)
     last_seq = snapshot.end_seq if selection.last_seq is None else min(snapshot.end_seq, selection.last_seq)
+    if selection.nothing or first_seq > last_seq:
+        return
     for entry in snapshot.blocks:
         ref = entry.ref
         if (ref.first_seq <= last_seq and ref.last_seq >= first_seq
@@ -68,17 +73,22 @@ def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> li
 
 
 def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
+    if len({task.stream_id for task in found}) > 1 and all(task.ref.place is BlockPlace.LOG for task in found):
+        # A segment has a block of each stream that was published to: side by side, they share gets.
+        found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
     # The driver plans: its cores are those of a session on one machine, and fewer than a cluster's.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
 
 
-def read(options: Options, selection: Selection, schema: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of one part, in order. Raises: PipelineError."""
+def read(options: Options, selection: Selection, schema: pa.Schema, part: Part, *, following: bool = False
+         ) -> Iterator[pa.RecordBatch]:
+    """The rows of one part, in order. following: whether the query is a streaming one. Raises: PipelineError."""
     if part.rows is not None:
         return iter((part.rows,))
     rows_of = _ROW_READERS[options.view]
-    return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch)
+    return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch,
+                   rule=LossRule(options.failondataloss, following))
 
 
 def forecast(given: Mapping[str, str]) -> dict[str, Any]:
@@ -114,7 +124,8 @@ def position(given: Mapping[str, str]) -> str:
 
 
 def _snapshots(options: Options) -> Sequence[StreamSnapshot]:
-    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof)
+    return read_store(open_object_client(options.store), account=options.account, stream=options.stream, as_of=options.asof,
+                      fail_on_loss=options.failondataloss)
 
 
 def _payload(schema: pa.Schema) -> bool:

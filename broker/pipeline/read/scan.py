@@ -13,7 +13,7 @@ most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops 
 thread behind.
 
 The format's decoder checks the bytes, so there are correct rows or an error. A missing object was released after the query
-was planned; the newest state says where its live messages are now.
+was planned (``missing``).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
+from itertools import chain, groupby
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.errors import Gone, PipelineError, of_format
+from broker.pipeline.errors import PipelineError, of_format
 from broker.pipeline.plan.plan import ScanTask
-from broker.pipeline.plan.plan import tasks as tasks_of
 from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.plan.snapshot import StreamSnapshot, newest
 from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
+from broker.pipeline.read.missing import STRICT, LossRule, MissingObjects
+from broker.pipeline.read.small import SMALL_COUNT, SmallBlock, batch_of
 from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.store.objects import ObjectClient, Range
 from broker.storage.format.errors import FormatError
@@ -54,21 +54,22 @@ _TOGETHER_BYTES: Final = 256 << 10
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
 """Small blocks loaded together, to share a round trip to the store."""
+_SMALL_BYTES: Final = 64 << 10
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
 """Smaller batches are joined: each costs Spark as much as some thousand rows."""
 _ROW_BYTES: Final = 64
 """The approximate size of a row's fixed-width columns, offsets and subject."""
-_MOVES_MAX: Final = 16
 _SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Maker(Protocol):
     """Makes rows from scan tasks. bodies: whether it needs message bodies. by_row: whether each message makes a row, so
-    that a block's rows can be made in parts."""
+    that a block's rows can be made in parts, and those of small blocks together."""
 
     bodies: bool
     by_row: bool
+    schema: pa.Schema
 
     def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
         """Functions that make the rows of ``task`` from its reference alone; None: the block must be read."""
@@ -78,20 +79,20 @@ class Maker(Protocol):
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
-               prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+               prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """The wanted messages of ``tasks``, in order, as the columns of ``schema``.
 
     Args: schema is from ``schema.requested`` for the view messages, with any columns in any order. prefetch: loads in
-        progress beside the current one; 0: none, and no thread.
-    Raises: Damaged; Newer; Gone; Unreachable.
+        progress beside the current one; 0: none, and no thread. rule: what to do about messages removed meanwhile.
+    Raises: Damaged; Newer; Gone; DataLoss; Unreachable.
     """
-    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch, rule=rule)
 
 
 def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
-                prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+                prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """As ``read_tasks``, with rows made by ``maker``."""
-    return _joined(_Reading(objects, selection, maker).read(tasks, prefetch))
+    return _joined(_Reading(objects, selection, maker, rule).read(tasks, prefetch))
 
 
 class _Messages:
@@ -100,7 +101,7 @@ class _Messages:
     by_row = True
 
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
-        self._schema = schema
+        self.schema = schema
         self._fields = [(field.name.lower(), field.type) for field in schema]
         names = {name for name, _ in self._fields}
         self.bodies = not names.isdisjoint({"headers", "data"})
@@ -118,7 +119,7 @@ class _Messages:
 
     def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(
-            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self._schema)
+            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self.schema)
 
     def _column(self, name: str, kind: pa.DataType, task: ScanTask, block: Block, rows: Rows,
                 bodies: Bodies | None) -> pa.Array:
@@ -163,12 +164,12 @@ _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 class _Reading:
     """One call of ``read_blocks``."""
 
-    def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker) -> None:
+    def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker, rule: LossRule) -> None:
         self._objects = objects
         self._selection = selection
         self._maker = maker
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
-        self._newer: dict[int, StreamSnapshot | None] = {}
+        self._missing = MissingObjects(objects, selection, rule)
 
     def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches with their approximate sizes in bytes."""
@@ -244,7 +245,7 @@ class _Reading:
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
         """The rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
-        made: list[list[_Part]] = [[] for _ in tasks]
+        made: list[list[_Part | SmallBlock]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
             if (from_ref := self._maker.from_ref(task)) is None:
@@ -263,6 +264,9 @@ class _Reading:
             task, frames = tasks[i], next(fetched) if whole else None
             if index is None or (whole and frames is None):
                 made[i].append(task)
+                continue
+            if whole == self._maker.bodies and self._is_small(task):
+                made[i].append(SmallBlock(task, index, frames))
                 continue
             block, rows = self._block(task, index)
             if not len(rows):
@@ -288,7 +292,21 @@ class _Reading:
             if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
             made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
-        return [one for of_task in made for one in of_task], None
+        return list(self._grouped(chain.from_iterable(made))), None
+
+    def _is_small(self, task: ScanTask) -> bool:
+        ref = task.ref
+        return (self._maker.by_row and ref.count <= SMALL_COUNT and ref.bytes <= _SMALL_BYTES and ref.last_seq <= _SEQ_MAX)
+
+    def _grouped(self, parts: Iterable[_Part | SmallBlock]) -> Iterator[_Part]:
+        """``parts``, with one batch for all neighbouring small blocks."""
+        for are_small, some in groupby(parts, lambda part: isinstance(part, SmallBlock)):
+            if not are_small:
+                yield from some  # type: ignore[misc]
+                continue
+            blocks: list[SmallBlock] = list(some)  # type: ignore[arg-type]
+            yield _Made(partial(batch_of, blocks, self._maker.schema, self._selection, self._subjects, self._objects.url),
+                        sum(block.task.ref.bytes + _ROW_BYTES * block.task.ref.count for block in blocks))
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and a function that loads the next."""
@@ -349,28 +367,18 @@ class _Reading:
     # ---- missing objects
 
     def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows of a task whose object is missing, read from their present objects. Raises: Gone; as ``read_tasks``."""
-        for task in self._moved(missing):
-            if task.key == missing.key or moves >= _MOVES_MAX:
-                raise Gone(f"{self._where(missing)}: {missing.key} is missing, and it holds live messages, {task.first_seq} to "
-                           f"{task.last_seq}: restore the object from a backup, or read around it with startSeq and endSeq; "
-                           f"`jetblock inspect --verify` shows what else is missing")
+        """The rows of a task whose object is missing, read from their present objects. Raises: as ``read_tasks``."""
+        for task in self._missing.moved(missing, moves, self._count_live):
             yield from self._run(partial(self._load, [task]), moves + 1)
 
-    def _moved(self, missing: ScanTask) -> list[ScanTask]:
-        """Scan tasks for what is left of the messages of ``missing``, in their present objects."""
-        selection = replace(self._selection, first_seq=missing.first_seq, last_seq=missing.last_seq)
-        known = missing.stream_id in self._newer
-        while True:
-            if not known:
-                self._newer[missing.stream_id] = newest(self._objects, missing.shard, missing.account, missing.stream,
-                                                        missing.stream_id)
-            snapshot = self._newer[missing.stream_id]
-            found = list(tasks_of(snapshot, selection)) if snapshot is not None else []
-            # A snapshot from before the object was deleted may still name it; a later one must not.
-            if not known or all(task.key != missing.key for task in found):
-                return found
-            known = False
+    def _count_live(self, task: ScanTask) -> int | None:
+        """The live messages of a task, whatever is selected; None if its object is missing."""
+        ref = task.ref
+        [index] = _fetch(self._objects, [(task.key, ref.index_offset, ref.index_offset + ref.index_bytes)])
+        if index is None:
+            return None
+        block, _ = self._block(task, index)
+        return len(block.rows(task.first_seq, task.last_seq, task.dead, Selection(), None))
 
 
 def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:

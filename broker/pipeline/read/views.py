@@ -18,6 +18,7 @@ from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, key_of
 from broker.pipeline.read.decode import Block, Bodies, Rows, readable
+from broker.pipeline.read.missing import STRICT, LossRule
 from broker.pipeline.read.scan import read_blocks
 from broker.pipeline.store.objects import ObjectClient
 from broker.storage.state.consumer import ConsumerState
@@ -29,13 +30,13 @@ _CHUNK_ROWS: Final = 10_000
 
 
 def read_subjects(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
-                  prefetch: int = 3) -> Iterator[pa.RecordBatch]:
+                  prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
     """The subjects of ``tasks``, sorted by bytes within each block: the number of live, selected messages of each, and
     the sequences of the first and last.
 
     Args: as for ``read_tasks``; a task whose ``ref`` has its subjects may save a get. Raises: as ``read_tasks``.
     """
-    return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch)
+    return read_blocks(objects, tasks, selection, _Subjects(schema, selection), prefetch=prefetch, rule=rule)
 
 
 class _Subjects:
@@ -44,7 +45,7 @@ class _Subjects:
     bodies = by_row = False
 
     def __init__(self, schema: pa.Schema, selection: Selection) -> None:
-        self._schema = schema
+        self.schema = schema
         self._selection = selection
 
     def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
@@ -71,7 +72,7 @@ class _Subjects:
         texts = {"stream": task.stream, "account": task.account, "block": task.key}
         numbers = {"count": counts, "first_seq": firsts, "last_seq": lasts}
         arrays = []
-        for field in self._schema:
+        for field in self.schema:
             name = field.name.lower()
             if name == "subject":
                 arrays.append(names if field.type == pa.binary() else readable(names))
@@ -79,7 +80,7 @@ class _Subjects:
                 arrays.append(pa.array(numbers[name], field.type))
             else:
                 arrays.append(pa.repeat(pa.scalar(_text(texts[name])), len(names)))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def catalogue_rows(view: str, snapshots: Iterable[StreamSnapshot], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

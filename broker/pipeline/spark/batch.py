@@ -14,8 +14,10 @@ DataFrame loaded for a single scan. Options belong to the relation and hold for 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["BatchReader", "FiltersReader", "PushdownReader", "reader"]
+
+_SPARK_BUFFER_BYTES: Final = 64 << 10
 
 
 def reader(options: Options, schema: StructType) -> DataSourceReader:
@@ -63,7 +67,32 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, _Part):  # Spark's stand-in for an empty list
             return iter(())
         settle()
-        return plainly_each(query.read(self._options, self._selection, self._schema, partition.part))
+        return _at_once(plainly_each(query.read(self._options, self._selection, self._schema, partition.part)))
+
+
+def _at_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """``batches``, of which the first reach Spark before more is read.
+
+    Spark's worker writes through a buffer that it flushes when full. Until rows have left it, LIMIT cannot end the task: of a
+    stream of small blocks, ``limit(1)`` took a thousand gets.
+    """
+    written = 0
+    with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            yield batch
+            if written < _SPARK_BUFFER_BYTES:
+                written += batch.nbytes
+                _flush_output()
+
+
+def _flush_output() -> None:
+    """Flush the output of the serializer that is reading from us; pyspark gives a source no other way to it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "dump_stream" and (flush := getattr(frame.f_locals.get("stream"), "flush", None)):
+            flush()
+            return
+        frame = frame.f_back
 
 
 class PushdownReader(BatchReader):

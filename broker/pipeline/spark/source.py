@@ -6,7 +6,7 @@ Every Spark session imports this module where jetblock is installed, so it impor
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -15,7 +15,7 @@ from broker.pipeline.errors import PipelineError
 from broker.pipeline.spark.errors import plainly
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
 __all__ = ["JetblockSource"]
@@ -55,6 +55,22 @@ class JetblockSource(DataSource):
             raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
                                 f"spark.read works here")
         from broker.pipeline.plan.options import Options
-        from broker.pipeline.spark.stream import StreamReader
+        from broker.pipeline.spark.stream import RefusingReader, StreamReader
 
-        return StreamReader(Options.parse(self.options, streaming=True), schema)
+        try:
+            return StreamReader(Options.parse(self.options, streaming=True), schema)
+        except PipelineError as error:
+            # Raised here, Spark 4.3 would bury it below an error of its own ("cannot access local variable 'reader'").
+            return RefusingReader(error)
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        raise PipelineError(_NO_WRITES)
+
+    @plainly
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        raise PipelineError(_NO_WRITES)
+
+
+_NO_WRITES: Final = ("jetblock has no sink for Spark: only a broker writes to a store; publish with a NATS client, "
+                     "from foreachPartition or foreachBatch")

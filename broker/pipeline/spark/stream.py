@@ -8,7 +8,7 @@ For each batch Spark calls ``latestOffset``, which looks at the store, then ``pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -32,7 +32,7 @@ from broker.pipeline.store.objects import open_object_client
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["StreamReader"]
+__all__ = ["RefusingReader", "StreamReader"]
 
 
 class _Part(InputPartition):
@@ -104,10 +104,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
         settle()
-        return plainly_each(query.read(self._options, self._options.selection(), self._schema, partition.part))
+        return plainly_each(query.read(self._options, self._options.selection(), self._schema, partition.part,
+                                       following=True))
 
     @property
     def _progress(self) -> Progress:
         if self._progress_made is None:
             self._progress_made = Progress(open_object_client(self._options.store), self._options)
         return self._progress_made
+
+
+class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In place of a reader that cannot be made; whatever Spark asks first is answered with the reason."""
+
+    def __init__(self, error: PipelineError) -> None:
+        self._error = error
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise self._error
+
+    # Spark shows a frame for each call that an error passes, so none is added.
+    refuse: Any = plainly(_refuse)
+    initialOffset = latestOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = refuse

@@ -183,8 +183,6 @@ class S3ObjectClient:
             return b""
         try:
             return self._get(self._base + key, start, end)
-        except FileNotFoundError as e:
-            raise self._error(e, key) from None
         except self._failures as e:
             said = str(e)
             if " 416 " in said:
@@ -233,13 +231,16 @@ class S3ObjectClient:
         if code == "NoSuchBucket":
             return NoStore(f"{self._where}: NoSuchBucket: create the bucket, or correct its name or AWS_ENDPOINT_URL")
         where = f"{self._where}: {key}: {_said(e)}"
-        if isinstance(e, FileNotFoundError):
+        if code == "NoSuchKey":
             return NotFound(where)
         if isinstance(e, PipelineError):
             return e
         for sign, remedy in _REMEDIES.items():
             if sign == code or (not code and sign in text):
                 return Unreachable(f"{where}: {remedy}")
+        if not code and (isinstance(e, FileNotFoundError) or " 404 " in text):
+            # S3 says NoSuchKey of a missing object; a gateway or web server says 404 of much else.
+            return Unreachable(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
         if type(e).__name__ in ("PermissionDeniedError", "UnauthenticatedError") or " 403 " in text or " 401 " in text:
             return Unreachable(f"{where}: {KEYS}, and {_ACCESS}")
         return Unreachable(f"{where}: check that it is up, its address (AWS_ENDPOINT_URL), AWS_REGION and the network")

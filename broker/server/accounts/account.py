@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from broker.config.access import SYSTEM_ACCOUNT, AccountSettings
+from broker.config.access import AccountSettings
 from broker.server.routing.router import Router
 
 __all__ = ["Account", "Member", "Traffic"]
@@ -41,23 +41,18 @@ class Member(Protocol):
 
 
 class Account:
-    """``jetstream``: whether its users may have streams."""
+    """``settings`` may be replaced while it is in use; what connections took from them stays until they are told."""
 
-    def __init__(self, settings: AccountSettings, router: Router) -> None:
+    def __init__(self, settings: AccountSettings, router: Router, *, is_system: bool = False) -> None:
         self.name = settings.name
         self.router = router
-        self.jetstream = settings.jetstream
-        self.default_permissions = settings.default_permissions
-        self.max_connections = settings.max_connections
+        self.settings = settings
+        self.is_system = is_system
         self.total_connections = 0
         self.slow_consumers = 0
         # What each had counted when it joined: a connection may move to another account.
         self._members: dict[Member, Traffic] = {}
         self._gone = Traffic()
-
-    @property
-    def is_system(self) -> bool:
-        return self.name == SYSTEM_ACCOUNT
 
     @property
     def connections(self) -> int:
@@ -66,7 +61,7 @@ class Account:
     @property
     def full(self) -> bool:
         """Whether no further connection may join."""
-        return 0 <= self.max_connections <= len(self._members)
+        return 0 <= self.settings.max_connections <= len(self._members)
 
     @property
     def subscriptions(self) -> int:

@@ -1,32 +1,35 @@
-"""All accounts by name. ``$G``, for users who name none, and ``$SYS`` exist always.
+"""All accounts by name. ``$G``, for users who name none, exists always, and so does a system account unless none is wanted.
 
 Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from broker.config.access import DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, AccountSettings, User
+from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
+from broker.config.settings import AccountsSettings
 from broker.server.accounts.account import Account, Traffic
 from broker.server.routing.router import Router
 
-__all__ = ["Accounts"]
+__all__ = ["Accounts", "user_of", "wanted_accounts"]
 
 
 class Accounts:
     """The directory. ``make_router(name)`` makes the subject space of an account."""
 
-    def __init__(self, settings: Iterable[AccountSettings], make_router: Callable[[str], Router]) -> None:
+    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router]) -> None:
         self._make_router = make_router
         self._accounts: dict[str, Account] = {}
-        configured = {one.name: one for one in settings}
-        # Streams are the default account's until an account is configured that may have them, as on nats-server.
-        alone = not any(name not in (DEFAULT_ACCOUNT, SYSTEM_ACCOUNT) for name in configured)
-        self.default = self.add(configured.pop(DEFAULT_ACCOUNT, AccountSettings(DEFAULT_ACCOUNT, jetstream=alone)))
-        self.system = self.add(configured.pop(SYSTEM_ACCOUNT, AccountSettings(SYSTEM_ACCOUNT)))
-        for one in configured.values():
+        self._deleted: set[str] = set()
+        self._system_name = "" if settings.no_system else settings.system
+        wanted = wanted_accounts(settings)
+        self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
+        self.system = self.add(wanted.pop(settings.system)) if not settings.no_system else None
+        """None: there is none."""
+
+        for one in wanted.values():
             self.add(one)
 
     def __iter__(self) -> Iterator[Account]:
@@ -37,18 +40,33 @@ class Accounts:
 
     def add(self, settings: AccountSettings) -> Account:
         """A new account."""
-        account = self._accounts[settings.name] = Account(settings, self._make_router(settings.name))
+        account = self._accounts[settings.name] = Account(
+            settings, self._make_router(settings.name), is_system=settings.name == self._system_name)
         return account
 
     def get(self, name: str) -> Account | None:
         return self._accounts.get(name)
 
+    def change(self, wanted: Mapping[str, AccountSettings]) -> None:
+        """Have the accounts of ``wanted_accounts``; those that are no longer wanted stay until ``drop_deleted``."""
+        self._deleted = self._accounts.keys() - wanted.keys()
+        for name, settings in wanted.items():
+            account = self._accounts.get(name)
+            if account is None:
+                self.add(settings)
+            else:
+                account.settings = settings
+
+    def drop_deleted(self) -> None:
+        """Their connections are closed by now."""
+        for name in self._deleted:
+            del self._accounts[name]
+        self._deleted = set()
+
     def user(self, user: User) -> User:
         """``user`` with the permissions that apply. Raises: ValueError when its account does not exist."""
         account = self.get(user.account)
-        if account is None:
-            raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
-        return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
+        return user_of(user, account.settings if account is not None else None)
 
     def traffic(self) -> Traffic:
         """Of all accounts together."""
@@ -56,3 +74,24 @@ class Accounts:
         for account in self:
             total = total.plus(account.traffic())
         return total
+
+
+def user_of(user: User, account: AccountSettings | None) -> User:
+    """``user`` with the permissions that apply. Raises: ValueError when its account, None, does not exist."""
+    if account is None:
+        raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
+    return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
+
+
+def wanted_accounts(settings: AccountsSettings) -> dict[str, AccountSettings]:
+    """Every account that is to exist, by name."""
+    wanted = {one.name: one for one in settings.configured}
+    # Streams are the default account's until an account is configured that may have them, as on nats-server.
+    alone = not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}
+    default = wanted.get(DEFAULT_ACCOUNT, AccountSettings(DEFAULT_ACCOUNT))
+    if alone and default.jetstream is None:
+        default = replace(default, jetstream=NO_LIMITS)
+    wanted[DEFAULT_ACCOUNT] = default
+    if not settings.no_system:
+        wanted.setdefault(settings.system, AccountSettings(settings.system))
+    return wanted

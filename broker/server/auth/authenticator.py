@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.config.access import User
+from broker.config.access import ANONYMOUS, User
 from broker.config.settings import AuthSettings
 from broker.server.auth.login import Authenticator, Credentials, Decision, Refusal
 from broker.server.auth.passwords import PasswordChecks, is_broken_hash, looks_hashed
@@ -50,7 +50,7 @@ def warnings(settings: AuthSettings) -> list[str]:
     """What an operator should know about the configured passwords, none of which is shown."""
     users = _users(settings)
     found = []
-    if any(not looks_hashed(user.password) for user in users):
+    if any(not looks_hashed(user.password) for user in users if user.user != ANONYMOUS):
         found.append("Plaintext passwords detected, use bcrypt")
     broken = [f"the password of user {user.user!r}" for user in users if is_broken_hash(user.password)]
     if is_broken_hash(settings.token):

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any, Final, cast
 
 from broker.protocol import encoder
-from broker.protocol.parser import Connect, Err, Msg, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
-from broker.protocol.subject import is_valid
+from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
 from broker.server.auth.login import Login
-from broker.server.auth.permissions import SubscribeRules
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect
 from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Host
@@ -33,6 +31,7 @@ from broker.server.connection.keepalive import KeepAlive
 from broker.server.connection.outbound import Outbound, hold_until_caught_up
 from broker.server.connection.publishing import Publishing
 from broker.server.connection.read_pacing import ReadPacing
+from broker.server.connection.subscribing import Subscribing, quoted
 from broker.server.connection.trace import Trace, TracedOutbound
 from broker.server.routing.route import Subscription
 from broker.server.routing.router import Router
@@ -44,8 +43,6 @@ log = logging.getLogger(__name__)
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
 """A producer is stalled for at most 10 ms for each so many bytes read, as in nats-server's read loop."""
-
-_SYSTEM_QUEUE: Final = b"_sys_"
 
 
 class Client(asyncio.Protocol):
@@ -64,7 +61,6 @@ class Client(asyncio.Protocol):
         self.login: Login = EVERYBODY
         self.parser = Parser(settings.max_control_line, settings.max_payload)
         self.options: dict[str, Any] = dict(CONNECT_DEFAULTS)
-        self.subs: dict[bytes, Subscription] = {}
         self.cid = 0
         self.ip = ""
         self.port = 0
@@ -87,7 +83,7 @@ class Client(asyncio.Protocol):
         self._verbose = True
         self._pong_sent = False
         self._publishing = Publishing(self)
-        self._subscribe_rules: SubscribeRules | None = None
+        self._subscribing = Subscribing(self)
         self._handshake = Handshake(server, self)
         logging_settings = server.settings.logging
         self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
@@ -175,6 +171,11 @@ class Client(asyncio.Protocol):
     # What the router asks (Peer) and JetStream (Source).
 
     @property
+    def subs(self) -> dict[bytes, Subscription]:
+        """By sid."""
+        return self._subscribing.subs
+
+    @property
     def rtt_ns(self) -> int:
         """Round-trip time; 0: unknown."""
         return self._keepalive.rtt_ns
@@ -200,9 +201,7 @@ class Client(asyncio.Protocol):
 
     def expire(self, sub: Subscription) -> None:
         """A subscription got its last message."""
-        if self.subs.get(sub.sid) is sub:
-            del self.subs[sub.sid]
-            self.router.remove(sub)
+        self._subscribing.expire(sub)
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
         """Send 503 for a request without receivers, if this client asked for that and subscribes to the reply subject."""
@@ -213,15 +212,15 @@ class Client(asyncio.Protocol):
 
     def refuse_publish(self, subject: bytes) -> None:
         """Refuse a publish to a subject that is not for this client."""
-        quoted = _quoted(subject)
-        self.send_error(f"Permissions Violation for Publish to {quoted}")
-        log.error("%s - Publish Violation - Subject %s", self.label, quoted)
+        name = quoted(subject)
+        self.send_error(f"Permissions Violation for Publish to {name}")
+        log.error("%s - Publish Violation - Subject %s", self.label, name)
 
     def refuse_reply(self, reply: bytes) -> None:
         """Refuse a publish with a reply subject that is not for clients."""
-        quoted = _quoted(reply)
-        self.send_error(f"Permissions Violation for Publish with Reply of {quoted}")
-        log.error("%s - Publish Violation - Reply %s", self.label, quoted)
+        name = quoted(reply)
+        self.send_error(f"Permissions Violation for Publish with Reply of {name}")
+        log.error("%s - Publish Violation - Reply %s", self.label, name)
 
     def identity(self) -> dict[str, Any]:
         return self.server.identity(self)
@@ -270,13 +269,7 @@ class Client(asyncio.Protocol):
         self._handshake.close()
         # The server shows the subscriptions of a closed connection.
         self.server.left(self)
-        self._end_subscriptions()
-
-    def _end_subscriptions(self) -> None:
-        subs = list(self.subs.values())
-        self.subs = {}
-        for sub in subs:
-            self.router.remove(sub)
+        self._subscribing.end_all()
 
     # Serving
 
@@ -320,60 +313,18 @@ class Client(asyncio.Protocol):
             self._keepalive.pong()
         elif kind is Sub:
             self._keepalive.heard_at_ns = now_ns
-            self._subscribe(op)
+            if self._subscribing.add(op) and self._verbose:
+                self.send_line(encoder.OK)
         elif kind is Unsub:
             self._keepalive.heard_at_ns = now_ns
-            self._unsubscribe(op)
+            self._subscribing.end(op)
+            if self._verbose:
+                self.send_line(encoder.OK)
         elif kind is Connect:
             self._connect(op.arg)
         else:
             assert kind is Err
             self.close("Parse Error")
-
-    def _subscribe(self, op: Sub) -> None:
-        rules = self._subscribe_rules
-        if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
-            self._refuse_subscription(op)
-            return
-        limit = self.server.settings.clients.max_subscriptions
-        if limit and len(self.subs) >= limit:
-            self.send_error("maximum subscriptions exceeded")
-            return
-        # A sid in use keeps its first subscription; the client is not told.
-        if op.sid not in self.subs:
-            if not is_valid(op.subject):
-                self.send_error("Invalid Subject")
-                return
-            sub = self.subs[op.sid] = Subscription(op.subject, op.queue, peer=self, sid=op.sid)
-            if rules is not None:
-                sub.denies = rules.filter(op.subject, op.queue)
-            if self._publishing.replies is not None:
-                sub.on_delivery = self._received
-            self.router.add(sub)
-        if self._verbose:
-            self.send_line(encoder.OK)
-
-    def _refuse_subscription(self, op: Sub) -> None:
-        subject, queue = _quoted(op.subject), _quoted(op.queue) if op.queue else ""
-        self.send_error(f"Permissions Violation for Subscription to {subject}" + (queue and f" using queue {queue}"))
-        log.error("%s - Subscription Violation - Subject %s, %sSID %s", self.label, subject,
-                  queue and f"Queue: {queue}, ", op.sid.decode("utf-8", "backslashreplace"))
-
-    def _received(self, msgs: Sequence[Msg]) -> None:
-        """This client was sent messages that it may reply to."""
-        if self._publishing.replies is not None:
-            self._publishing.replies.received([msg[1] for msg in msgs])
-
-    def _unsubscribe(self, op: Unsub) -> None:
-        sub = self.subs.get(op.sid)
-        if sub is not None:
-            if op.max > sub.delivered:
-                self.router.limit(sub, op.max)
-            else:
-                del self.subs[op.sid]
-                self.router.remove(sub)
-        if self._verbose:
-            self.send_line(encoder.OK)
 
     def _connect(self, arg: bytes) -> None:
         fields = read_connect(arg)
@@ -388,7 +339,7 @@ class Client(asyncio.Protocol):
         options.update(fields)
         if self.connected:
             # A second CONNECT may be for another account, so it begins without subscriptions.
-            self._end_subscriptions()
+            self._subscribing.end_all()
         self._handshake.connect(options)
 
     def enter(self, login: Login) -> bool:
@@ -405,13 +356,44 @@ class Client(asyncio.Protocol):
             return False
         account.join(self)
         self.account, self.router, self.login = account, account.router, login
-        rules = login.rules
-        if rules is None:
-            self._publishing.restrict(None, None)
-        else:
-            self._publishing.restrict(rules.publish, rules.replies(self._clock.monotonic_ns))
-        self._subscribe_rules = rules.subscribe if rules is not None else None
+        self._take_limits()
+        self._take_rules(login)
         return True
+
+    def _take_limits(self) -> None:
+        """The server's, or the account's where they are lower."""
+        own, account = self.server.settings.clients, self.account.settings
+        self.parser.limit(own.max_control_line, own.max_payload if account.max_payload < 0 else
+                          min(own.max_payload, account.max_payload))
+        bounds = [bound for bound in (own.max_subscriptions or -1, account.max_subscriptions) if bound >= 0]
+        self._subscribing.limit(min(bounds, default=-1))
+
+    def _take_rules(self, login: Login) -> None:
+        rules = login.rules
+        replies = rules.replies(self._clock.monotonic_ns) if rules is not None else None
+        self._publishing.restrict(rules.publish if rules is not None else None, replies)
+        self._subscribing.restrict(rules.subscribe if rules is not None else None, replies)
+
+    def still(self, login: Login) -> None:
+        """The user's rules or the account's limits may have changed."""
+        self.login = login
+        self._take_limits()
+        if not self.closed:
+            self._take_rules(login)
+            self._subscribing.reconsider(login.user)
+
+    def settings_changed(self) -> None:
+        """The server's settings are others: take those that a live connection can."""
+        clients, logging_settings = self.server.settings.clients, self.server.settings.logging
+        self._keepalive.change(clients.ping_interval_ns, clients.ping_max)
+        self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
+        if isinstance(self._outbound, TracedOutbound):
+            self._outbound.trace = self._trace
+        self._take_limits()
+
+    def users_changed(self, names: Collection[str]) -> None:
+        """Who may log in, and as whom, has changed; ``names`` are the users there are."""
+        self._handshake.reconsider(names)
 
     def logged_in(self, login: Login) -> None:
         """The rest of CONNECT, whose credentials were right."""
@@ -470,7 +452,3 @@ class Client(asyncio.Protocol):
         self.server.stalled_clients += 1
         reads = -(-read_bytes // _READ_BYTES)
         hold_until_caught_up(self, behind.values(), reads * _STALL_PER_READ_NS / 1e9)
-
-
-def _quoted(name: bytes) -> str:
-    return go_quoted(name.decode("utf-8", "surrogateescape"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
@@ -59,8 +60,15 @@ class Applicant(ConnectionFacts, Protocol):
     def logged_in(self, login: Login) -> None:
         """The credentials were right: serve CONNECT."""
 
+    login: Login
+
     def enter(self, login: Login) -> bool:
         """Become that user. Returns: False if the connection was closed instead."""
+
+    def still(self, login: Login) -> None:
+        """Go on as that user, of the same account."""
+
+    def close(self, reason: str) -> None: ...
 
     def go_on(self, early: bytes) -> None:
         """Serve what came while the credentials were checked."""
@@ -75,12 +83,13 @@ class Applicant(ConnectionFacts, Protocol):
 class Handshake:
     """``pending`` while the connection may do nothing but log in; never so without authentication."""
 
-    __slots__ = ("_check", "_client", "_early", "_expiry", "_server", "_timer", "pending")
+    __slots__ = ("_again", "_check", "_client", "_early", "_expiry", "_server", "_timer", "pending")
 
     def __init__(self, server: LoginServer, client: Applicant) -> None:
         self._server = server
         self._client = client
         self._check: SlowCheck | None = None
+        self._again: _Again | None = None
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -101,6 +110,57 @@ class Handshake:
         self._end_expiry()
         if self._check is not None:
             self._check.cancel(self)
+        if self._again is not None:
+            self._again.cancel()
+
+    def reconsider(self, names: Collection[str]) -> None:
+        """Those who may log in are others now, by these names; whoever is logged in must still be one of them.
+
+        As on nats-server: a client whose user is gone, or in another account, is closed without a word and comes back;
+        one whose credentials are no longer right is told so. Between CONNECT and the end of its check, it is checked anew.
+        """
+        client, authenticator = self._client, self._server.authenticator
+        fields = client.options
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self._check is not None:
+            self._check.cancel(self)
+            self._check = None
+        elif self.pending:
+            # It has sent no CONNECT yet.
+            self.pending = authenticator is not None
+            return
+        else:
+            name = fields.get("nkey") or fields.get("user")
+            if name and names and not fields.get("jwt") and name not in names:
+                client.close("Client Closed")
+                return
+        decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, client))
+        if self.pending:
+            if decision is None or isinstance(decision, Login | Refusal):
+                self.check_done(decision or Refusal())
+            else:
+                self._check = decision
+                decision.begin(self)
+        elif decision is None or isinstance(decision, Login | Refusal):
+            self.decided_again(decision or Refusal())
+        else:
+            self._again = _Again(self, decision)
+
+    def decided_again(self, decision: Login | Refusal) -> None:
+        """The credentials of a client that is logged in were looked at again."""
+        client = self._client
+        self._again = None
+        if isinstance(decision, Login) and not self._may_come(decision):
+            decision = Refusal("Connection type not allowed")
+        if isinstance(decision, Refusal):
+            self.refuse(decision)
+        elif decision.account != client.login.account:
+            client.close("Client Closed")
+        else:
+            self._begin_expiry(decision)
+            client.still(decision)
 
     def connect(self, fields: dict[str, Any]) -> None:
         """CONNECT came: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
@@ -204,3 +264,23 @@ class Handshake:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
+
+
+class _Again:
+    """A slow check of a client that is logged in, and is served meanwhile."""
+
+    __slots__ = ("_check", "_handshake")
+
+    def __init__(self, handshake: Handshake, check: SlowCheck) -> None:
+        self._handshake = handshake
+        self._check = check
+        check.begin(self)
+
+    def cancel(self) -> None:
+        self._check.cancel(self)
+
+    def check_begun(self) -> None:
+        pass
+
+    def check_done(self, decision: Login | Refusal) -> None:
+        self._handshake.decided_again(decision)

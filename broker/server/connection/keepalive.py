@@ -51,6 +51,11 @@ class KeepAlive:
         # Up to a fifth later, so that clients that came together are not pinged together.
         self._set_timer(interval_ns + int(self._rng.random() * interval_ns / 5))
 
+    def change(self, interval_ns: int, pings_max: int) -> None:
+        """From the next ping on."""
+        self._interval_ns = interval_ns
+        self._pings_max = pings_max
+
     def pong(self) -> None:
         """The client answered."""
         self._unanswered = 0

@@ -91,14 +91,15 @@ class Trace:
 
 
 class TracedOutbound(Outbound):
-    """An outbound buffer that shows what it is given to ``trace``, which is to be set at once."""
+    """An outbound buffer that shows what it is given to ``trace``, which is to be set at once; None: to nobody."""
 
     __slots__ = ("trace",)
 
-    trace: Trace
+    trace: Trace | None
 
     def write(self, buffers: list[bytes], size: int) -> None:
-        self.trace.sent(buffers)
+        if self.trace is not None:
+            self.trace.sent(buffers)
         super().write(buffers, size)
 
 

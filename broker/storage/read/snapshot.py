@@ -25,7 +25,7 @@ from broker.clock import SystemClock
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import Corrupt, CutOff, FormatError, VersionUnknown
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.format.page import PageKind, PageRef, decode_page
+from broker.storage.format.page import Page, PageKind, PageRef, decode_page
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
@@ -35,8 +35,8 @@ from broker.storage.read.lazy import LazyBlockRef, unpack_table_page
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import load_directory, load_part, shard_of
 
-__all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from", "run",
-           "run_answering", "run_blocking"]
+__all__ = ["Gets", "Listing", "Snapshot", "catch_up", "drive", "read_snapshot", "replay", "replay_from",
+           "replay_to", "run", "run_answering", "run_blocking"]
 
 BATCH = 32
 RESTARTS_MAX = 20
@@ -132,6 +132,21 @@ def replay_from(paths: ShardPaths, position: Position | None) -> Steps[Snapshot]
         raise Corrupt(paths.checkpoint(position), "checkpoint", 0, str(error)) from None
 
 
+def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool]) -> Steps[Snapshot]:
+    """Read the streams that are ``wanted`` as they were at ``position``; or at the log's end, if that comes first.
+
+    Raises: CutOff when a checkpoint so old, or the log after it, is no longer there; Corrupt, VersionUnknown: as ``replay``.
+    """
+    roots = yield from list_positions(paths.checkpoints)
+    problems: list[str] = []
+    for root in [*(one for one in reversed(roots) if one <= position), None]:
+        try:
+            return (yield from _from_root(paths, root, roots, problems, wanted, position))
+        except (CutOff, _Unusable) as error:
+            problems.append(str(error))
+    raise CutOff(f"{paths.prefix}: the state at {position} is no longer in the store: {'; '.join(problems)}")
+
+
 def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
     """Advance a ``state`` whose replay is finished to the current end of the log: for a reader that follows the log.
 
@@ -166,15 +181,15 @@ def list_positions(prefix: str, after: str = "") -> Steps[list[Position]]:
 
 
 def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
-               wanted: Callable[[str, str], bool] | None = None) -> Steps[Snapshot]:
+               wanted: Callable[[str, str], bool] | None = None, until: Position | None = None) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
         state = ShardState(wanted)
         state.replaying = True
     else:
-        root, state, members = yield from _load_root(paths, position, wanted)
-    chain = _Chain(paths, state)
+        root, state, members = yield from _load_root(paths, position, wanted, until)
+    chain = _Chain(paths, state, until)
     yield from chain.read()
     if position is not None:
         try:
@@ -187,8 +202,8 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
                     chain.head_bytes, problems)
 
 
-def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None
-               ) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None,
+               until: Position | None) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
     key = paths.checkpoint(position)
     [data] = yield Gets([(key, 0, None)])
     if data is None:
@@ -199,8 +214,14 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
         needed: list[PageRef] = []
         members: dict[int, frozenset[int]] = {}
 
+        def in_time(page: Page) -> Page:
+            if until is not None and page.position > until:
+                # A round copies while the log goes on.
+                raise _Unusable(f"{key} has a page of {page.position}")
+            return page
+
         def take_directory(data: bytes, ref: PageRef) -> None:
-            page = decode_page(data, ref)
+            page = in_time(decode_page(data, ref))
             if page.kind != PageKind.DIRECTORY:
                 raise Corrupt(key, "pages", 0, f"a root names a page of kind {page.kind}")
             needed.extend(load_directory(state, page))
@@ -208,9 +229,9 @@ def _load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str
 
         def take_part(data: bytes, ref: PageRef) -> None:
             if wanted is not None and ref.kind == PageKind.BLOCKS:
-                load_part(state, decode_page(data, ref, unpack_table_page), ref, LazyBlockRef.unpack)
+                load_part(state, in_time(decode_page(data, ref, unpack_table_page)), ref, LazyBlockRef.unpack)
             else:
-                load_part(state, decode_page(data, ref), ref)
+                load_part(state, in_time(decode_page(data, ref)), ref)
 
         yield from _read_pages(paths, root.pages, take_directory)
         yield from _read_pages(paths, needed, take_part)
@@ -233,11 +254,12 @@ def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], take: Callable[[byte
 
 
 class _Chain:
-    """The walk along the log, from a state's position to the end."""
+    """The walk along the log, from a state's position to the end, or to ``until``."""
 
-    def __init__(self, paths: ShardPaths, state: ShardState) -> None:
+    def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None) -> None:
         self.paths = paths
         self.state = state
+        self.until = until
         self.sealed = False
         self.segments = 0
         self.objects = 0
@@ -262,13 +284,26 @@ class _Chain:
                 if epoch and not end:
                     raise Corrupt(self.paths.log(Position(later, 0)), "opening", 0, f"it does not end epoch {epoch}")
             if epoch:
-                reached = yield from self._epoch(epoch, number, end)
-                if end is not None and reached < end:
+                stop = end
+                if self.until is not None and epoch == self.until.epoch:
+                    stop = min(self.until.number + 1, end or self.until.number + 1)
+                reached = yield from self._epoch(epoch, number, stop)
+                if end is not None and stop is not None and reached < stop:
                     raise CutOff(f"{self.paths.log(Position(epoch, reached))} is gone, and epoch {epoch} ends at {end}")
             if found is None:
+                yield from self._expect_end()
+                return
+            if self.until is not None and later > self.until.epoch:
                 return
             epoch, number = later, 0
             self.epochs += 1
+
+    def _expect_end(self) -> Steps[None]:
+        """Raises: CutOff if the log goes on before ``until``, as a checkpoint shows. Without one, the caller looks."""
+        if self.until is not None and self.state.position < self.until:
+            roots = yield from list_positions(self.paths.checkpoints)
+            if any(root > self.state.position for root in roots):
+                raise CutOff(f"the log after {self.state.position} is gone, and there is a checkpoint after it")
 
     def _next_opening(self, epoch: int) -> Steps[tuple[int, Opening] | None]:
         """The lowest later epoch whose number 0 is an opening, not a seal; None: there is none yet."""

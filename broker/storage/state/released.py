@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from broker.storage.format.header import Position
-from broker.storage.format.records.release import Release
+from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 
-__all__ = ["Released"]
+__all__ = ["Released", "Runs"]
+
+
+class Runs(Collection[Position]):
+    """Positions, kept as runs of neighbours: of segments, a shard with much churn has hundreds of thousands waiting."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, positions: Iterable[Position] = ()) -> None:
+        self._runs = [tuple(run) for run in pack_runs(positions)]
+
+    def __iter__(self) -> Iterator[Position]:
+        return unpack_runs(self._runs)
+
+    def __contains__(self, position: object) -> bool:
+        return isinstance(position, Position) and any(
+            epoch == position.epoch and first <= position.number <= last for epoch, first, last in self._runs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Runs) and list(pack_runs(self)) == list(pack_runs(other))
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for _, first, last in self._runs)
+
+    def __iadd__(self, positions: Iterable[Position]) -> Runs:
+        self._runs += [tuple(run) for run in pack_runs(positions)]
+        return self
 
 
 class Released:
@@ -19,7 +45,7 @@ class Released:
                  roots: Iterable[Position] = ()) -> None:
         self.position = position
         """Of the segment that holds the record."""
-        self.segments = list(segments)
+        self.segments = Runs(segments)
         self.pages = list(pages)
         self.roots = list(roots)
 

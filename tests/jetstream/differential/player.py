@@ -5,13 +5,15 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
 
     stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
+    make NAME {…}               STREAM.CREATE.NAME of {"name": NAME, …}                                    [its answer]
+    msgs NAME                   each message that the stream holds: sequence, subject, headers, payload   [all of them]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
     sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
     unsub BOX
-    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box
+    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box; ``@pin2`` is the second pin that came
     get BOX N                   wait for N messages of the box                                              [all of them]
     until BOX TEXT              wait for a message with TEXT in its headers                            [all up to there]
     rest BOX                    what else came within a short time                                        [all of them]
@@ -19,7 +21,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     ack BOX N PAYLOAD           answer the Nth delivery of the box
     ask BOX N PAYLOAD           the same with a reply subject                                                [the reply]
     nxt BOX N TO BODY           answer it with +NXT, the next messages going to box TO
-    flow BOX                    answer the last flow control request of the box
+    flow BOX SEQ CSEQ           answer the last flow control request of the box; with sequences, that acks up to them
     info C                      CONSUMER.INFO, once it stands still                                                [it]
     state                       STREAM.INFO's state, once it stands still                                          [it]
     sleep 100ms
@@ -32,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -55,6 +58,9 @@ _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
+_PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
+_IDENTITY = re.compile(r"(Nats-Stream-Identity: |identity does not match: )\w{8}")
+_PIN_NUMBER = re.compile(r"@pin(\d)")
 _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
 _NUID = re.compile(r"[0-9A-Za-z]{22}")
 _NOT_COMPARED = {"id", "rtt", "server", "api", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
@@ -100,6 +106,7 @@ class Player:
                    "name": "player", "lang": "bytes", "version": "1.0"}
         self._sids: dict[int, Box] = {}
         self._boxes: dict[str, Box] = {}
+        self._pins: list[str] = []
         self._next_sid = 1
         self._next_reply = 0
         self._news = asyncio.Event()
@@ -135,6 +142,8 @@ class Player:
                 data = await reader.readexactly(size + 2)
                 numbers = 2 if verb == "HMSG" else 1
                 reply = args[2] if len(args) == 3 + numbers else ""
+                if (pin := _PIN.search(data[:hlen].decode())) and pin[0].split()[1] not in self._pins:
+                    self._pins.append(pin[0].split()[1])
                 box = self._sids.get(int(args[1]))
                 if box is not None:
                     box.came.append(Received(args[0], reply, data[:hlen], data[hlen:size]))
@@ -196,6 +205,7 @@ class Player:
 
     async def clear(self) -> None:
         """Remove all streams, and listen to nothing."""
+        self._pins.clear()
         for name in [name for name in self._boxes if name != "answers"]:
             self._send(f"UNSUB {self._boxes.pop(name).sid}\r\n".encode())
         answer = await self._api("STREAM.NAMES", "")
@@ -205,7 +215,7 @@ class Player:
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
         """Each step with what is compared of it."""
         played = []
-        for line in scenario.strip().splitlines():
+        for line in filter(str.strip, scenario.splitlines()):
             step = _STEP.fullmatch(line.strip())
             assert step is not None, f"no step: {line}"
             verb, option, rest = step.groups()
@@ -218,6 +228,21 @@ class Player:
     async def do_stream(self, rest: str) -> Any:
         config = {"name": "S", "subjects": ["s.>"]} | json.loads(_json(rest or "{}"))
         return await self._api("STREAM.CREATE.S", json.dumps(config))
+
+    async def do_make(self, rest: str) -> Any:
+        name, _, config = rest.partition(" ")
+        return await self._api(f"STREAM.CREATE.{name}", json.dumps({"name": name} | json.loads(_json(config or "{}"))))
+
+    async def do_msgs(self, rest: str) -> list[Any]:
+        state = (await self._api(f"STREAM.INFO.{rest}", ""))["state"]
+        found = []
+        for seq in range(state["first_seq"], state["last_seq"] + 1):
+            answer = await self._api(f"STREAM.MSG.GET.{rest}", f'{{"seq": {seq}}}')
+            if "message" in answer:
+                msg = answer["message"]
+                headers = plain(b64decode(msg.get("hdrs", "")).decode()).split("\r\n")
+                found.append([seq, msg["subject"], headers, b64decode(msg.get("data", "")).decode()])
+        return found
 
     async def do_consumer(self, rest: str) -> Any:
         name, _, config = rest.partition(" ")
@@ -257,6 +282,7 @@ class Player:
     async def do_pull(self, rest: str) -> None:
         consumer, name, body = [*rest.split(maxsplit=2), ""][:3]
         box = self._boxes.get(name) or self._listen(name, name)
+        body = _PIN_NUMBER.sub(lambda one: self._pins[int(one[1]) - 1], body)
         self._publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}", _json(body), box.subject)
         await asyncio.sleep(TAKEN_SECONDS)
 
@@ -304,8 +330,10 @@ class Player:
         await asyncio.sleep(TAKEN_SECONDS)
 
     async def do_flow(self, rest: str) -> None:
-        request = [one for one in self._boxes[rest].came if one.reply.startswith("$JS.FC.")][-1]
-        self._publish(request.reply, b"")
+        name, *numbers = rest.split()
+        request = [one for one in self._boxes[name].came if one.reply.startswith("$JS.FC.")][-1]
+        acked = "Nats-Last-Stream: {}; Nats-Last-Consumer: {}".format(*numbers) if numbers else ""
+        self._publish(request.reply, b"", headers=acked)
 
     async def do_info(self, rest: str) -> Any:
         return await self._still(f"CONSUMER.INFO.S.{rest}")
@@ -356,6 +384,8 @@ def _json(body: str) -> bytes:
 def plain(text: str) -> str:
     """``text`` without what two servers cannot agree on."""
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
+    text = _IDENTITY.sub(r"\1ID", text)
+    text = _PIN.sub(r"\1NUID", text)
     return _FLOW_ID.sub(r"\1ID", _NANOS.sub("NANOS", _TIME.sub("TIME", text)))
 
 
@@ -367,7 +397,7 @@ def value(payload: bytes) -> Any:
 
 def normal(given: Any, key: str = "") -> Any:
     """``given`` with everything made equal that two servers cannot agree on."""
-    if key == "id" and isinstance(given, str):
+    if key in ("id", "pinned_id", "pinned_client_id") and isinstance(given, str):
         return "NUID" if _NUID.fullmatch(given) else given
     if key in _NOT_COMPARED:
         return key

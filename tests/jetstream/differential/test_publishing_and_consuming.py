@@ -14,15 +14,35 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.differential import advisories, consuming, counters, publishing, schedules, ttls
+from tests.jetstream.differential import (
+    advisories,
+    batches,
+    consuming,
+    copying,
+    counters,
+    priorities,
+    publishing,
+    schedules,
+    ttls,
+    upstream,
+)
 from tests.jetstream.differential.player import PATIENT_SECONDS, SILENT_SECONDS, Player
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-KINDS = (("publishing", publishing), ("advisories", advisories), ("TTLs", ttls), ("counters", counters),
-         ("schedules", schedules))
-
-SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one for kind, found in KINDS for name, one in found.SCENARIOS.items()}
+SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
+                                   for kind, found in (
+                                       ("publishing", publishing),
+                                       ("advisories", advisories),
+                                       ("batches", batches),
+                                       ("TTLs", ttls),
+                                       ("counters", counters),
+                                       ("schedules", schedules),
+                                       ("priorities", priorities),
+                                       ("upstream", upstream),
+                                       ("copying", copying),
+                                   )
+                                   for name, one in found.SCENARIOS.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

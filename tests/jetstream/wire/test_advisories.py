@@ -130,7 +130,7 @@ def test_advisories_wait_for_the_log_and_cost_nothing_without_subscribers() -> N
     """Nothing is built or waits without a subscriber; otherwise an advisory waits until its cause is stored."""
     bus, log, rng = FakeBus(), _Waiting(), random.Random(1)
     account = AccountEvents(bus, ManualClock(), rng, "hub", "one")  # type: ignore[arg-type]
-    consumer = ConsumerEvents(bus, ManualClock(), rng, "hub", "S", "C")  # type: ignore[arg-type]
+    consumer = ConsumerEvents(bus, ManualClock(), rng, "hub", "A", "S", "C")  # type: ignore[arg-type]
     before = rng.getstate()
     bus.listens_to_events = False
     account.stream("create", "S", log)

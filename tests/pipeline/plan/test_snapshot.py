@@ -10,8 +10,13 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.pipeline.errors import BadOption, Damaged, Newer, NoStore, NoStream
+from broker.pipeline.errors import BadOption, Damaged, DataLoss, Newer, NoStore, NoStream
+from broker.pipeline.plan.plan import tasks
+from broker.pipeline.plan.schema import requested
+from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import AsOf, StreamSnapshot, last_of, matcher, names, newest, read_store, seq_at_time
+from broker.pipeline.read.missing import LossRule
+from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.store.objects import FileObjectClient, open_object_client
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Unpackable, pack_value, unpack_value
@@ -174,20 +179,21 @@ async def test_names_and_accounts() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("paged")
 async def test_as_of(seed: int) -> None:
-    """What each form of asOf lets in, against what was there then; what has been removed since stays removed."""
+    """What each form of asOf reads, against what was there then: a position the stream as it was, deletions undone, or, where
+    the store no longer has that, a loss or what is left; a sequence or time bounds the newest state."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = Owner(store, seed=seed)
     await owner.start()
     stream, other = await owner.make("s"), await owner.make("t")
-    then: list[tuple[Position, int]] = []
+    then: list[tuple[Position, int, list[int]]] = []
     for n in range(30):
         for _ in range(rng.randrange(3)):
             stream.append([(b"s.x", b"", b"%d" % n)] * rng.randrange(1, 5), gap=rng.choice([0, 0, 3]),
                           after_ns=rng.choice([0, 1, 1000, 10**9]))
         other.append([(b"t", b"", b"x")])
         await owner.log.persisted()
-        then.append((owner.log.state.position, stream.last_seq))
+        then.append((owner.log.state.position, stream.last_seq, list(stream.live)))
         if rng.random() < 0.3 and stream.live:
             stream.remove(seq := rng.choice(list(stream.live)), seq)
         if rng.random() < 0.1:
@@ -199,13 +205,26 @@ async def test_as_of(seed: int) -> None:
     await owner.log.persisted()
     objects = MemoryObjectClient(store)
 
-    def live(as_of: str) -> list[int]:
-        snapshot = next(m for m in read_store(objects, as_of=as_of) if m.name == "s")
-        assert snapshot.last_seq == stream.last_seq
-        return [seq for seq in stream.live if seq <= snapshot.end_seq]
+    def live(as_of: str, fail: bool = False) -> list[int]:
+        snapshot = next((m for m in read_store(objects, as_of=as_of, fail_on_loss=fail, none_ok=True) if m.name == "s"), None)
+        if snapshot is None:
+            return []
+        found = tasks(snapshot, Selection())
+        schema = requested("messages", [("seq", "bigint")])
+        rule = LossRule(fail)
+        return [seq for batch in read_tasks(objects, found, Selection(), schema, rule=rule) for seq in batch[0].to_pylist()]
 
-    for position, last in then:
-        assert live(str(position)) == [seq for seq in stream.live if seq <= last], position
+    exact = 0
+    for position, last, seqs in then:
+        left = [seq for seq in seqs if seq in stream.live]
+        assert left == [seq for seq in stream.live if seq <= last]
+        assert set(left) <= set(live(str(position))) <= set(seqs), position
+        try:
+            assert live(str(position), fail=True) == seqs
+            exact += 1
+        except DataLoss:
+            assert list(stream.live) != list(range(1, stream.last_seq + 1))
+    assert exact >= 3
     assert live(str(Position(9, 0))) == list(stream.live)
     assert live(str(Position(1, 0))) == []
     for seq in (0, 1, 5, stream.last_seq, stream.last_seq + 10):
@@ -214,6 +233,60 @@ async def test_as_of(seed: int) -> None:
         assert live(str(at)) == [row[0] for row in stream.live.values() if row[4] <= at], at
     assert live("1970-01-01T00:00:00Z") == []
     assert live("2100-01-01") == list(stream.live)
+    await owner.kill()
+
+
+async def test_as_of_a_position_outlives_the_stream() -> None:
+    """While nothing is swept a stream is read as it was before it was purged, and before it was deleted."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    stream = await owner.make("s")
+    stream.append([(b"s.x", b"", b"1")] * 10)
+    await owner.log.persisted()
+    full = str(owner.log.state.position)
+    stream.purge(7)
+    await owner.log.persisted()
+    purged = str(owner.log.state.position)
+    stream.delete()
+    await owner.log.persisted()
+    objects = MemoryObjectClient(store)
+    for position, first in ((full, 1), (purged, 8)):
+        [snapshot] = read_store(objects, stream="s", as_of=position)
+        assert (snapshot.first_seq, snapshot.last_seq, str(snapshot.position)) == (first, 10, position)
+    with pytest.raises(NoStream):
+        read_store(objects, stream="s")
+    await owner.kill()
+
+
+async def test_as_of_a_position_that_is_no_longer_known() -> None:
+    """Its checkpoint was swept: a stream of which nothing was ever removed is read up to there; of another one that is an
+    error, which names the option that reads what is left."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    whole, thinned = await owner.make("whole"), await owner.make("thinned")
+    for stream in (whole, thinned):
+        stream.append([(b"x", b"", b"1")] * 10)
+    await owner.log.persisted()
+    position = str(owner.log.state.position)
+    thinned.remove(3, 3)
+    objects = MemoryObjectClient(store)
+    first_log = PATHS.log(Position(1, 1))
+    async with asyncio.timeout(30):
+        while first_log in store.objects:
+            for stream in (whole, thinned):
+                stream.append([(b"x", b"", b"2")])
+            await owner.log.persisted()
+            await owner.round()
+            await asyncio.sleep(0)
+    [snapshot] = read_store(objects, stream="whole", as_of=position)
+    assert snapshot.end_seq == 10 < snapshot.last_seq
+    with pytest.raises(DataLoss, match=rf"asOf={position}: the store no longer has .* removed from stream \$G/thinned.*"
+                                       r"failOnDataLoss=false"):
+        read_store(objects, stream="thinned", as_of=position)
+    [snapshot] = read_store(objects, stream="thinned", as_of=position, fail_on_loss=False)
+    assert snapshot.end_seq == 10
     await owner.kill()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,13 +15,17 @@ import pytest
 import pytest_asyncio
 
 from broker.inspect.messages import read_messages
-from broker.pipeline.errors import Damaged, Gone, Newer, PipelineError
+from broker.pipeline.errors import Damaged, DataLoss, Gone, Newer, PipelineError
+from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, requested, spark_type
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read import missing, query
 from broker.pipeline.read import scan as reading
+from broker.pipeline.read.missing import LossRule
 from broker.pipeline.read.scan import read_tasks
+from broker.pipeline.read.small import SMALL_COUNT
 from broker.pipeline.store.objects import ObjectClient, open_object_client
 from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockPlace, BlockRef
@@ -301,6 +306,60 @@ async def test_blocks_of_one_object_share_gets() -> None:
     assert objects.asked[1][1:] == (refs[1].index_offset, len(data))
 
 
+async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that a query of several streams reads the blocks that they have in one segment by one get, each stream's messages
+    in order."""
+    store = MemoryStore()
+    owner = Owner(store, segment_bytes=1 << 30, segment_count=1 << 30)
+    await owner.start()
+    streams = [await owner.make(name) for name in "abcdefgh"]
+    for n in range(20):
+        for stream in streams:
+            stream.append([(b"s.a", b"", b"%d" % n)])
+        await owner.log.persisted()
+    objects = MemoryObjectClient(store)
+    monkeypatch.setattr(query, "open_object_client", lambda url: objects)
+    options = Options.parse({"store": "s3://bucket/there", "stream": "*"})
+    schema = requested("messages", [("stream", "string"), ("seq", "bigint"), ("data", "binary")])
+    parts = query.partitions(options, options.selection(), schema)
+    objects.asked.clear()
+    rows = [row for part in parts for batch in query.read(options, options.selection(), schema, part)
+            for row in batch.to_pylist()]
+    assert len(objects.asked) <= 20 + 8  # loads begin with a block, so the first few divide a segment
+    for stream in streams:
+        assert [(row["seq"], row["data"]) for row in rows if row["stream"] == stream.name] == [
+            (seq, data) for seq, _, _, data, _ in stream.rows()]
+    await owner.kill()
+
+
+@pytest.mark.parametrize("count", [1, SMALL_COUNT, SMALL_COUNT + 1])
+async def test_small_blocks_are_as_others(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows every column of blocks around the bound of what is small, against the same blocks read the other way."""
+    store = MemoryStore()
+    owner, stream = await one_stream(store)
+    for i in range(40):
+        stream.append([(b"s.%d" % (n % 3) if n % 5 else b"s.\xff", HEADERS if n % 2 else b"", b"%d" % i) for n in range(count)],
+                      gap=i % 7 == 3)
+        await owner.log.persisted()
+    stream.remove(5, 5)
+    await owner.log.persisted()
+    objects = MemoryObjectClient(store)
+    columns = [(column.name, spark_type(kind)) for column in VIEWS["messages"] for kind in (column.type, column.other)
+               if kind is not None]
+    for names in (columns[:1] + columns[2:4] + columns[5:], [columns[1], columns[4]], [columns[2]], [columns[3]]):
+        schema = requested("messages", [(name, kind) for i, (name, kind) in enumerate(names)
+                                        if name not in [one for one, _ in names[:i]]])
+        for selection in (EVERYTHING, Selection(subjects=(b"s.1",)), Selection(first_seq=7, last_seq=31),
+                          Selection(first_ns=T0 + 5_000_000, last_ns=T0 + 20_000_000)):
+            found = planned(objects, "s", selection)
+            few = pa.Table.from_batches(read_tasks(objects, found, selection, schema), schema)
+            with monkeypatch.context() as patch:
+                patch.setattr(reading, "SMALL_COUNT", 0)
+                assert few.equals(pa.Table.from_batches(read_tasks(objects, found, selection, schema), schema))
+            few.validate(full=True)
+    await owner.kill()
+
+
 # ---- bounds
 
 
@@ -460,8 +519,13 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
 # ---- objects that go away
 
 
-async def test_blocks_that_are_swept_after_the_plan() -> None:
-    """Shows that what was removed since the plan is skipped and everything else read, with a broker that goes on."""
+SKIP = LossRule(fail=False)
+
+
+async def test_blocks_that_are_swept_after_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    """Shows that what was removed since the plan, and went from the store, fails the query, with a broker that goes on; or,
+    where that is asked for, is skipped with a warning, and everything else read. What was removed from an object that is
+    still there comes as it was planned."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(12):
@@ -478,13 +542,47 @@ async def test_blocks_that_are_swept_after_the_plan() -> None:
     gone = [task.key for task in found if task.key not in store.objects]
     assert gone == [task.key for task in found[:8]]
     for prefetch in (0, 3):
-        # The ninth block is still there, and of it comes what was planned.
-        assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch)) == rows[400:]
+        caplog.clear()
+        assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT, prefetch=prefetch, rule=SKIP)) == rows[400:]
+        assert len(caplog.messages) == 8
+        assert "messages between 351 and 400 were removed" in caplog.messages[-1]
+        got, error = until_error(read_tasks(objects, [*found[8:], *found], EVERYTHING, EXACT, prefetch=prefetch))
+        assert isinstance(error, DataLoss)
+        assert got == rows[400:400 + len(got)]
+        assert re.search(r"stream \$G/s: messages between 1 and 50 were removed after this query was planned.*reader_grace.*"
+                         r"failOnDataLoss=false$", str(error))
+        assert rows_of(read_tasks(objects, found[8:], EVERYTHING, EXACT, prefetch=prefetch)) == rows[400:]
+    await owner.kill()
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+async def test_what_was_removed_before_the_plan_is_no_loss(gap: int) -> None:
+    """Shows that a block whose messages in the wanted range were dead already may go; with gaps in its sequences, too."""
+    store = MemoryStore()
+    owner, stream = await one_stream(store)
+    stream.append([(b"s.a", b"", b"x")] * 10)
+    stream.append([(b"s.a", b"", b"x")] * 10, gap=gap)
+    await owner.log.persisted()
+    stream.remove(2, 10 + gap)
+    await owner.log.persisted()
+    objects = MemoryObjectClient(store)
+    early = Selection(first_seq=2, last_seq=10 + gap)
+    [dead], [live] = planned(objects, "s", early), planned(objects, "s")
+    stream.purge(stream.last_seq)
+    async with asyncio.timeout(30):
+        while live.key in store.objects:
+            stream.append([(b"s.a", b"", b"x")])
+            await owner.log.persisted()
+            await owner.round()
+            await asyncio.sleep(0)
+    assert rows_of(read_tasks(objects, [dead], early, EXACT)) == []
+    with pytest.raises(DataLoss):
+        list(read_tasks(objects, [live], EVERYTHING, EXACT))
     await owner.kill()
 
 
 async def test_a_stream_that_is_deleted_after_the_plan() -> None:
-    """Shows that its rows are skipped: also where another one has its name by then."""
+    """Shows that its rows are lost: also where another one has its name by then."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 5)
@@ -499,11 +597,49 @@ async def test_a_stream_that_is_deleted_after_the_plan() -> None:
             await owner.log.persisted()
             await owner.round()
             await asyncio.sleep(0)
-    assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT)) == []
-    again = await owner.make("s")
-    again.append([(b"s.a", b"", b"of another stream")] * 5)
-    await owner.log.persisted()
-    assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT)) == []
+    for _ in range(2):
+        assert rows_of(read_tasks(objects, found, EVERYTHING, EXACT, rule=SKIP)) == []
+        with pytest.raises(DataLoss, match="the stream was deleted after this query was planned"):
+            list(read_tasks(objects, found, EVERYTHING, EXACT))
+        if "s" not in owner.streams:
+            again = await owner.make("s")
+            again.append([(b"s.a", b"", b"of another stream")] * 5)
+            await owner.log.persisted()
+    await owner.kill()
+
+
+@pytest.mark.parametrize(("how", "config", "lost"), [
+    ("purge", {}, True), ("purge", {"max_msgs_per_subject": 1}, False), ("remove", {}, False), ("delete", {}, True)])
+async def test_what_a_streaming_query_has_lost(how: str, config: dict[str, Any], lost: bool) -> None:
+    """Shows that a batch being read has the rule of its plan: a loss is what is below the first sequence, unless the stream
+    removes messages one by one."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    stream, other = await owner.make("s", config=config), await owner.make("other")
+    for _ in range(3):
+        stream.append([(b"s.a", b"", b"x")] * 5)
+        await owner.log.persisted()
+    objects = MemoryObjectClient(store)
+    found = planned(objects, "s")
+    if how == "delete":
+        stream.delete()
+    elif how == "purge":
+        stream.purge(10)
+    else:
+        stream.remove(6, 10)
+    async with asyncio.timeout(30):
+        while found[1].key in store.objects:
+            other.append([(b"other.a", b"", b"x")])
+            await owner.log.persisted()
+            await owner.round()
+            await asyncio.sleep(0)
+    batches = read_tasks(objects, found, EVERYTHING, EXACT, rule=LossRule(following=True))
+    if lost:
+        with pytest.raises(DataLoss):
+            list(batches)
+    else:
+        assert rows_of(batches) == stream.rows()
     await owner.kill()
 
 
@@ -556,7 +692,7 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
             store.objects[again] = again_data
 
     objects.before = before
-    monkeypatch.setattr(reading, "newest", newest)
+    monkeypatch.setattr(missing, "newest", newest)
     got = [row[0] for row in rows_of(read_tasks(objects, [task], EVERYTHING, EXACT, prefetch=when - 1))]
     read_before = [seq for seq in got if seq < 21]  # the stream begins at 21 by now
     assert got == read_before + list(range(21, 391))

@@ -28,7 +28,7 @@ assert importlib.util.find_spec("broker") is None
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=given["conf"]).config(
     "spark.submit.pyFiles", given["zip"]).config("spark.executor.memory", "512m").getOrCreate()
-from broker.pipeline import session
+from broker.pipeline.spark import session
 session.register(spark)
 found = {}
 frame = spark.read.format("jetblock").options(**given["options"], targetPartitionBytes=1).load()
@@ -66,7 +66,7 @@ spark = builder.getOrCreate()
 if not given["streams"]:
     sys.path.insert(0, given["zip"])
     spark.addArtifacts(given["zip"], pyfile=True)
-from broker.pipeline import session
+from broker.pipeline.spark import session
 session.register(spark)
 found = {"module": type(spark).__module__}
 frame = spark.read.format("jetblock").options(**given["options"]).load()

@@ -80,6 +80,46 @@ def test_credentials_are_refused_and_not_shown(spark: Any, store: Published) -> 
     assert "orders.only.shown.here" not in logged
 
 
+def test_what_does_not_exist_names_what_works_instead(spark: Any, store: Published) -> None:
+    """Tables and writes; without Spark's frames above the text."""
+    options = f"OPTIONS (store '{store.url}', stream 'ORDERS')"
+    instead = "CREATE TEMPORARY VIEW … USING jetblock OPTIONS"
+    with pytest.raises(PySparkException, match=instead) as caught:
+        spark.sql(f"CREATE TABLE refused USING jetblock {options}")
+    assert len(str(caught.value).splitlines()) <= LINES
+    spark.sql(f"CREATE TABLE given_columns (seq BIGINT) USING jetblock {options}")
+    try:
+        assert instead in told(spark.table("given_columns"))
+    finally:
+        spark.sql("DROP TABLE given_columns")
+    rows = spark.range(1)
+    with pytest.raises(PySparkException, match=r"no sink for Spark: .* publish with a NATS client") as caught:
+        rows.write.format("jetblock").options(**store.options()).mode("append").save()
+    assert len(str(caught.value).splitlines()) <= LINES
+
+
+def test_an_empty_range_has_no_rows(spark: Any, store: Published) -> None:
+    for options in ({"startSeq": 11, "endSeq": 10}, {"startTime": 10**18, "endTime": 10**18}):
+        for view in ("messages", "subjects", "blocks"):
+            assert load(spark, store.url, stream="ORDERS", view=view, **options).collect() == []
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"startSeq": "4"}, "BadOption: option startSeq is for batch queries: a streaming query begins at startingOffsets"),
+    ({"stream": "NONE"}, "NoStream: .*: no stream 'NONE'")])
+def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_path: Path, options: dict[str, str], said: str
+                                            ) -> None:
+    """The text ends its traceback, and no error of Spark's covers it."""
+    frame = spark.readStream.format("jetblock").options(**{**store.options(), **options}).load()
+    query = (frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/checkpoint")
+             .trigger(availableNow=True).start())
+    with pytest.raises(PySparkException, match=said) as caught:
+        query.awaitTermination()
+    text = str(caught.value).partition("=== Streaming Query ===")[0]
+    assert len(text.splitlines()) <= LINES
+    assert "During handling" not in text
+
+
 def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
     """The object that holds a message, and what the catalogue says of its block."""
     row, = load(spark, f"file://{copy}", stream="ORDERS", view="blocks").where(
@@ -129,8 +169,9 @@ def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
 
 
 async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
-    """A DataFrame keeps the plan of its first query. Objects that are let go of afterwards are survived: what was in them
-    is left out, what was kept is read. What was purged from an object that is still there belongs to the plan's snapshot."""
+    """A DataFrame keeps the plan of its first query. When objects are let go of afterwards it fails, or with
+    ``failOnDataLoss=false`` leaves out what was in them and reads the rest. What was purged from an object that is still there
+    belongs to the plan's snapshot."""
     url = f"file://{tmp_path}/store"
     owner = Owner(open_store(url), seed=3)
     await owner.start()
@@ -140,7 +181,9 @@ async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path)
         await owner.log.persisted()
     await owner.round()
     frame = load(spark, url, stream="GOING", targetPartitionBytes="1")
-    assert await asyncio.to_thread(frame.count) == 300
+    lenient = load(spark, url, stream="GOING", targetPartitionBytes="1", failOnDataLoss="false")
+    for one in (frame, lenient):
+        assert await asyncio.to_thread(one.count) == 300
 
     def keys() -> set[str]:
         return {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
@@ -154,7 +197,11 @@ async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path)
         await owner.round()
     gone = before - keys()
     assert {f"store/{key}" for key in planned} & gone
-    rows = await asyncio.to_thread(frame.collect)
+    text = await asyncio.to_thread(told, frame)
+    assert "DataLoss" in text
+    assert "stream $G/GOING: messages between" in text
+    assert "reader_grace" in text
+    rows = await asyncio.to_thread(lenient.collect)
     assert [(row.seq, row.data) for row in rows] == [(seq, b"%d" % ((seq - 1) % 50)) for seq in range(151, 301)]
     assert next(iter(stream.live)) == 176
     await owner.kill()

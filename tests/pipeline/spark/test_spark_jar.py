@@ -21,6 +21,7 @@ from tests.real.s3 import MISSING
 
 JAR = "jetblock_jar"
 """Here the jar's source has a name of its own, so that the plain one stays within reach."""
+KINDS = ("rows", "count", "columns", "union", "union", "join", "group")
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +57,11 @@ def load(spark: Any, source: str, store: Published | str, **more: Any) -> Any:
     return spark.read.format(source).options(store=url, stream="ORDERS", **more).load()
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("source", ["jetblock", JAR])
-def test_random_queries(spark: Any, store: Published, jar: str, source: str, seed: int) -> None:
+def test_random_queries(spark: Any, store: Published, jar: str, source: str) -> None:
     """Filters, columns, unions, joins and aggregates at random against plain Python: with the jar all on one DataFrame,
     without it each on one of its own, as ``pushdown=true`` demands there."""
-    rng = random.Random(seed)
+    rng = random.Random(5)
     live = store.streams["ORDERS"]
     shared = load(spark, jar, store)
 
@@ -73,8 +73,7 @@ def test_random_queries(spark: Any, store: Published, jar: str, source: str, see
         kept = [one for one in live if all(wanted(one) for _, wanted in chosen)]
         return frame, kept, " AND ".join(text for text, _ in chosen)
 
-    for _ in range(10):
-        kind = rng.choice(["rows", "count", "columns", "union", "join", "group"])
+    for kind in rng.sample(KINDS, len(KINDS)):
         frame, kept, text = some()
         if kind == "rows":
             assert messages(frame) == kept, text

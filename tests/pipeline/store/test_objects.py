@@ -261,6 +261,9 @@ def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
     (403, b"", Unreachable, r"HTTP status 403: check AWS_ACCESS_KEY_ID"),
     (404, b"<Error><Code>NoSuchBucket</Code></Error>", NoStore, r"create the bucket, or correct its name"),
     (404, b"<Error><Code>NoSuchKey</Code></Error>", NotFound, r"v1/x: NoSuchKey"),
+    (404, b"<Error><Code>InvalidAccessKeyId</Code></Error>", Unreachable, r"check AWS_ACCESS_KEY_ID"),  # versitygw
+    (404, b"<html>no such page</html>", Unreachable, r"404: the answer is not S3's; is AWS_ENDPOINT_URL right"),
+    (404, b"", Unreachable, r"404: the answer is not S3's"),
     (400, b"<Error><Code>AuthorizationHeaderMalformed</Code></Error>", Unreachable, r"set AWS_REGION"),
     (400, b"<Error><Code>ExpiredToken</Code></Error>", Unreachable, r"renew the session's credentials"),
     (301, b"<Error><Code>PermanentRedirect</Code></Error>", Unreachable, r"another region"),

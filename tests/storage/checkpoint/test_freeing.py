@@ -27,7 +27,8 @@ SEGMENTS = 10_000
 async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0, **log: int) -> Rig:
     """A shard with a directory's settings: a round in 4096 segments."""
     rig = Rig(shared, clock, faults=Faults(latency_ns=latency_ns),
-              settings=ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=4096)))
+              settings=ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=4096),
+                                      sweep_grace_ns=int(MINUTE) * SECOND))
     await rig.open()
     return rig
 

@@ -202,7 +202,7 @@ def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
     body = Release([Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).encode()
     segment(state, 3, records=[(RecordKind.RELEASE, body)], stream_id=0)
     assert list(state.segments) == [(1 << 48) + 3]
-    assert state.released[Position(1, 3)].segments == [Position(1, 1), Position(1, 2)]
+    assert list(state.released[Position(1, 3)].segments) == [Position(1, 1), Position(1, 2)]
     segment(state, 4, records=[(RecordKind.RELEASE, {"done": [[1, 3]]})], stream_id=0)
     assert state.released == {}
 

@@ -17,14 +17,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker.jetstream.bus import Msg
+from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.protocol import AckKind, parse_answer, parse_delay, parse_subject
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 
-__all__ = ["AckHandler", "sample_percent"]
+__all__ = ["AckHandler"]
 
+_ACK_WAIT_NS = 30_000_000_000
+_FOR_EVER_NS = 1 << 63
 _PLAIN = (b"", b"+ACK", b"+OK")
 
 
@@ -35,7 +38,7 @@ class _Stream(Protocol):
     def persisted_seq(self) -> int: ...
 
 
-def sample_percent(text: str) -> int:
+def _sample_percent(text: str) -> int:
     """``sample_freq`` ("50" or "50%") as a number; 0 when there is none."""
     text = text.removesuffix("%")
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
@@ -45,7 +48,7 @@ class AckHandler:
     """The answering side of one consumer.
 
     Attributes:
-        policy: ack_policy. sample_percent: of how many acks a metric is sent.
+        policy: explicit or all. sample_percent: of how many acks a metric is sent.
         forgotten_seq: up to here deliveries may have gone out that we do not know of; 0: none.
     """
 
@@ -63,6 +66,18 @@ class AckHandler:
         self.policy = "explicit"
         self.sample_percent = 0
         self.forgotten_seq = 0
+
+    def configure(self, config: ConsumerConfig, now_ns: int, mono_ns: int) -> None:
+        """Take a configuration, for what is pending already too."""
+        acked, by_flow = config.ack_policy != "none", config.ack_policy == "flow_control"
+        waits = config.backoff or [config.ack_wait or (_FOR_EVER_NS if by_flow else _ACK_WAIT_NS)]
+        if not acked:
+            waits = []
+        if waits != self._acks.waits_ns:
+            self._acks.set_waits(waits, now_ns, mono_ns)
+        self._acks.max_deliver = max(config.max_deliver, 0)
+        self.policy = "all" if by_flow else config.ack_policy
+        self.sample_percent = _sample_percent(config.sample_freq)
 
     def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
         """Take ops[start:end]; returns replies due once the state is stored. ``advance_floor`` is the caller's."""
@@ -88,6 +103,12 @@ class AckHandler:
         if plain:
             self._ack_run(plain, cseqs, now_ns)
         return replies
+
+    def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
+        """Answers to flow control requests ack all up to (stream sequence, consumer sequence)."""
+        for seq, cseq in acked:
+            self._ack(seq, cseq, 1, now_ns, sample=False)
+        self._acks.advance_floor()
 
     def removed(self, first_seq: int, last_seq: int, now_ns: int, *, purged: bool) -> bool:
         """Messages within first..last left the stream: what was pending of them is over.

@@ -8,17 +8,23 @@ Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator, Sequence
 
+from broker.clock import Clock
 from broker.gotime import format_duration
-from broker.jetstream.bus import Bus
+from broker.jetstream.bus import Bus, Msg
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
-from broker.jetstream.consumer.delivery.pull import BadRequest, PullRequest, Waiting, WaitingRequest, parse_request
+from broker.jetstream.consumer.delivery.priority import Order, PinnedClient, order_of
+from broker.jetstream.consumer.delivery.pull import Waiting
+from broker.jetstream.consumer.delivery.request import BadRequest, PullRequest, WaitingRequest, parse_request
+from broker.jetstream.settings import level_refused
+from broker.jetstream.wire.advisories import ConsumerEvents
 
-__all__ = ["PullAdmission", "send_statuses"]
+__all__ = ["PullAdmission", "pulls", "send_statuses"]
 
 _SWEEP_NS = 1_000_000_000
 """A full queue is swept at most this often."""
@@ -30,15 +36,34 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
         bus.publish(to, b"", len(text), text)
 
 
+def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """The pull requests among ``ops`` as (inbox, body); those that need a newer server are refused."""
+    for _, reply, hlen, body in ops[start:end]:
+        if hlen and reply and level_refused(body[:hlen]):
+            send_statuses(bus, [(reply, status.line("412 Required Api Level"))])
+        elif reply:
+            yield reply, body[hlen:] if hlen else body
+
+
 class PullAdmission:
     """The way into one consumer's queue of requests."""
 
-    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, waiting: Waiting) -> None:
+    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, max_waiting: int) -> None:
+        self.waiting = Waiting(max_waiting, Order())
         self._bus = bus
         self._acks = acks
         self._cursor = cursor
-        self.waiting = waiting
         self._swept_ns = 0
+
+    def configure(self, config: ConsumerConfig, events: ConsumerEvents, clock: Clock, rng: random.Random) -> None:
+        """Take a configuration: its priority policy is in force from now on, for who waits already too."""
+        if self.waiting.order.policy != config.priority_policy:
+            self.waiting.reorder(order_of(config.priority_policy, events, clock, rng))
+        self.waiting.order.timeout_ns = config.priority_timeout
+
+    def dismiss(self, text: bytes, *, pending: bool) -> None:
+        """End every waiting request with ``text``; ``pending``: and with what it still wanted."""
+        send_statuses(self._bus, self.waiting.drain(text, pending=pending))
 
     def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
         """The request as it waits now, or None: it was answered with its refusal, or dropped."""
@@ -48,7 +73,7 @@ class PullAdmission:
         except BadRequest as error:
             self._refuse(reply, f"400 Bad Request - {error.text}")
             return None
-        if refusal := _refusal(request, config):
+        if refusal := _refusal(request, config) or self._pinned_elsewhere(request):
             self._refuse(reply, refusal)
             return None
         if waiting.full and mono_ns - self._swept_ns > _SWEEP_NS:
@@ -73,6 +98,16 @@ class PullAdmission:
         beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
         send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
 
+    def _pinned_elsewhere(self, request: PullRequest) -> str:
+        """Why a request that names a pin ends at once, or ""; with the right one, its client keeps the pin."""
+        order = self.waiting.order
+        if not isinstance(order, PinnedClient) or not order.pin or not request.id:
+            return ""
+        if request.id != order.pin:
+            return "423 Nats-Pin-Id mismatch"
+        order.touch()
+        return ""
+
     def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
         """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
         if not self._cursor.known or self._cursor.count() is not None:
@@ -95,10 +130,22 @@ def _refusal(request: PullRequest, config: ConsumerConfig) -> str:
         return f"409 Exceeded MaxRequestExpires of {format_duration(config.max_expires)}"
     if 0 < config.max_bytes < request.max_bytes:
         return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
-    if request.min_pending or request.min_ack_pending:
+    if request.grouped:
+        return _group_refusal(request, config)
+    return ""
+
+
+def _group_refusal(request: PullRequest, config: ConsumerConfig) -> str:
+    policy = config.priority_policy
+    if (request.min_pending or request.min_ack_pending) and policy != "overflow":
         return "400 Bad Request - Not a Overflow Priority consumer"
-    if request.id:
+    if request.id and policy != "pinned_client":
         return "400 Bad Request - Not a Pinned Client Priority consumer"
     if not 0 <= request.priority <= 9:
         return "400 Bad Request - Priority must be between 0 and 9"
+    if policy != "none":
+        if not request.group:
+            return "400 Bad Request - Priority Group missing"
+        if request.group not in config.priority_groups:
+            return "400 Bad Request - Invalid Priority Group"
     return ""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from broker.jetstream.bus import Bus, Deliveries
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor, Loading, Taken
-from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import Replay
+from broker.jetstream.consumer.delivery.priority import Supply, Turn
 from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.push import PushSide
 from broker.jetstream.wire.advisories import DELETED_REASON, ConsumerEvents
@@ -85,24 +85,29 @@ class DeliveryLoop:
         bytes_left = _RUN_BYTES
         acks = self._acks
         while left > 0 and bytes_left > 0:
-            to = self._receiver()
-            if to is None:
+            if not self._heard():
                 return _END
             # Every delivery says how many are still to come.
             loading = self._cursor.count()
             if loading is not None:
                 return Step(Verdict.LOADING, loading)
-            if self._bus.pending_bytes(to) > _UNSENT_BYTES:
+            wanted = left
+            if not acks.queue and self.ack_pending_max > 0:
+                wanted = min(wanted, self.ack_pending_max - len(acks.pending))
+                if wanted <= 0:
+                    return Step(Verdict.BLOCKED)
+            turn = None
+            if self.waiting is not None:
+                turn = self.waiting.turn(self._supply())
+                if turn is None:
+                    return _END
+                wanted = min(wanted, turn.wanted)
+            if self._bus.pending_bytes(self._receiver(turn)) > _UNSENT_BYTES:
                 return Step(Verdict.LATER, None, mono_ns + _SLOW_NS)
-            wanted = left if self.waiting is None else min(left, self.waiting.wanted)
             if acks.queue:
-                outcome = self._again(wanted, now_ns, mono_ns)
+                outcome = self._again(turn, wanted, now_ns, mono_ns)
             else:
-                if self.ack_pending_max > 0:
-                    wanted = min(wanted, self.ack_pending_max - len(acks.pending))
-                    if wanted <= 0:
-                        return Step(Verdict.BLOCKED)
-                outcome = self._new(wanted, bytes_left, now_ns, mono_ns)
+                outcome = self._new(turn, wanted, bytes_left, now_ns, mono_ns)
             if isinstance(outcome, Step):
                 return outcome
             count, size = outcome
@@ -110,16 +115,27 @@ class DeliveryLoop:
             bytes_left -= size
         return Step(Verdict.MORE)
 
-    def _receiver(self) -> bytes | None:
-        """The subject that the next message goes to, or None when nobody takes any."""
+    def _heard(self) -> bool:
+        """Whether anybody takes messages."""
         if self.waiting is not None:
-            return self.waiting.requests[0].reply if self.waiting.requests else None
+            return bool(self.waiting)
         push = self.push
-        if push is None or not push.active or (push.flow is not None and push.flow.closed):
-            return None
-        return push.subject
+        return push is not None and push.active and (push.flow is None or not push.flow.closed)
 
-    def _new(self, wanted: int, bytes_max: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
+    def _receiver(self, turn: Turn | None) -> bytes:
+        """The subject that the next message goes to."""
+        if turn is not None:
+            return turn.requests[0].reply
+        assert self.push is not None
+        return self.push.subject
+
+    def _supply(self) -> Supply:
+        """What there is for requests with limits of their own; the next message counts as one to come in either case."""
+        acks, again = self._acks, bool(self._acks.queue)
+        return Supply(self._cursor.pending + again, len(acks.pending), not again, self.acked)
+
+    def _new(self, turn: Turn | None, wanted: int, bytes_max: int, now_ns: int,
+             mono_ns: int) -> Step | tuple[int, int]:
         """Deliver messages for the first time; returns how many, and about how many bytes."""
         cursor = self._cursor
         taken = cursor.take(wanted, bytes_max)
@@ -134,7 +150,7 @@ class DeliveryLoop:
             if not n:
                 return Step(Verdict.LATER, None, due)
             taken = taken.cut(n)
-        sent = self._send(taken, None, mono_ns)
+        sent = self._send(turn, taken, None, mono_ns)
         if isinstance(sent, Step):
             return sent
         n, lost = sent
@@ -150,7 +166,7 @@ class DeliveryLoop:
             self.sent_mono_ns = mono_ns
         return n, sum(map(len, taken.bodies[:n]))
 
-    def _again(self, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
+    def _again(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
         """Deliver from the redelivery queue. What is no more in the stream, or had its last delivery, leaves it."""
         acks, cursor = self._acks, self._cursor
         found: list[Taken] = []
@@ -178,7 +194,7 @@ class DeliveryLoop:
             acks.advance_floor()
             return 0, 0
         taken = _joined(found)
-        sent = self._send(taken, counts, mono_ns)
+        sent = self._send(turn, taken, counts, mono_ns)
         if isinstance(sent, Step):
             return sent
         n, lost = sent
@@ -193,7 +209,8 @@ class DeliveryLoop:
 
     # ---- sending
 
-    def _send(self, taken: Taken, counts: Sequence[int] | None, mono_ns: int) -> Step | tuple[int, list[int]]:
+    def _send(self, turn: Turn | None, taken: Taken, counts: Sequence[int] | None,
+              mono_ns: int) -> Step | tuple[int, list[int]]:
         """Send the first of ``taken``; ``counts``: deliveries of each, None when this is the first.
 
         Returns how many were used, and which sequences of those had no receiver.
@@ -203,7 +220,8 @@ class DeliveryLoop:
         if self.push is not None:
             return self._push(taken, counts, self.push, mono_ns)
         assert self.waiting is not None
-        return self._pull(taken, counts, self.waiting, mono_ns)
+        assert turn is not None
+        return self._pull(turn, taken, counts, self.waiting, mono_ns)
 
     def _numbers(self, n: int, counts: Sequence[int] | None) -> tuple[Sequence[int], range, Sequence[int]]:
         """Delivery counts, consumer sequences and pending counts of the next ``n`` deliveries."""
@@ -222,14 +240,17 @@ class DeliveryLoop:
         return [prefix + len(subject) + len(body) + len(b"%d.%d.%d.%d.%d" % (count, seq, cseq, time_ns, pending))
                 for subject, body, seq, time_ns, count, cseq, pending in rows]
 
-    def _pull(self, taken: Taken, counts: Sequence[int] | None, waiting: Waiting,
+    def _pull(self, turn: Turn, taken: Taken, counts: Sequence[int] | None, waiting: Waiting,
               mono_ns: int) -> tuple[int, list[int]]:
         bus = self._bus
-        self._publish(waiting.ready(len(taken), mono_ns, bus.interest))
-        if not waiting:
-            return 0, []
-        shares, ended = waiting.share(len(taken), lambda: self._sizes(taken, counts), mono_ns)
+        ready, ended = waiting.ready(turn, len(taken), mono_ns, bus.interest)
         self._publish(ended)
+        if not ready:
+            return 0, []
+        shares, ended = waiting.share(turn, len(taken), lambda: self._sizes(taken, counts), mono_ns)
+        self._publish(ended)
+        if shares and (more := waiting.order.headers()):
+            taken = _with_headers(taken.cut(max(share.stop for share in shares)), more)
         used = 0
         lost: list[int] = []
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
@@ -266,6 +287,9 @@ class DeliveryLoop:
         if flow is not None:
             n, ask = flow.send(sizes)
             taken = taken.cut(n)
+            # Where its answers are the acks, a full max_ack_pending is waited out by one.
+            full = to.flow_acks and len(self._acks.pending) + (n if counts is None else 0) >= self.ack_pending_max > 0
+            ask = ask or (full and not flow.outstanding)
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
         batch = Deliveries(self._prefix, taken.subjects, taken.hlens, taken.bodies, delivered, taken.seqs, cseqs,
                            taken.times, pendings)
@@ -274,8 +298,7 @@ class DeliveryLoop:
             if n < len(batch):
                 flow.take_back(sum(sizes[n:len(batch)]))
             elif ask:
-                flow.asked(to.flow_request)
-                self._bus.publish(to.subject, to.flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+                to.ask()
         if not n:
             # The watch will say when somebody listens again; until then look now and then.
             return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)
@@ -295,6 +318,17 @@ def _joined(parts: list[Taken]) -> Taken:
         hlens = [0 if p.hlens is None else p.hlens[0] for p in parts]
     return Taken([p.seqs[0] for p in parts], [p.subjects[0] for p in parts], hlens, [p.bodies[0] for p in parts],
                  [p.times[0] for p in parts], parts[-1].end)
+
+
+def _with_headers(taken: Taken, lines: bytes) -> Taken:
+    """With more header lines behind those that each message has (genHeader)."""
+    bodies, hlens = [], []
+    for i, body in enumerate(taken.bodies):
+        hlen = 0 if taken.hlens is None else taken.hlens[i]
+        block = (body[:hlen - 2] if hlen else headers.VERSION + b"\r\n") + lines + b"\r\n"
+        bodies.append(block + body[hlen:])
+        hlens.append(len(block))
+    return Taken(taken.seqs, taken.subjects, hlens, bodies, taken.times, taken.end)
 
 
 def _headers_only(taken: Taken) -> Taken:

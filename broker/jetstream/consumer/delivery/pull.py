@@ -1,111 +1,28 @@
-"""Pull requests: reading them, keeping them in order, sharing messages out among them.
+"""The waiting pull requests of one consumer, and messages shared out among them.
 
-Owns the queue of waiting requests of one consumer and the exact texts of their ends. It sends nothing: methods return
-the status messages to send, and ``share`` says which request gets which of the messages at hand.
+Owns the queue and the exact texts of the requests' ends. It sends nothing: methods return the status messages to send,
+and ``share`` says which request gets which of the messages at hand.
 
 A request ends when its batch or its bytes are used up, at ``expires``, when its inbox has no subscriber any more, or as
 a one-shot (``no_wait``) at the end of the stream. One message goes to the request at the head, which then moves to the
-tail: with one request waiting it gets the whole run, with several they take turns message by message.
+tail: with one request waiting it gets the whole run, with several they take turns message by message. Which of them take
+part is the order's (priority.py).
 
-Source: nats-server consumer.go: nextReqFromMsg, processNextMsgRequest, nextWaiting, processWaiting, waitQueue.
+Source: nats-server consumer.go: nextWaiting, processWaiting, waitQueue.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from broker.jetstream.consumer.delivery import status
-from broker.jetstream.wire import fields as wire
-from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.numbers import signed_decimal
+from broker.jetstream.consumer.delivery.priority import Order, Supply, Turn
+from broker.jetstream.consumer.delivery.request import NEVER_NS, WaitingRequest
 
-__all__ = ["BadRequest", "PullRequest", "Share", "Waiting", "WaitingRequest", "parse_request"]
-
-_NEVER = 1 << 63
-_REMEMBERED_MAX = 256
-
-
-class BadRequest(Exception):
-    """A pull request that is refused; ``text`` follows ``400 Bad Request - ``."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-
-@dataclass(slots=True)
-class PullRequest:
-    """The body of a pull request. Durations are nanoseconds; 0 = not given."""
-
-    expires: int = wire.duration()
-    batch: int = wire.integer()
-    max_bytes: int = wire.integer()
-    no_wait: bool = wire.boolean()
-    idle_heartbeat: int = wire.duration()
-    group: str = wire.text()
-    min_pending: int = wire.int64()
-    min_ack_pending: int = wire.int64()
-    id: str = wire.text()
-    priority: int = wire.integer()
-
-
-_remembered: dict[bytes, PullRequest] = {}
-
-
-def parse_request(body: bytes) -> PullRequest:
-    """Read the body of a pull request: empty, a number, or JSON; anything else asks for one message.
-
-    The value is shared between calls: don't change it.
-    Raises: BadRequest for JSON that cannot be read and for a heartbeat that ``expires`` leaves no room for.
-    """
-    found = _remembered.get(body)
-    if found is None:
-        found = _parse(body.strip())
-        if len(body) <= 256:
-            if len(_remembered) >= _REMEMBERED_MAX:
-                _remembered.clear()
-            _remembered[body] = found
-    return found
-
-
-def _parse(body: bytes) -> PullRequest:
-    if body[:1] == b"{":
-        try:
-            request = wire.read(PullRequest, wire.load_one(body), lenient=True)
-        except ApiError as error:
-            # nats-server decodes into a pointer to a pointer here, and Go then leaves out the type's name.
-            text = error.description.removeprefix("invalid JSON: ")
-            raise BadRequest(text.replace(" PullRequest.", " .", 1)) from None
-        if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
-            raise BadRequest("heartbeat value too large")
-        return request
-    batch = signed_decimal(body)
-    return PullRequest(batch=1 if batch is None else batch)
-
-
-class WaitingRequest:
-    """One request as it waits: what is left of it."""
-
-    __slots__ = ("batch_left", "bytes_left", "delivered", "expires_ns", "heartbeat_at_ns", "heartbeat_ns", "no_wait",
-                 "reply", "request")
-
-    def __init__(self, reply: bytes, request: PullRequest, mono_ns: int) -> None:
-        self.reply = reply
-        self.request = request
-        # A batch of 0 or less is served once: the count is looked at after a message has gone out.
-        self.batch_left = max(request.batch, 1)
-        self.bytes_left = max(request.max_bytes, 0)
-        self.delivered = 0
-        self.no_wait = request.no_wait
-        self.expires_ns = mono_ns + request.expires if request.expires else _NEVER
-        self.heartbeat_ns = max(request.idle_heartbeat, 0)
-        self.heartbeat_at_ns = mono_ns + self.heartbeat_ns if self.heartbeat_ns else _NEVER
-
-    def pending_status(self, text: bytes) -> bytes:
-        return status.with_pending(text, self.batch_left, self.bytes_left)
+__all__ = ["Share", "Waiting"]
 
 
 class Share(NamedTuple):
@@ -119,10 +36,11 @@ class Share(NamedTuple):
 
 
 class Waiting:
-    """The waiting requests of one consumer, the next to be served first."""
+    """The waiting requests of one consumer, in the order in which their turns come."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, order: Order) -> None:
         self.max_waiting = max_waiting
+        self.order = order
         self.requests: deque[WaitingRequest] = deque()
 
     def __len__(self) -> int:
@@ -139,12 +57,25 @@ class Waiting:
 
     @property
     def next_due_ns(self) -> int | None:
-        """Monotonic time of the next expiry or heartbeat."""
-        due = min((min(r.expires_ns, r.heartbeat_at_ns) for r in self.requests), default=_NEVER)
-        return None if due == _NEVER else due
+        """Monotonic time of the next expiry or heartbeat, of a request or of the order."""
+        due = min((min(r.expires_ns, r.heartbeat_at_ns) for r in self.requests), default=NEVER_NS)
+        if self.order.due_ns is not None:
+            due = min(due, self.order.due_ns)
+        return None if due == NEVER_NS else due
 
     def add(self, request: WaitingRequest) -> None:
-        self.requests.append(request)
+        self.order.place(self.requests, request)
+
+    def reorder(self, order: Order) -> None:
+        """Another order is in force from now on."""
+        self.order = order
+        waiting, self.requests = self.requests, deque()
+        for request in waiting:
+            order.place(self.requests, request)
+
+    def turn(self, supply: Supply) -> Turn | None:
+        """Who takes turns with the next messages; None: nobody may have the next one."""
+        return self.order.turn(self.requests, supply)
 
     def sweep(self, mono_ns: int, interested: Callable[[bytes], bool], *, at_end: bool,
               heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
@@ -160,7 +91,7 @@ class Waiting:
             if r.expires_ns <= mono_ns:
                 out.append((r.reply, r.pending_status(status.REQUEST_TIMEOUT)))
                 continue
-            if at_end and r.no_wait and (r.expires_ns == _NEVER or r.delivered):
+            if at_end and r.no_wait and (r.expires_ns == NEVER_NS or r.delivered):
                 out.append((r.reply, status.NO_MESSAGES))
                 continue
             if not interested(r.reply):
@@ -172,20 +103,25 @@ class Waiting:
         self.requests = kept
         return out
 
-    def ready(self, count: int, mono_ns: int, interested: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
-        """Make sure that the next ``count`` requests in turn can be served; returns the ends of those that cannot."""
-        requests = self.requests
+    def ready(self, turn: Turn, count: int, mono_ns: int,
+              interested: Callable[[bytes], bool]) -> tuple[bool, list[tuple[bytes, bytes]]]:
+        """Make sure that the next ``count`` requests in turn can be served.
+
+        Returns: whether they can, and the ends of those that cannot: who takes turns is to be asked again then.
+        """
+        gone: list[WaitingRequest] = []
         out: list[tuple[bytes, bytes]] = []
-        i = 0
-        while i < count and i < len(requests):
-            r = requests[i]
+        for r in islice(turn.requests, count):
             if r.expires_ns <= mono_ns:
                 out.append((r.reply, r.pending_status(status.REQUEST_TIMEOUT)))
+            elif (text := self.order.refusal(r)) is not None:
+                out.append((r.reply, text))
             elif interested(r.reply):
-                i += 1
                 continue
-            del requests[i]
-        return out
+            gone.append(r)
+        for r in gone:
+            self.requests.remove(r)
+        return not gone, out
 
     def drop(self, request: WaitingRequest) -> None:
         """Nobody hears this request's inbox any more."""
@@ -198,37 +134,32 @@ class Waiting:
         self.requests.clear()
         return out
 
-    def share(self, count: int, sizes: Callable[[], Sequence[int]],
+    def share(self, turn: Turn, count: int, sizes: Callable[[], Sequence[int]],
               mono_ns: int) -> tuple[list[Share], list[tuple[bytes, bytes]]]:
-        """Share out the next ``count`` messages.
+        """Share out the next ``count`` messages among those who take turns.
 
         Args: sizes gives the size of each message as max_bytes counts it, and is asked only where one is in force.
         Returns: the shares, which together cover the first messages without a gap, and statuses for requests that
-            ended without getting one more. Fewer than ``count`` may be covered: call again with the rest.
+            ended without getting one more. Fewer than ``count`` may be covered: ask for the next turn with the rest.
         """
-        requests = self.requests
-        if any(r.bytes_left for r in requests):
-            return self._share_by_size(count, sizes(), mono_ns)
-        several = len(requests)
+        requests = turn.requests
+        count = min(count, turn.messages)
         shares: list[Share] = []
-        if several == 1:
-            r = requests[0]
-            n = min(count, r.batch_left)
-            shares.append(self._serve(r, 0, n, 1, n, mono_ns))
-            if not r.batch_left:
-                requests.popleft()
-        elif several and count < several:
+        ended: list[tuple[bytes, bytes]] = []
+        if any(r.bytes_left for r in requests):
+            ended = self._share_by_size(requests, count, sizes(), shares, mono_ns)
+        elif count < len(requests):
             for i in range(count):
-                r = requests.popleft()
-                shares.append(self._serve(r, i, i + 1, 1, 1, mono_ns))
-                if r.batch_left:
-                    requests.append(r)
-        elif several:
+                shares.append(self._serve(requests[0], i, i + 1, 1, 1, mono_ns))
+                _move_on(requests)
+        else:
+            several = len(requests)
             rounds = min(count // several, min(r.batch_left for r in requests))
-            for i, r in enumerate(requests):
-                shares.append(self._serve(r, i, rounds * several, several, rounds, mono_ns))
-            self.requests = deque(r for r in requests if r.batch_left)
-        return shares, []
+            for i in range(several):
+                shares.append(self._serve(requests[0], i, rounds * several, several, rounds, mono_ns))
+                _move_on(requests)
+        self.order.settle(self.requests, turn, shares[-1].to if shares else None)
+        return shares, ended
 
     def _serve(self, r: WaitingRequest, start: int, stop: int, step: int, n: int, mono_ns: int) -> Share:
         r.batch_left -= n
@@ -237,11 +168,9 @@ class Waiting:
             r.heartbeat_at_ns = mono_ns + r.heartbeat_ns
         return Share(r, start, stop, step, None)
 
-    def _share_by_size(self, count: int, sizes: Sequence[int],
-                       mono_ns: int) -> tuple[list[Share], list[tuple[bytes, bytes]]]:
+    def _share_by_size(self, requests: deque[WaitingRequest], count: int, sizes: Sequence[int], shares: list[Share],
+                       mono_ns: int) -> list[tuple[bytes, bytes]]:
         """One message at a time, since any may be the one that does not fit; runs to one request are joined."""
-        requests = self.requests
-        shares: list[Share] = []
         out: list[tuple[bytes, bytes]] = []
         i = 0
         while i < count and requests:
@@ -251,22 +180,26 @@ class Waiting:
                 if shares:
                     break
                 out.append((r.reply, r.pending_status(status.MESSAGE_SIZE)))
+                r.batch_left = 0
                 requests.popleft()
                 continue
-            limited = r.bytes_left > 0
-            if limited:
+            if r.bytes_left:
                 r.bytes_left -= sizes[i]
                 if not r.bytes_left:
                     r.batch_left = 1
             share = self._serve(r, i, i + 1, 1, 1, mono_ns)
-            if not r.batch_left:
-                requests.popleft()
-                if r.bytes_left:
-                    share = share._replace(after=r.pending_status(status.BATCH_COMPLETED))
-            elif len(requests) > 1:
-                requests.rotate(-1)
+            if not r.batch_left and r.bytes_left:
+                share = share._replace(after=r.pending_status(status.BATCH_COMPLETED))
+            _move_on(requests)
             if shares and shares[-1].to is r and shares[-1].after is None:
                 share = share._replace(start=shares.pop().start)
             shares.append(share)
             i += 1
-        return shares, out
+        return out
+
+
+def _move_on(requests: deque[WaitingRequest]) -> None:
+    """The request at the head was served: to the tail with it, or away when it wants no more."""
+    served = requests.popleft()
+    if served.batch_left:
+        requests.append(served)

@@ -16,6 +16,8 @@ from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
 from broker.jetstream.wire.ids import unique_id
+from broker.jetstream.wire.numbers import SEQ_MAX, decimal
+from broker.protocol import headers
 from broker.protocol.parser import MAX_PAYLOAD
 
 __all__ = ["PushSide"]
@@ -24,22 +26,25 @@ __all__ = ["PushSide"]
 class PushSide:
     """One consumer's subscribers.
 
-    Attributes: ``active`` somebody listens; ``flow`` and ``rate`` are None where not configured; ``flow_request`` is
-        the subject under which the next flow control request is to be answered.
+    Attributes: ``active`` somebody listens; ``flow`` and ``rate`` are None where not configured; ``flow_acks``: answers
+        to flow control requests are the acks.
     """
 
     def __init__(self, bus: Bus, rng: random.Random, names: str, config: ConsumerConfig, mono_ns: int,
-                 msg_bytes_max: int, interested: Callable[[bool], None], go_on: Callable[[], None]) -> None:
+                 msg_bytes_max: int, interested: Callable[[bool], None],
+                 go_on: Callable[[Sequence[tuple[int, int]]], None]) -> None:
         """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's bound of a message, -1: none.
 
-        ``interested`` is told whether anybody listens, ``go_on`` when the window has opened.
+        ``interested`` is told whether anybody listens, ``go_on`` when the window has opened, and what the answers ack where
+        they do: (stream sequence, consumer sequence).
         """
         self.subject = config.deliver_subject.encode()
         self.group = config.deliver_group.encode()
         self.active = False
         self.flow: FlowWindow | None = None
         self.rate: RateLimit | None = None
-        self.flow_request = b""
+        self.flow_acks = config.ack_policy == "flow_control"
+        self._flow_request = b""
         self._bus = bus
         self._rng = rng
         self._flow_prefix = f"$JS.FC.{names}."
@@ -95,8 +100,17 @@ class PushSide:
         """When the next heartbeat may be due; None while none is."""
         return self._beat_at_ns if self._beat_ns and self.active else None
 
-    def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int) -> None:
-        """Send the heartbeat if it is due: nothing was sent for its interval, the last being the sequences given."""
+    def ask(self) -> None:
+        """Send a flow control request."""
+        assert self.flow is not None
+        self.flow.asked(self._flow_request)
+        self._bus.publish(self.subject, self._flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
+
+    def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int, *, unacked: bool) -> None:
+        """Send the heartbeat if it is due: nothing was sent for its interval, the last being the sequences given.
+
+        ``unacked``: acks are pending, so where flow control carries them, this is the time to ask for them.
+        """
         if self._beat_ns <= 0 or not self.active:
             return
         self._beat_at_ns = max(self._beat_at_ns, sent_mono_ns + self._beat_ns)
@@ -106,6 +120,8 @@ class PushSide:
         text = status.idle_heartbeat(consumer_seq, stream_seq, stalled)
         self._bus.publish(self.subject, b"", len(text), text)
         self._beat_at_ns = mono_ns + self._beat_ns
+        if self.flow_acks and unacked and self.flow is not None and not self.flow.outstanding:
+            self.ask()
 
     # ---- parts
 
@@ -116,13 +132,20 @@ class PushSide:
     def _on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Answers to flow control requests: $JS.FC.<stream>.<consumer>.<id>."""
         assert self.flow is not None
-        for subject, _, _, _ in ops[start:end]:
-            if self.flow.answered(subject):
-                self._renew()
-                self._go_on()
+        acks: list[tuple[int, int]] = []
+        for subject, _, hlen, body in ops[start:end]:
+            if not self.flow.answered(subject):
+                continue
+            self._renew()
+            if self.flow_acks and hlen:
+                seq = decimal(headers.get(body[:hlen], b"Nats-Last-Stream") or b"", SEQ_MAX)
+                cseq = decimal(headers.get(body[:hlen], b"Nats-Last-Consumer") or b"", SEQ_MAX)
+                if seq > 0:
+                    acks.append((seq, max(cseq, 0)))
+            self._go_on(acks)
 
     def _renew(self) -> None:
-        self.flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
+        self._flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
 
     def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
         # What a rate limit lets through in one go: the largest message.

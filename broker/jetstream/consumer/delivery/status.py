@@ -16,6 +16,7 @@ __all__ = [
     "PUSH_BASED",
     "REQUEST_TIMEOUT",
     "SERVER_SHUTDOWN",
+    "WRONG_PIN",
     "idle_heartbeat",
     "line",
     "with_pending",
@@ -27,6 +28,7 @@ MESSAGE_SIZE = _V + b"409 Message Size Exceeds MaxBytes"
 BATCH_COMPLETED = _V + b"409 Batch Completed"
 SERVER_SHUTDOWN = _V + b"409 Server Shutdown"
 CONSUMER_DELETED = _V + b"409 Consumer Deleted"
+WRONG_PIN = _V + b"423 Nats-Wrong-Pin-Id"
 NO_MESSAGES = _V + b"404 No Messages\r\n\r\n"
 PUSH_BASED = _V + b"409 Consumer is push based\r\n\r\n"
 FLOW_CONTROL = _V + b"100 FlowControl Request\r\n\r\n"

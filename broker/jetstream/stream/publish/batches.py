@@ -1,4 +1,12 @@
-"""Atomic and fast-ingest batches. Streams do not support them yet, so the checks refuse them."""
+"""Which publishes belong to a batch, and what refuses them before their batch is looked at.
+
+    atomic batch        messages with ``Nats-Batch-Id`` are kept aside until one with ``Nats-Batch-Commit`` stores them all
+    fast-ingest batch   messages with a reply subject that ends in ``.$FI`` are stored one by one, and acknowledged now and then
+
+Does not own: the batches (atomic), what a commit checks (atomic_checks).
+
+Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg, processJetStreamFastBatchMsg.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +19,56 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["BATCH_ID", "FAST_INGEST", "atomic", "fast_ingest"]
+__all__ = ["BATCH_COMMIT", "BATCH_ID", "BATCH_SEQUENCE", "FAST_INGEST", "HEADERS", "REQUIRED_LEVEL", "BatchMember", "atomic",
+           "fast_ingest"]
 
 BATCH_ID: Final = b"Nats-Batch-Id"
+BATCH_SEQUENCE: Final = b"Nats-Batch-Sequence"
+BATCH_COMMIT: Final = b"Nats-Batch-Commit"
+REQUIRED_LEVEL: Final = b"Nats-Required-Api-Level"
+
+HEADERS: Final = frozenset((BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT, REQUIRED_LEVEL))
 
 FAST_INGEST: Final = b".$FI"
 """Replies that end so belong to a fast-ingest batch."""
+
+
+class BatchMember(Exception):
+    """The message belongs to an atomic batch, whose commit decides on it."""
+
+    def __init__(self, batch_id: bytes) -> None:
+        super().__init__(batch_id)
+        self.batch_id = batch_id
 
 
 def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
     """10205; before it, what refuses any message of such a stream."""
     def check(candidate: Candidate) -> None:
         if candidate.reply.endswith(FAST_INGEST):
-            _refuse(candidate, config, 10205)
+            _check_all(context, candidate, config)
+            raise ApiError(10205)
     return check
 
 
 def atomic(context: CheckContext, config: StreamConfig) -> Check:
-    """10174; before it, what refuses any message of such a stream."""
+    """10174; before it, what refuses any message of such a stream. Raises: BatchMember for all others."""
     def check(candidate: Candidate) -> None:
-        if candidate.headers[BATCH_ID]:
-            _refuse(candidate, config, 10174)
+        if batch_id := candidate.headers.get(BATCH_ID):
+            _check_all(context, candidate, config)
+            if not config.allow_atomic:
+                raise ApiError(10174)
+            raise BatchMember(batch_id)
     return check
 
 
-def _refuse(candidate: Candidate, config: StreamConfig, disabled: int) -> None:
+def _check_all(context: CheckContext, candidate: Candidate, config: StreamConfig) -> None:
+    """10109, 10023, 10002, 10054."""
     if config.sealed:
         raise ApiError(10109)
+    usage = context.live.usage
+    if usage.size_bytes + candidate.size > usage.bytes_max:
+        context.commit_pending(candidate.pending)
+        if err_code := usage.refusal(candidate.size, candidate.pending.time_ns):
+            raise ApiError(err_code)
     if 0 <= config.max_msg_size < len(candidate.body):
         raise ApiError(10054)
-    raise ApiError(disabled)

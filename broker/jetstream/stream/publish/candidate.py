@@ -74,4 +74,4 @@ class Candidate:
 
 
 Check = Callable[[Candidate], None]
-"""Raises: ApiError, Duplicate or NotLoaded when the candidate cannot be stored, or not yet."""
+"""Raises: ApiError, Duplicate, BatchMember or NotLoaded when the candidate cannot be stored, or not yet."""

@@ -9,6 +9,7 @@ A check is a function of the candidate. It returns, or raises
 
     ApiError    the message is refused
     Duplicate   it was stored before, and its publisher is told the sequence
+    BatchMember it belongs to an atomic batch, whose commit decides on it by ATOMIC
     NotLoaded   something has to be loaded first; then the decision is taken again, from the first check on
 
 It changes nothing but the candidate: subject, headers and body (together with ``size``), or what follows once the message is
@@ -16,7 +17,8 @@ stored (``after``). ``context.live`` does not include the messages of the same r
 either adds them (``candidate.pending``), or calls ``context.commit_pending`` first.
 
 To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration does not need
-the check), and add a row to TABLE where nats-server does the same. The columns of a row:
+the check), and add a row to TABLE where nats-server does the same, and one to ATOMIC, for the messages of atomic batches. The
+columns of a row:
 
     make      that function
     headers   the headers that the check reads: it is called for messages with one of them, and finds in
@@ -35,14 +37,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.jetstream.stream.publish import (
+    atomic_checks,
     batches,
     counters,
     duplicates,
     expectations,
     limits,
+    republish,
     rollup,
     schedules,
     sources,
+    transform,
     ttl,
 )
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
@@ -53,7 +58,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["ANY", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
+__all__ = ["ANY", "ATOMIC", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
 
 ANY: Final[frozenset[bytes]] = frozenset()
 """Messages that have headers, whichever."""
@@ -75,10 +80,11 @@ class Rule(NamedTuple):
 
 
 TABLE: Final = (
+    Rule(transform.transform),
     Rule(limits.trim_before, bulk=True),
     Rule(limits.record_size, bulk=True),                                                            # 10077
     Rule(batches.fast_ingest, bulk=True),                                                           # 10205
-    Rule(batches.atomic, {batches.BATCH_ID}),                                                       # 10174
+    Rule(batches.atomic, batches.HEADERS),                                             # 10174; else the batch takes it
     Rule(limits.sealed),                                                                            # 10109
     Rule(limits.payload_size, bulk=True),                                                           # 10054
     Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
@@ -91,7 +97,7 @@ TABLE: Final = (
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
     Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
-    Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                                        # 10111
+    Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
     Rule(counters.add),                                                                             # 10169, 10172
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
@@ -101,10 +107,37 @@ TABLE: Final = (
     Rule(limits.discard_new),                                                                       # 10077
     Rule(rollup.plan, {rollup.ROLLUP, schedules.PATTERN}),
     Rule(schedules.plan, schedules.HEADERS),
+    Rule(republish.republish),
 )
 """In order; beside each row, the errors that its check raises."""
 
-_READ: Final = frozenset(name for rule in TABLE for name in rule.headers or ())
+ATOMIC: Final = (
+    Rule(transform.transform),
+    Rule(atomic_checks.last_msg_id, {expectations.LAST_MSG_ID}),                                    # 10177
+    Rule(limits.record_size),                                                                       # 10077
+    Rule(limits.header_size, ANY),                                                                  # 10097
+    Rule(counters.not_in_batches),                                                                  # 10171, 10168, 10169
+    Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
+    Rule(atomic_checks.ttl_disabled, {ttl.TTL}),                                                    # 10166
+    Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
+    Rule(atomic_checks.duplicate, {MSG_ID}),                                                        # 10201, 10167
+    Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
+    Rule(atomic_checks.last_sequence, {expectations.LAST_SEQUENCE}),                                # 10071, 10164
+    Rule(atomic_checks.last_subject_sequence,
+         {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10164, 10193
+    Rule(schedules.not_in_batches, schedules.HEADERS),                                              # 10188, 10212
+    Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
+    Rule(atomic_checks.first_of_subject, {rollup.ROLLUP}),                                          # 10111
+    Rule(limits.subject_index),
+    Rule(atomic_checks.discard_new),                                                                # 10077
+    Rule(limits.last_sequence),                                                                     # 10077
+    Rule(atomic_checks.storage),                                                                    # 10023, 10002
+    Rule(atomic_checks.plan, {rollup.ROLLUP}),
+    Rule(republish.republish),
+)
+"""The same for the messages of an atomic batch, each of which passes them when the batch is committed, before any is stored."""
+
+_READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())
 """The headers that some check reads."""
 
 _ONE_BY_ONE: Final = tuple(rule.make for rule in TABLE if not rule.bulk and not rule.headers)

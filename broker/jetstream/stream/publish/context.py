@@ -44,14 +44,19 @@ class Scheduler(Protocol):
 
 
 class CheckContext:
-    """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``."""
+    """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``.
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "rollups", "scheduler", "subjects", "totals",
-                 "trim_all")
+    Attributes: ``publish_when_stored``: publish a message (subject, header length, headers and payload) to whoever listens, once
+        all that the stream has sequenced so far is in the store.
+    """
+
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups", "scheduler",
+                 "subjects", "totals", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
                  rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
-                 trim_all: Callable[[], Awaitable[None]]) -> None:
+                 trim_all: Callable[[], Awaitable[None]],
+                 publish_when_stored: Callable[[bytes, int, bytes], None]) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
@@ -61,6 +66,7 @@ class CheckContext:
         self.scheduler = scheduler
         self.load_ids = load_ids
         self.trim_all = trim_all
+        self.publish_when_stored = publish_when_stored
         self._retention = retention
 
     def commit_pending(self, pending: Pending) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["INCREMENT", "add", "valid"]
+__all__ = ["INCREMENT", "add", "not_in_batches", "valid"]
 
 INCREMENT: Final = b"Nats-Incr"
 
@@ -55,6 +55,19 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if any(map(candidate.headers.get, _ALONE)):
             raise ApiError(10171)
     return check
+
+
+def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
+    """Counters cannot be in atomic batches yet: 10168, 10169 without an increment; elsewhere as ``valid``."""
+    def check(candidate: Candidate) -> None:
+        counts = candidate.hlen and candidate.headers.get(INCREMENT)
+        raise ApiError(10168 if counts else 10169)
+
+    def elsewhere(candidate: Candidate) -> None:
+        if candidate.hlen:
+            single(candidate)
+    single = valid(context, config)
+    return check if config.allow_msg_counter else elsewhere
 
 
 def add(context: CheckContext, config: StreamConfig) -> Check | None:

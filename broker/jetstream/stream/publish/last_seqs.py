@@ -24,21 +24,24 @@ class LastSeqs:
         self._live = live
         self._subjects = subjects
         self._last_seq_of = last_seq_of
-        self._looked_up: tuple[bytes, int, int] | None = None
-        """What was looked up for the publish at the head of the queue: a filter, its last sequence, the stream's."""
+        self._looked_up: dict[bytes, int] = {}
+        """What was looked up for the publish at the head of the queue: filter → last sequence. A batch may ask for many."""
+        self._looked_up_at = 0
+        """The stream's last sequence then."""
 
     def of(self, subject: bytes) -> int:
         """Last sequence of ``subject``, which may have wildcards; 0: none. Raises: NotLoaded."""
         if is_literal(subject):
             return self._subjects.last(subject)
-        live, known = self._live, self._looked_up
-        if known is not None and known[0] == subject and known[2] == live.last_seq:
-            # Nothing was appended since, but the last match may have been removed.
-            last = known[1]
-            if not last or live.find(last) is not None:
-                return last
+        live = self._live
+        if self._looked_up_at == live.last_seq and (last := self._looked_up.get(subject)) is not None and (
+                not last or live.find(last) is not None):
+            # Nothing was appended since; the last match may have been removed.
+            return last
         raise NotLoaded(f"the last message of {subject!r}", work=partial(self._look_up, subject))
 
     async def _look_up(self, subject: bytes) -> None:
         last = await self._last_seq_of(Filters((subject,)))
-        self._looked_up = subject, last, self._live.last_seq
+        if self._looked_up_at != self._live.last_seq:
+            self._looked_up, self._looked_up_at = {}, self._live.last_seq
+        self._looked_up[subject] = last

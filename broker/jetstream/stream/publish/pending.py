@@ -77,6 +77,13 @@ class Pending:
         self.totals[subject] = total
         self.values.append(total.value)
 
+    def last_of(self, subject: bytes) -> int:
+        """Sequence of the last one with this subject; 0: there is none."""
+        for place in range(len(self.msgs) - 1, -1, -1):
+            if self.msgs[place][0] == subject:
+                return self.first_seq + place
+        return 0
+
     def append(self) -> bool:
         """Append them to the stream; False: they were refused, since that failed. Holds nothing afterwards."""
         return self._append(self)

@@ -63,6 +63,12 @@ class Replies:
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, b'%b%d,"duplicate": true}' % (self.prefix, seq))
 
+    def committed(self, reply: bytes, batch_id: bytes, count: int, seq: int) -> None:
+        """A batch of ``count`` messages is stored, the last one as ``seq``."""
+        if self._acks and reply:
+            named = json.dumps(batch_id.decode("utf-8", "replace"), ensure_ascii=False).encode()
+            self._later(self._bus.publish, reply, b"", 0, b'%b%d,"batch":%b,"count":%d}' % (self.prefix, seq, named, count))
+
     def refused(self, reply: bytes, error: ApiError) -> None:
         """The message is not stored, by what the sequenced state says."""
         if self._acks and reply:
@@ -84,6 +90,11 @@ class Replies:
         return [item for at in range(0, len(items), 3) if items[at + 1] != prefix for item in items[at:at + 3]]
 
     # --- at once ------------------------------------------------------------------------------------------------------
+
+    def staged(self, reply: bytes) -> None:
+        """The message is kept for the commit of its batch, which says nothing about the stream: publishers count these."""
+        if self._acks and reply:
+            self._bus.publish(reply, b"", 0, b"")
 
     def turn_away(self, run: Sequence[Msg]) -> None:
         """Refuse publishes that there is no room for, at once: nothing was decided about them."""

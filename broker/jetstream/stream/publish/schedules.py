@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing", "plan", "produced", "valid", "zone_of"]
+__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing", "not_in_batches",
+           "plan", "produced", "valid", "zone_of"]
 
 PATTERN: Final = b"Nats-Schedule"
 SCHEDULER: Final = b"Nats-Scheduler"
@@ -86,6 +87,22 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
                 raise ApiError(10212)
             candidate.ends = name
         elif name:
+            raise ApiError(10212)
+    return check
+
+
+def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
+    """Schedules cannot be in atomic batches yet: 10188, and 10212 for what would be refused anyway."""
+    def check(candidate: Candidate) -> None:
+        get = candidate.headers.get
+        name, zone = get(SCHEDULER, b""), get(_TIME_ZONE)
+        try:
+            scheduled = bool(get(PATTERN)) or firing(b"", zone, 0, 0) is not None
+        except ApiError:
+            scheduled = True
+        if scheduled or (get(_NEXT) and _publishable(name)):
+            raise ApiError(10188)
+        if name or get(_NEXT):
             raise ApiError(10212)
     return check
 

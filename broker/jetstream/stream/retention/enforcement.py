@@ -155,13 +155,14 @@ class Enforcement:
             try:
                 async with self._owner.queue.turn(ticket):
                     await self.trim()
+                    # Within the turn: its end drains the queue, and those publishes may need another trim.
+                    self._soon = False
             except Exception as error:
                 self._failed("what is past max_msgs or max_bytes", error, delay)
                 ticket = None
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _RETRY_SECONDS_MAX)
             else:
-                self._soon = False
                 return
 
     async def _carry_out(self, number: int, ticket: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ class Release(RecordBody):
 
     KIND: ClassVar = RecordKind.RELEASE
 
-    segments: Sequence[Position] | None = None
+    segments: Collection[Position] | None = None
     """Rising."""
     pages: Sequence[Position] | None = None
     roots: Sequence[Position] | None = None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
-from tests.jetstream.consumer.fakes import MS, SECOND, World, seqs, statuses
+from tests.jetstream.consumer.fakes import MS, SECOND, Delivered, World, fresh_state, seqs, statuses
 
 WINDOW = 2 << 20
 
@@ -107,6 +111,60 @@ def test_flow_control_stops_and_goes_on() -> None:
     sent = w.bus.take()
     assert len(seqs(sent)) == 19
     assert [d.status for d in sent if not d.is_message] == ["100 FlowControl Request"]
+
+
+def _flow(w: World, request: Delivered, headers: bytes = b"") -> list[Delivered]:
+    """Answer a flow control request; what came of it."""
+    block = b"NATS/1.0\r\n" + headers + b"\r\n" if headers else b""
+    w.bus.subscriptions[b"$JS.FC.S.C.*"]([(request.reply, b"", len(block), block)], 0, 1, None, w.clock.now_ns())
+    w.loop.settle()
+    return w.bus.take()
+
+
+def test_acks_by_flow_control_survive_a_restart_and_never_time_out() -> None:
+    """A full max_ack_pending asks for an ack; what is acked stays so after a restart, what is not is asked for again."""
+    config: dict[str, Any] = {"deliver_subject": "d", "flow_control": True, "idle_heartbeat": SECOND,
+                              "ack_policy": "flow_control", "max_ack_pending": 3, "ack_wait": 0}
+    w = World()
+    w.stream.add(*["a"] * 5)
+    consumer = w.consumer(**config)
+    w.bus.listen(b"d")
+    w.loop.settle()
+    sent = w.bus.take()
+    assert seqs(sent) == [1, 2, 3]
+    sent = _flow(w, sent[-1], b"Nats-Last-Stream: 2\r\nNats-Last-Consumer: 2\r\n")
+    assert seqs(sent) == [4, 5]
+    assert not seqs(w.pass_time(3600 * SECOND))
+    state = w.stored(consumer, fresh_state(consumer))
+    assert (state.floor_sseq, sorted(state.pending)) == (2, [3, 4, 5])
+    consumer.stop()
+    w.bus.listen(b"d", on=False)
+    w.stream.consumers.remove(consumer)
+    w.bus.subscriptions.clear()
+
+    again = w.consumer(state, **config)
+    w.bus.listen(b"d")
+    sent = w.pass_time(1500 * MS)
+    assert not seqs(sent)
+    assert statuses(sent) == ["100 Idle Heartbeat", "100 FlowControl Request"]
+    _flow(w, sent[-1], b"Nats-Last-Stream: 5\r\nNats-Last-Consumer: 5\r\n")
+    assert again.info()["num_ack_pending"] == 0
+    assert again.info()["ack_floor"]["stream_seq"] == 5
+
+
+@pytest.mark.parametrize("headers", [b"Nats-Last-Stream: 9\r\nNats-Last-Consumer: 9\r\n", b"Nats-Last-Stream: x\r\n",
+                                     b"Nats-Last-Stream: -1\r\n", b"Nats-Last-Consumer: 2\r\n"])
+def test_an_answer_that_acks_nothing_still_opens_the_window(headers: bytes) -> None:
+    """Acks beyond what was delivered and headers that say nothing move no floor; the next request goes out."""
+    w = World()
+    w.stream.add(*["a"] * 5)
+    consumer = w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="flow_control",
+                          max_ack_pending=3, ack_wait=0)
+    w.bus.listen(b"d")
+    w.loop.settle()
+    _flow(w, w.bus.take()[-1], headers)
+    assert consumer.info()["ack_floor"]["stream_seq"] == 0
+    assert statuses(w.pass_time(1500 * MS)) == ["100 Idle Heartbeat", "100 FlowControl Request"]
 
 
 def test_flow_window_doubles_to_its_bound() -> None:

@@ -43,7 +43,8 @@ def test_time_zones(pattern: str, after: str, expected: str) -> None:
 @pytest.mark.parametrize("pattern, expected", [
     ("@hourly", "2026-01-01T11:00:00Z"), ("@daily", "2026-01-02T00:00:00Z"), ("@midnight", "2026-01-02T00:00:00Z"),
     ("@weekly", "2026-01-04T00:00:00Z"), ("@monthly", "2026-02-01T00:00:00Z"), ("@yearly", "2027-01-01T00:00:00Z"),
-    ("@annually", "2027-01-01T00:00:00Z"), ("@every 90s", "2026-01-01T10:31:30Z"), ("@at 2026-01-01T00:00:00Z", "2026-01-01T00:00:00Z")])
+    ("@annually", "2027-01-01T00:00:00Z"), ("@every 90s", "2026-01-01T10:31:30Z"),
+    ("@at 2026-01-01T00:00:00Z", "2026-01-01T00:00:00Z")])
 def test_names(pattern: str, expected: str) -> None:
     now_ns = parse_time("2026-01-01T10:30:00.2Z")
     firing = fires_at(pattern, None, now_ns, now_ns)

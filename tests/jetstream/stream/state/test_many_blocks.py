@@ -410,3 +410,46 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
                        (b"S.b.c", bytes(12), {}), (b"S.b", bytes(17), {})], settle=True, exact=True)
     machine.same()
     machine.teardown()
+
+
+def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a message is replaced, all that the limits take out has left, not just a slice of it; else another message goes.
+
+    A history that Hypothesis's kind of search found: sequence 2 stayed, and 3 left.
+    """
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
+    expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
+    machine = StreamMachine()
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=2, new=False, new_per=True, age=0, kind="async", cut=3, cache=0)
+    machine.purges(b"S.b", 0)
+    machine.same()
+    machine.publishes([(b"S.b", bytes(16), expected)], settle=True, exact=False)
+    machine.same()
+    machine.publishes([(b"S.b", bytes(2), {"Nats_Rollup": "all"})], settle=False, exact=True)
+    machine.same()
+    machine.publishes([(b"S.a", bytes(12), {}), (b"S.b.c", bytes(35), {"Nats_Rollup": "sub"}), (b"S.d", bytes(27), {}),
+                       (b"S.d", bytes(12), {})], settle=False, exact=False)
+    machine.same()
+    machine.publishes([(b"S.a", bytes(39), {}), (b"S.b.c", bytes(4), expected), (b"S.b.c", bytes(18), {}),
+                       (b"S.d", bytes(2), {})], settle=False, exact=True)
+    machine.same()
+    machine.teardown()
+
+
+def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a trim's turn lets queued publishes pass, which take the stream past its limit again: it is trimmed again."""
+    monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
+    monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
+    expected, rollup = {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_Rollup": "sub"}
+    machine = StreamMachine()
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3, cache=0)
+    machine.publishes([(b"S.b.c", bytes(8), {}), (b"S.a", bytes(6), {}), (b"S.b.c", bytes(13), {})], settle=True, exact=True)
+    machine.same()
+    machine.publishes([(b"S.d", bytes(8), {}), (b"S.b.c", bytes(5), rollup), (b"S.d", bytes(35), {})], settle=False, exact=True)
+    machine.publishes([(b"S.b.c", bytes(21), expected), (b"S.d", bytes(21), rollup)], settle=True, exact=True)
+    machine.restarts(clean=True)
+    machine.publishes([(b"S.b", bytes(20), {}), (b"S.a", bytes(24), expected)], settle=True, exact=True)
+    machine.publishes([(b"S.b", bytes(21), expected)], settle=True, exact=True)
+    machine.same()
+    machine.teardown()

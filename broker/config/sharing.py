@@ -1,0 +1,226 @@
+"""What accounts share with each other, and the mappings within one: plain values, and what must hold between them.
+
+    an export   a stream (messages go out) or a service (requests come in) that other accounts may import
+    an import   a stream or service of another account, under a subject of one's own
+    a mapping   messages published to one subject go to another
+
+Source: nats-server, server/accounts.go (checkStreamExportApproved, checkServiceImportsForCycles, AddWeightedMappings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from broker.protocol.subject import collide, is_literal, is_valid, subset
+
+__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "mapping_problem", "sharing_problems"]
+
+_CYCLE_DEPTH_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Where a service's latencies are published; ``sampling`` in percent, 0: of requests whose headers ask for it."""
+
+    subject: str
+    sampling: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """``accounts`` None: public; () with a token: whoever has an activation token."""
+
+    kind: Literal["stream", "service"]
+    subject: str
+    accounts: tuple[str, ...] | None = None
+    response_type: Literal["singleton", "stream", "chunked"] = "singleton"
+    response_threshold_ns: int = 0
+    """0: nats-server's default of 2 minutes."""
+
+    latency: Latency | None = None
+    account_token_position: int = 0
+    """Which token of the subject must be the importing account's name, from 1; 0: none."""
+
+    allow_trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """``subject`` is the exporting account's."""
+
+    kind: Literal["stream", "service"]
+    account: str
+    subject: str
+    to: str = ""
+    """The subject it has here; "": the same."""
+
+    prefix: str = ""
+    """What stands before a stream's subject here."""
+
+    share: bool = False
+    """Whether the service is told about the client that asks."""
+
+    allow_trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a part of the messages goes."""
+
+    subject: str
+    weight: int = 100
+    """Percent."""
+
+    cluster: str = ""
+    """Only in the cluster of this name; "": in every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectMapping:
+    """What the weights leave of 100 % stays at ``source``, unless that is a destination itself."""
+
+    source: str
+    destinations: tuple[Destination, ...]
+
+
+class Sharer(Protocol):
+    """An account."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exports(self) -> tuple[Export, ...]: ...
+
+    @property
+    def imports(self) -> tuple[Import, ...]: ...
+
+
+def mapping_problem(mapping: SubjectMapping) -> str:
+    """Why nats-server would refuse the destinations, but for their functions; "": it would not."""
+    seen = set()
+    totals: dict[str, int] = {}
+    for one in mapping.destinations:
+        if one.subject in seen:
+            return f'duplicate entry for "{one.subject}"'
+        seen.add(one.subject)
+        totals[one.cluster] = totals.get(one.cluster, 0) + one.weight
+        if totals[one.cluster] > 100:
+            return "total weight needs to be <= 100"
+        if not is_valid(_without_functions(one.subject).encode()):
+            return f"invalid mapping destination: {one.subject}"
+    return ""
+
+
+def _without_functions(subject: str) -> str:
+    """``{{partition(3, 1)}}`` may have blanks and dots, which do not count in the subject."""
+    before, opening, rest = subject.partition("{{")
+    if not opening:
+        return subject
+    _, closing, after = rest.partition("}}")
+    return before + "f" + _without_functions(after) if closing else subject
+
+
+def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
+    """What is wrong between the accounts' exports and imports: account, and why, in nats-server's words."""
+    by_name = {account.name: account for account in accounts}
+    for kind in ("stream", "service"):
+        for account in accounts:
+            for export in account.exports:
+                if export.kind == kind:
+                    for why in _export_problems(export, by_name):
+                        yield account.name, why
+    added: dict[str, list[Import]] = {}
+    for kind in ("stream", "service"):
+        for account in accounts:
+            for one in account.imports:
+                if one.kind != kind:
+                    continue
+                why = _import_problem(account, one, by_name, added)
+                if why:
+                    yield account.name, why
+                else:
+                    added.setdefault(account.name, []).append(one)
+
+
+def _export_problems(export: Export, accounts: Mapping[str, Sharer]) -> Iterator[str]:
+    unknown = [name for name in export.accounts or () if name not in accounts]
+    for name in unknown:
+        yield f'"{name}" account not defined for {export.kind} export'
+    position, tokens = export.account_token_position, export.subject.split(".")
+    if position and (position > len(tokens) or tokens[position - 1] != "*"):
+        yield f'Error adding {export.kind} export "{export.subject}": sublist: invalid subject'
+    elif export.latency is not None:
+        results = export.latency.subject
+        why = "" if is_valid(results.encode()) and is_literal(results.encode()) else "invalid publish subject"
+        if export.response_type != "singleton":
+            why = why or "bad service response type"
+        if why:
+            yield (f'Error adding service latency sampling for "{export.subject}" on subject "{results}": {why}')
+
+
+def _import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
+                    added: Mapping[str, list[Import]]) -> str:
+    exporter = accounts.get(one.account)
+    if exporter is None:
+        return f'"{one.account}" account not defined for {one.kind} import'
+    error = f'Error adding {one.kind} import "{one.subject}": '
+    here = one.to or (f"{one.prefix.rstrip('.')}.{one.subject}" if one.prefix else one.subject)
+    if one.kind == "service" and not (is_valid(one.subject.encode()) and is_valid(here.encode())):
+        return error + "sublist: invalid subject"
+    if not _authorized(exporter, account.name, one):
+        return f"{error}{one.kind} import not authorized"
+    if one.prefix and not is_literal(one.prefix.encode()):
+        return error + "stream import prefix can not contain wildcard tokens"
+    mine = [other for other in added.get(account.name, ()) if (other.kind, other.account) == (one.kind, one.account)]
+    looked_for = [here] if one.kind == "service" else [here, one.subject]
+    for subject in looked_for:
+        if _cycle(exporter, subject, one.kind, {account.name}, accounts, added):
+            return error + "import forms a cycle"
+    if one.kind == "stream" and any(other.subject == one.subject for other in mine):
+        return error + "stream import already exists"
+    if one.kind == "service" and (same := [other for other in mine if (other.to or other.subject) == here]):
+        return (f'{error}duplicate service import subject "{here}", previously used in import for account '
+                f'"{one.account}", subject "{same[0].subject}"')
+    return ""
+
+
+def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
+    """Whether the exporting account lets this one in. An export of the very subject goes before wider ones."""
+    exports = {export.subject: export for export in exporter.exports if export.kind == one.kind}
+    export = exports.get(one.subject)
+    tokens: list[str] = []
+    if export is None:
+        wider = (export for subject, export in exports.items() if subset(one.subject.encode(), subject.encode()))
+        export, tokens = next(wider, None), one.subject.split(".")
+    if export is None:
+        return False
+    position = export.account_token_position
+    if position:
+        return position <= len(tokens) and tokens[position - 1] == importer
+    return export.accounts is None or importer in export.accounts
+
+
+def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
+           added: Mapping[str, list[Import]]) -> bool:
+    """Whether what ``account`` exports as ``subject`` is itself imported from one of ``visited``."""
+    wanted = subject.encode()
+    if len(visited) >= _CYCLE_DEPTH_MAX:
+        return True
+    if kind == "stream" and not any(export.kind == "stream" and subset(wanted, export.subject.encode())
+                                    for export in account.exports):
+        return False
+    for one in added.get(account.name, ()):
+        here = one.to or (f"{one.prefix.rstrip('.')}.{one.subject}" if one.prefix else one.subject)
+        # A service's requests go on under the exporter's subject, a stream's messages come under one's own.
+        through = one.subject if kind == "service" else here
+        if one.kind != kind or not collide(wanted, through.encode()):
+            continue
+        if one.account in visited:
+            return True
+        onward = here if subset(here.encode(), wanted) else subject
+        if _cycle(accounts[one.account], onward, kind, visited | {account.name}, accounts, added):
+            return True
+    return False

@@ -1,0 +1,229 @@
+"""What a stream's configuration may say about other streams and other subjects: mirror, sources, transforms, republishing.
+
+Pure decisions over values, in nats-server's order (stream_rules calls them). Which streams there are is seen through
+``neighbours``; a mirror or source may name one that does not exist yet.
+
+Source: nats-server 2.15, server/stream.go checkStreamCfgLocked, addStreamWithAssignment, composeIName.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from broker.jetstream.config.stream import StreamConfig, StreamSource
+from broker.jetstream.wire.errors import ApiError, invalid_config
+from broker.jetstream.wire.ids import short_hash
+from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping
+
+__all__ = ["check_cycles", "check_filter_subjects", "check_mirror", "check_prefixes", "check_republish", "check_sources",
+           "check_transform", "is_asset_name", "source_name", "stream_name"]
+
+_NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
+_API = "$JS.API"
+
+Neighbours = Mapping[str, StreamConfig]
+"""The account's streams as they are, by name (the stream in question may be among them)."""
+
+
+def is_asset_name(name: str) -> bool:
+    """Whether a stream or consumer may be called so (length aside)."""
+    return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
+
+
+def stream_name(source: StreamSource) -> str:
+    """The origin as headers and info tell it: its name, and what tells apart the same name elsewhere."""
+    name = source.name
+    if source.external is not None:
+        name += ":" + short_hash(source.external.api)
+    if source.consumer is not None:
+        name += ":C=" + short_hash(source.consumer.name)
+    return name
+
+
+def source_name(source: StreamSource) -> str:
+    """What tells the sources of one stream apart: origin, filters, destinations, with spaces in between."""
+    transforms = source.subject_transforms
+    filters = [one.src or ">" for one in transforms] or [source.filter_subject or ">"]
+    return " ".join((stream_name(source), "\f".join(filters), "\f".join(one.dest or ">" for one in transforms) or ">"))
+
+
+# --- mirrors and sources ----------------------------------------------------------------------------------------------
+
+def check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -> None:
+    """Judge the mirror, and let it inherit direct gets."""
+    mirror = config.mirror
+    if mirror is None:
+        return
+    for broken, err_code in (
+        (config.first_seq > 0, 10143),
+        (bool(config.subjects), 10034),
+        (bool(config.sources), 10031),
+        (config.allow_msg_counter, 10173),
+        (config.allow_atomic, 10198),
+        (config.allow_batched, 10209),
+        (config.allow_msg_schedules, 10186),
+        (not _consumer_fits(mirror), 10213),
+        (bool(mirror.filter_subject and mirror.subject_transforms), 10150),
+    ):
+        if broken:
+            raise ApiError(err_code)
+    if config.subject_delete_marker_ttl > 0:
+        raise invalid_config("subject delete markers forbidden on mirrors")
+    _check_transforms(mirror, invalid_filter=10151, invalid_destination=10154)
+    _check_overlap(mirror, overlapping=10152, test=collide)
+    if mirror.external is not None:
+        return
+    if not is_asset_name(mirror.name):
+        raise ApiError(10142)
+    origin = neighbours.get(mirror.name)
+    if origin is not None:
+        if 0 < config.max_msg_size < origin.max_msg_size:
+            raise ApiError(10030)
+        if pedantic and config.mirror_direct != origin.allow_direct:
+            raise ApiError(10157, err="origin stream has direct get set, mirror has it disabled")
+        config.mirror_direct = origin.allow_direct
+
+
+def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
+    """Judge the sources."""
+    if config.sources and config.allow_msg_schedules:
+        raise ApiError(10187)
+    names: set[str] = set()
+    consumers: set[tuple[str, str]] = set()
+    for source in config.sources:
+        if source is None or not is_asset_name(source.name):
+            raise ApiError(10141)
+        if (name := source_name(source)) in names:
+            raise ApiError(10140)
+        names.add(name)
+        if source.filter_subject and source.subject_transforms:
+            raise ApiError(10144)
+        _check_transforms(source, invalid_filter=10145, invalid_destination=10146)
+        _check_overlap(source, overlapping=10147, test=subset)
+        if not _consumer_fits(source):
+            raise ApiError(10215)
+        if source.consumer is not None:
+            external = source.external
+            consumer = source.name + (":" + external.api if external is not None else ""), source.consumer.name
+            if consumer in consumers:
+                raise ApiError(10216)
+            consumers.add(consumer)
+        origin = neighbours.get(source.name) if source.external is None else None
+        if origin is not None and 0 < config.max_msg_size < origin.max_msg_size:
+            raise ApiError(10046)
+
+
+def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
+    """Judge the prefixes of other accounts and domains."""
+    upstream = [source for source in [config.mirror, *config.sources] if source is not None]
+    subjects = [subject for source in upstream if source.external is None and source.name in neighbours
+                for subject in neighbours[source.name].subjects]
+    external = [source.external for source in upstream if source.external is not None]
+    for prefix in [one.deliver for one in external if one.deliver]:
+        if not _is_publishable(prefix):
+            raise ApiError(10024, prefix=prefix)
+        for subject in subjects:
+            if collide(subject.encode(), f"{prefix}.{subject}".encode()):
+                raise ApiError(10022, prefix=prefix, subject=subject)
+    for prefix in [one.api for one in external if one.api]:
+        if not _is_publishable(prefix):
+            quoted = json.dumps(prefix, ensure_ascii=False)
+            raise invalid_config(f"stream external api prefix {quoted} must be a valid subject without wildcards")
+        if collide(prefix.encode(), _API.encode()):
+            raise ApiError(10021, prefix=prefix, subject=_API)
+
+
+def check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
+    """Follow mirrors and sources from stream to stream: none may lead back with subjects that could go round."""
+    to_visit, visited = [config], set()
+    while to_visit:
+        here = to_visit.pop(0)
+        visited.add(here.name)
+        origins = [(source.name, source.filter_subject.encode()) for source in here.sources
+                   if source is not None and source.external is None]
+        if here.mirror is not None and here.mirror.external is None:
+            origins.append((here.mirror.name, b""))
+        for name, filter_subject in origins:
+            if name in visited:
+                if not filter_subject or any(collide(one, filter_subject) for one in here.subjects_bytes):
+                    raise invalid_config("detected cycle")
+            elif name in neighbours:
+                to_visit.append(neighbours[name])
+
+
+def check_filter_subjects(config: StreamConfig) -> None:
+    """Judge the filters without transforms: nats-server does so last, with an error of its own. Raises: ApiError 10049."""
+    for source, kind in [(config.mirror, "mirror"), *((source, "source") for source in config.sources)]:
+        if source is None or not source.filter_subject or is_valid(source.filter_subject.encode()):
+            continue
+        colon = "" if kind == "mirror" else ":"
+        raise ApiError(10049, err=f"subject filter '{source.filter_subject}' for the {kind}{colon} invalid subject")
+
+
+def _consumer_fits(source: StreamSource) -> bool:
+    consumer = source.consumer
+    if consumer is None:
+        return True
+    return (is_asset_name(consumer.name) and _is_publishable(consumer.deliver_subject)
+            and not source.opt_start_seq and source.opt_start_time is None and not source.filter_subject)
+
+
+def _is_publishable(subject: str) -> bool:
+    return is_valid(subject.encode()) and is_literal(subject.encode())
+
+
+def _check_transforms(source: StreamSource, *, invalid_filter: int, invalid_destination: int) -> None:
+    for transform in source.subject_transforms:
+        if transform.src and not is_valid(transform.src.encode()):
+            raise ApiError(invalid_filter, err=f"invalid subject {transform.src}")
+        try:
+            check_mapping(transform.src.encode(), transform.dest.encode())
+        except TransformError as error:
+            raise ApiError(invalid_destination, err=error) from None
+
+
+def _check_overlap(source: StreamSource, *, overlapping: int, test: Callable[[bytes, bytes], bool]) -> None:
+    filters = [transform.src.encode() for transform in source.subject_transforms]
+    if any(i != j and test(a, b) for i, a in enumerate(filters) for j, b in enumerate(filters)):
+        raise ApiError(overlapping)
+
+
+# --- transforms and republishing --------------------------------------------------------------------------------------
+
+def check_transform(config: StreamConfig) -> None:
+    """Judge the transform of what is published."""
+    transform = config.subject_transform
+    if transform is None:
+        return
+    if transform.src and not is_valid(transform.src.encode()):
+        raise ApiError(10155, err=f"invalid subject {transform.src}")
+    try:
+        check_mapping(transform.src.encode(), transform.dest.encode())
+    except TransformError as error:
+        raise ApiError(10156, err=error) from None
+
+
+def check_republish(config: StreamConfig, pedantic: bool) -> None:
+    """Judge republishing, and fill in its source."""
+    republish, transform = config.republish, config.subject_transform
+    if republish is None:
+        return
+    if not republish.src:
+        if pedantic:
+            raise ApiError(10157, err="republish source can not be empty")
+        republish.src = ">"
+    if republish.src == republish.dest == ">" and transform is not None and config.subjects == [transform.src]:
+        # Everything under the subject that it is stored by, which is none of the stream's.
+        if pedantic:
+            raise ApiError(10157, err="implicit republish based on subject transform")
+        republish.src = republish.dest = transform.dest
+    if any(collide(republish.dest.encode(), subject) for subject in config.subjects_bytes):
+        raise invalid_config("stream configuration for republish destination forms a cycle")
+    try:
+        if republish.dest:
+            SubjectTransform(republish.src.encode(), republish.dest.encode())
+    except TransformError:
+        raise invalid_config(f"stream configuration for republish with transform from '{republish.src}' to "
+                             f"'{republish.dest}' not valid") from None

@@ -1,0 +1,222 @@
+"""Which of the waiting pull requests may have the next messages: the priority policies.
+
+    none            all of them take turns                                       Order
+    prioritized     those of the lowest ``priority`` take turns                  Prioritized
+    overflow        those whose min_pending or min_ack_pending is reached do     Overflow
+    pinned_client   those that carry the pin do; the first one without it gets   PinnedClient
+                    one when nobody has it
+
+An order answers with a ``Turn`` before messages are read and changes nothing by it; ``settle`` is told who was served.
+Judging requests as they come is admission.py's.
+
+Source: nats-server consumer.go: nextWaiting, popAndRequeue, assignNewPinId, setPinnedTimer; ADR-42.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import NamedTuple
+
+from broker.clock import Clock
+from broker.jetstream.consumer.delivery import status
+from broker.jetstream.consumer.delivery.request import WaitingRequest
+from broker.jetstream.wire.advisories import ConsumerEvents
+from broker.jetstream.wire.ids import unique_id
+
+__all__ = ["Order", "Overflow", "PinnedClient", "Prioritized", "Supply", "Turn", "order_of"]
+
+_ANY = 1 << 62
+
+
+class Supply(NamedTuple):
+    """What overflow compares: messages to deliver, the next one included, and acks pending.
+
+    ``first`` tells how a delivery moves them: it is the message's first, so that the former falls by one; ``acked``: and
+    the latter rises by one.
+    """
+
+    pending: int
+    ack_pending: int
+    first: bool
+    acked: bool
+
+
+class Turn(NamedTuple):
+    """The requests that take turns with the next messages, so many, in order; whoever shares out changes ``requests``."""
+
+    requests: deque[WaitingRequest]
+    messages: int
+
+    @property
+    def wanted(self) -> int:
+        """Messages that can be shared out among them."""
+        return min(self.messages, sum(r.batch_left for r in self.requests))
+
+
+class Order:
+    """First come, first served, in turns.
+
+    Attributes: ``pin`` of the one client that is served, empty: there is none; ``pinned_at_ns`` since when (Unix UTC),
+        ``due_ns`` when that ends unless a request with it comes before (monotonic), ``timeout_ns`` after the last one.
+    """
+
+    policy = "none"
+
+    def __init__(self) -> None:
+        self.pin = ""
+        self.pinned_at_ns = 0
+        self.due_ns: int | None = None
+        self.timeout_ns = 0
+
+    def place(self, requests: deque[WaitingRequest], request: WaitingRequest) -> None:
+        """Put a new request into the queue."""
+        requests.append(request)
+
+    def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
+        """Who takes turns now; None: nobody may have the next message."""
+        return Turn(requests, _ANY) if requests else None
+
+    def refusal(self, request: WaitingRequest) -> bytes | None:
+        """Why a request whose turn has come ends without a message."""
+        return None
+
+    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+        """Bring the queue up to date after sharing out; ``last`` got the last message, None: nobody got any."""
+
+    def headers(self) -> bytes:
+        """What every message to those who were served carries in addition."""
+        return b""
+
+    def expire(self, mono_ns: int) -> bool:
+        """Take the pin away if it is due; returns whether it was."""
+        return False
+
+    def unpin(self) -> None:
+        """Take the pin away from whoever has it."""
+
+
+class Prioritized(Order):
+    """The queue is sorted by priority; requests of equal priority take turns."""
+
+    policy = "prioritized"
+
+    def place(self, requests: deque[WaitingRequest], request: WaitingRequest) -> None:
+        i = len(requests)
+        while i and requests[i - 1].priority > request.priority:
+            i -= 1
+        requests.insert(i, request)
+
+    def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
+        if not requests:
+            return None
+        first = requests[0].priority
+        return Turn(deque(r for r in requests if r.priority == first), _ANY)
+
+    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+        first = requests[0].priority
+        while requests and requests[0].priority == first:
+            requests.popleft()
+        requests.extendleft(reversed(turn.requests))
+
+
+class _Selective(Order):
+    """Requests anywhere in the queue may be passed over: they keep their places in the circle."""
+
+    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+        if last is not None:
+            requests.rotate(-requests.index(last) - 1)
+        for r in [r for r in requests if not r.batch_left]:
+            requests.remove(r)
+
+
+class Overflow(_Selective):
+    """A request with limits is served once one of them is reached; one without any always is."""
+
+    policy = "overflow"
+
+    def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
+        may: deque[WaitingRequest] = deque()
+        count = _ANY
+        for r in requests:
+            min_pending, min_acks = r.request.min_pending, r.request.min_ack_pending
+            if (min_pending <= 0 and min_acks <= 0) or 0 < min_acks <= supply.ack_pending:
+                may.append(r)
+                continue
+            if 0 < min_pending <= supply.pending:
+                may.append(r)
+                if supply.first:
+                    count = min(count, supply.pending - min_pending + 1)
+            elif min_acks > 0 and supply.first and supply.acked:
+                count = min(count, min_acks - supply.ack_pending)
+        return Turn(may, count) if may else None
+
+
+class PinnedClient(_Selective):
+    """One client at a time: its requests carry the pin, the others wait."""
+
+    policy = "pinned_client"
+
+    def __init__(self, events: ConsumerEvents, clock: Clock, rng: random.Random) -> None:
+        super().__init__()
+        self._group = ""
+        self._events = events
+        self._clock = clock
+        self._rng = rng
+
+    def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
+        """A request with another pin has its turn too, alone, so that ``refusal`` ends it when it is reached."""
+        may: deque[WaitingRequest] = deque()
+        for r in requests:
+            if self.refusal(r) is not None:
+                return Turn(may or deque([r]), 1)
+            if r.pin == self.pin:
+                may.append(r)
+                if not self.pin:
+                    # It gets the pin, after which others have no turn. One that names no group gets none, and only
+                    # this message.
+                    return Turn(may, _ANY if r.request.group else 1)
+        return Turn(may, _ANY) if may else None
+
+    def refusal(self, request: WaitingRequest) -> bytes | None:
+        if request.pin and request.pin != self.pin:
+            return request.pending_status(status.WRONG_PIN)
+        return None
+
+    def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
+        if last is not None and not self.pin and last.request.group:
+            self.pin = last.pin = unique_id(self._rng)
+            self._group = last.request.group
+            self.pinned_at_ns = self._clock.now_ns()
+            self.touch()
+            self._events.pinned(self._group, self.pin)
+        super().settle(requests, turn, last)
+
+    def headers(self) -> bytes:
+        return b"Nats-Pin-Id: %b\r\n" % self.pin.encode()
+
+    def touch(self) -> None:
+        """A request of the pinned client came: the pin is good for another ``timeout_ns``."""
+        self.due_ns = self._clock.monotonic_ns() + self.timeout_ns
+
+    def expire(self, mono_ns: int) -> bool:
+        if self.due_ns is None or self.due_ns > mono_ns:
+            return False
+        self.unpin()
+        self._events.unpinned(self._group, "timeout")
+        return True
+
+    def unpin(self) -> None:
+        self.pin, self.pinned_at_ns, self.due_ns = "", 0, None
+
+
+def order_of(policy: str, events: ConsumerEvents, clock: Clock, rng: random.Random) -> Order:
+    """The order that a priority policy asks for."""
+    match policy:
+        case "prioritized":
+            return Prioritized()
+        case "overflow":
+            return Overflow()
+        case "pinned_client":
+            return PinnedClient(events, clock, rng)
+    return Order()

@@ -1,0 +1,34 @@
+"""How many batches may be open, in one stream and in all of them, how long, and how much memory they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight"]
+
+BATCH_BYTES_MAX: Final = 64 << 20
+"""Bytes of one atomic batch: all of it goes into one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """nats-server's limits by default; ``staged_bytes`` bounds the memory of all atomic batches that are not committed, which
+    nats-server has on disk."""
+
+    max_msgs: int = 1000
+    per_stream: int = 50
+    total: int = 1000
+    timeout_ns: int = 10_000_000_000
+    staged_bytes: int = 256 << 20
+
+
+class Inflight:
+    """What is open in all streams together."""
+
+    __slots__ = ("atomic", "limits", "staged_bytes")
+
+    def __init__(self, limits: BatchLimits | None = None) -> None:
+        self.limits = limits or BatchLimits()
+        self.atomic = 0
+        self.staged_bytes = 0

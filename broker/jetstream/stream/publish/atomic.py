@@ -1,0 +1,169 @@
+"""Atomic batches that are not committed yet: their messages, kept aside in memory.
+
+    first message ──> open ──> more messages, in order ──> the commit ──> all stored, or none (sequencer)
+                        └──> a gap, too many, idle for too long ──> abandoned, and those who listen are told
+
+Owns: which messages belong together, and the bounds on them. Does not own: what a commit checks (atomic_checks), nor how it is
+stored (sequencer). An open batch does not survive a restart, as on nats-server.
+
+Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg; server/jetstream_batching.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from broker.jetstream.inflight import BATCH_BYTES_MAX, Inflight
+from broker.jetstream.settings import level_refused
+from broker.jetstream.stream.publish.batches import BATCH_COMMIT, BATCH_SEQUENCE, REQUIRED_LEVEL
+from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.idle import IdleTimer
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers as header_block
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+
+__all__ = ["AtomicBatches", "Batch", "Reason"]
+
+Reason = Literal["timeout", "large", "incomplete", "unsupported"]
+
+_ID_BYTES_MAX = 64
+
+_ROW_BYTES = 200
+"""A staged message beside the bytes of its body and subject."""
+
+
+class Batch:
+    """An open batch.
+
+    Attributes: ``last``: its last message's place in it, from 1; ``msgs`` as they will be stored; ``size`` in memory;
+        ``commit``: the message that asks for the commit, once it has come; ``plans``: what its roll-ups take out, as far as
+        that has been found.
+    """
+
+    __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plans", "size")
+
+    def __init__(self, batch_id: bytes) -> None:
+        self.batch_id = batch_id
+        self.last = 0
+        self.msgs: list[Msg] = []
+        self.size = 0
+        self.deadline_ns = 0
+        self.commit: Msg | None = None
+        self.plans: dict[bytes, Callable[[], None]] = {}
+
+
+class AtomicBatches:
+    """The open batches of one stream.
+
+    Args: ``inflight`` counts those of all streams; ``abandoned`` tells that one is dropped, and why.
+    """
+
+    def __init__(self, inflight: Inflight, clock: Clock, abandoned: Callable[[bytes, Reason], None]) -> None:
+        self._inflight = inflight
+        self._clock = clock
+        self._abandoned = abandoned
+        self._open: dict[bytes, Batch] = {}
+        self._timer = IdleTimer(clock, self.expire)
+
+    def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes]) -> Batch | None:
+        """Keep a message aside.
+
+        Returns: the batch if ``msg`` is to commit it, whatever comes of that, to be told to ``close``; None: it goes on.
+        Raises: ApiError.
+        """
+        if len(batch_id) > _ID_BYTES_MAX:
+            raise ApiError(10179)
+        place = parse_sequence(headers.get(BATCH_SEQUENCE, b""))
+        if place < 0:
+            raise ApiError(10175)
+        commit = headers.get(BATCH_COMMIT)
+        eob = commit == b"eob"
+        count = place - eob
+        batch = self._open.get(batch_id)
+        if batch is not None and batch.commit is msg:
+            # It has waited for what its checks needed.
+            return batch
+        max_msgs = self._inflight.limits.max_msgs
+        if batch is None:
+            if place != 1:
+                raise ApiError(10199, size=max_msgs) if count > max_msgs else ApiError(10176)
+            batch = self._begin(batch_id)
+        if commit is not None and not eob and commit != b"1":
+            self.close(batch)
+            raise ApiError(10200)
+        _, _, hlen, body = msg
+        if headers.get(REQUIRED_LEVEL):
+            if level_refused(body[:hlen]):
+                raise self._abandon(batch, "unsupported", ApiError(10185))
+            block = header_block.remove(body[:hlen], REQUIRED_LEVEL)
+            hlen, body = len(block), block + body[hlen:]
+        batch.last += 1
+        if batch.last != place or batch.commit is not None or (eob and place == 1):
+            raise self._abandon(batch, "incomplete", ApiError(10176))
+        if count > max_msgs:
+            raise self._abandon(batch, "large", ApiError(10199, size=max_msgs))
+        now_ns = self._clock.monotonic_ns()
+        timeout_ns = self._inflight.limits.timeout_ns
+        batch.deadline_ns = now_ns + timeout_ns
+        self._timer.arm(timeout_ns)
+        if not eob:
+            self._stage(batch, (msg[0], b"", hlen, body))
+        if commit is None:
+            return None
+        batch.commit = msg
+        if eob:
+            subject, reply, hlen, body = batch.msgs[-1]
+            block = header_block.set(body[:hlen], BATCH_COMMIT, b"1")
+            batch.msgs[-1] = subject, reply, len(block), block + body[hlen:]
+        return batch
+
+    def close(self, batch: Batch) -> None:
+        """The batch is committed or refused."""
+        if self._open.get(batch.batch_id) is batch:
+            del self._open[batch.batch_id]
+            self._inflight.atomic -= 1
+            self._inflight.staged_bytes -= batch.size
+
+    def clear(self) -> None:
+        """Drop all batches: the stream takes none any more."""
+        for batch in list(self._open.values()):
+            self.close(batch)
+        self._timer.cancel()
+
+    def expire(self, now_ns: int) -> int | None:
+        """Abandon those that have been idle for too long; returns when the next one will have been."""
+        for batch in list(self._open.values()):
+            if batch.deadline_ns <= now_ns:
+                self.close(batch)
+                self._abandoned(batch.batch_id, "timeout")
+        return min((batch.deadline_ns for batch in self._open.values()), default=None)
+
+    def _begin(self, batch_id: bytes) -> Batch:
+        inflight = self._inflight
+        limits = inflight.limits
+        if len(self._open) >= limits.per_stream or inflight.atomic >= limits.total:
+            raise ApiError(10210)
+        batch = self._open[batch_id] = Batch(batch_id)
+        inflight.atomic += 1
+        return batch
+
+    def _stage(self, batch: Batch, msg: Msg) -> None:
+        size = _ROW_BYTES + len(msg[0]) + len(msg[3])
+        if batch.size + size > BATCH_BYTES_MAX:
+            raise self._abandon(batch, "large", ApiError(10199, size=f"{BATCH_BYTES_MAX >> 20} MiB"))
+        if self._inflight.staged_bytes + size > self._inflight.limits.staged_bytes:
+            raise self._abandon(batch, "large", ApiError(10210))
+        batch.msgs.append(msg)
+        batch.size += size
+        self._inflight.staged_bytes += size
+
+    def _abandon(self, batch: Batch, reason: Reason, error: ApiError) -> ApiError:
+        self.close(batch)
+        self._abandoned(batch.batch_id, reason)
+        return error

@@ -1,0 +1,187 @@
+"""The checks of an atomic batch's messages at its commit, where they differ from those of single messages.
+
+All messages are checked before the first one is stored, so a check sees the stream as it is before the batch, and the messages
+of the batch before its own in ``candidate.pending``, a ``StagedPending``: its ``append`` does nothing.
+
+Source: nats-server, server/jetstream_batching.go, checkMsgHeadersPreClusteredProposal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from broker.jetstream.stream.publish import duplicates, expectations
+from broker.jetstream.stream.publish.candidate import Duplicate
+from broker.jetstream.stream.publish.headers import parse_sequence
+from broker.jetstream.stream.publish.limits import Limits
+from broker.jetstream.stream.publish.pending import Pending
+from broker.jetstream.stream.publish.ttl import TTL
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Source
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.atomic import Batch
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["StagedPending", "discard_new", "duplicate", "first_of_subject", "last_msg_id", "last_sequence",
+           "last_subject_sequence", "plan", "storage", "ttl_disabled"]
+
+
+class StagedPending(Pending):
+    """The messages of a batch whose checks have passed, numbered as if they were in the stream.
+
+    Attributes: ``subjects``: how many there are of each; ``lasts``: subjects' last sequences before the batch, as far as
+        they were asked for.
+    """
+
+    __slots__ = ("_last_of", "batch", "lasts", "subjects")
+
+    def __init__(self, batch: Batch, first_seq: int, source: Source | None, time_ns: int) -> None:
+        super().__init__(first_seq, source, time_ns, lambda pending: True)
+        self.batch = batch
+        self.subjects: Counter[bytes] = Counter()
+        self.lasts: dict[bytes, int] = {}
+        self._last_of: dict[bytes, int] = {}
+
+    def last_of(self, subject: bytes) -> int:
+        """See ``Pending``."""
+        return self._last_of.get(subject, 0)
+
+    def accept(self, candidate: Candidate) -> None:
+        """Its checks have passed."""
+        msg = candidate.subject, candidate.reply, candidate.hlen, candidate.body
+        self.add(msg, candidate.size, candidate.msg_id, ())
+        self.subjects[candidate.subject] += 1
+        self._last_of[candidate.subject] = self.last_seq
+
+
+def _staged(candidate: Candidate) -> StagedPending:
+    if not isinstance(candidate.pending, StagedPending):
+        raise TypeError("a check of batches was given a message outside of one")
+    return candidate.pending
+
+
+def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
+    """10177: batches cannot have this header."""
+    def check(candidate: Candidate) -> None:
+        if candidate.headers.get(expectations.LAST_MSG_ID):
+            raise ApiError(10177, header=expectations.LAST_MSG_ID.decode())
+    return check
+
+
+def duplicate(context: CheckContext, config: StreamConfig) -> Check:
+    """10201 for what a single message would be told to be a duplicate; 10167."""
+    single = duplicates.duplicate(context, config)
+    dedupe = context.dedupe
+
+    def check(candidate: Candidate) -> None:
+        try:
+            single(candidate)
+        except Duplicate:
+            raise ApiError(10201) from None
+        # Within a batch, ids count also where the stream has no window.
+        if candidate.msg_id and not dedupe.window_ns and candidate.msg_id in candidate.pending.ids:
+            raise ApiError(10201)
+    return check
+
+
+def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10166, also for what is no TTL."""
+    def check(candidate: Candidate) -> None:
+        if candidate.headers[TTL]:
+            raise ApiError(10166)
+    return check if not config.allow_msg_ttl else None
+
+
+def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
+    """10071, with the sequence before the message's; 10164 where that is one of the batch."""
+    single = expectations.last_sequence(context, config)
+
+    def check(candidate: Candidate) -> None:
+        single(candidate)
+        if candidate.headers[expectations.LAST_SEQUENCE] and candidate.pending.msgs:
+            raise ApiError(10164)
+    return check
+
+
+def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
+    """10071; 10164 where the batch has written to the subject; 10193."""
+    last_seqs = context.last_seqs
+
+    def check(candidate: Candidate) -> None:
+        get, staged = candidate.headers.get, _staged(candidate)
+        subject = get(expectations.SUBJECT)
+        if not (text := get(expectations.LAST_SUBJECT_SEQUENCE)):
+            if subject:
+                raise ApiError(10193)
+            return
+        subject = subject or candidate.subject
+        if subject in staged.subjects:
+            raise ApiError(10164)
+        last = staged.lasts.get(subject)
+        if last is None:
+            last = staged.lasts[subject] = last_seqs.of(subject)
+        if last != parse_sequence(text):
+            raise ApiError(10071, seq=last)
+    return check
+
+
+def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
+    """10111: a roll-up of a subject is the batch's first message with it, one of all the batch's first message."""
+    def check(candidate: Candidate) -> None:
+        staged = _staged(candidate)
+        if candidate.rollup == b"sub" and candidate.subject in staged.subjects:
+            raise ApiError(10111, err="batch rollup sub invalid")
+        if candidate.rollup == b"all" and staged.msgs:
+            raise ApiError(10111, err="batch rollup all invalid")
+    return check
+
+
+def storage(context: CheckContext, config: StreamConfig) -> Check:
+    """10023 and 10002, with all of the batch so far."""
+    live = context.live
+
+    def check(candidate: Candidate) -> None:
+        usage, pending = live.usage, candidate.pending
+        size = pending.bytes + candidate.size
+        if usage.size_bytes + size > usage.bytes_max and (err_code := usage.refusal(size, pending.time_ns)):
+            raise ApiError(err_code)
+    return check
+
+
+def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10077. Unlike a single message, one of a batch makes no room by what it replaces."""
+    limits, live = Limits(config), context.live
+    per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
+    subject_is_full = config.discard_new_per_subject
+
+    def check(candidate: Candidate) -> None:
+        staged, index = _staged(candidate), candidate.index
+        if max_msgs and live.msgs + len(staged.msgs) >= max_msgs:
+            raise ApiError(10077, err="maximum messages exceeded")
+        if max_bytes and live.size_bytes + staged.bytes + candidate.size > max_bytes:
+            raise ApiError(10077, err="maximum bytes exceeded")
+        subject = candidate.subject
+        if (subject_is_full and index is not None and not candidate.rollup
+                and index.count(subject, live.first_seq) + staged.subjects[subject] >= per_subject):
+            raise ApiError(10077, err="maximum messages per subject exceeded")
+    return check if config.discard == "new" and (limits.whole or subject_is_full) else None
+
+
+def plan(context: CheckContext, config: StreamConfig) -> Check:
+    """Refuses nothing: finds what the roll-up removes, all of which was stored before the batch."""
+    rollups = context.rollups
+
+    def check(candidate: Candidate) -> None:
+        if candidate.rollup == b"all":
+            candidate.after = rollups.plan(None)
+        elif candidate.rollup:
+            # Kept while the commit waits for what others remove: a search holds what it found for one roll-up only.
+            plans, subject = _staged(candidate).batch.plans, candidate.subject
+            if subject not in plans:
+                plans[subject] = rollups.plan(subject)
+            candidate.after = plans[subject]
+    return check

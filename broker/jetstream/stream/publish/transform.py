@@ -1,0 +1,35 @@
+"""The subject by which a message is stored, where a stream transforms subjects.
+
+Does not own: what the stream is subscribed to, which are the subjects as they are published.
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.protocol.subject_transform import make_transform
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.publish.candidate import Candidate, Check
+    from broker.jetstream.stream.publish.context import CheckContext
+
+__all__ = ["transform"]
+
+
+def transform(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuses nothing: what does not match the transform's source keeps its subject."""
+    given = config.subject_transform
+    made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
+    if made is None:
+        return None
+    match = made.match
+
+    def check(candidate: Candidate) -> None:
+        subject = match(candidate.subject)
+        if subject is not None:
+            candidate.size += len(subject) - len(candidate.subject)
+            candidate.subject = subject
+    return check

@@ -1,0 +1,72 @@
+"""Settings that change while the broker runs: which may, and what the log says of each.
+
+    read ──> compare ──> refuse, by key, if one may not change ──> every part prepares ──> every part applies, and a line
+                                                                    └── one cannot: nothing has changed
+
+Source: nats-server, server/reload.go (diffOptions, and the option types for the lines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from broker.config.settings import MASK, SETTINGS, Setting, Settings
+from broker.gotime import format_duration
+
+__all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
+
+Prepare = Callable[[Settings], Callable[[], None]]
+"""Makes a part ready for other settings, and returns what applies them. Raises: ReloadError; then nothing has changed."""
+
+_LINES: dict[str, str] = {
+    "auth.user": "authorization username", "auth.password": "authorization password", "auth.token": "authorization token",
+    "auth.users": "authorization users", "auth.nkeys": "authorization nkey users", "accounts.configured": "accounts",
+    "server_tags": "tags"}
+"""How the log names those that it shows no value of."""
+
+_RELOADABLE = frozenset({
+    *_LINES, "auth.timeout_ns", "auth.no_auth_user",
+    "clients.max_connections", "clients.max_subscriptions", "clients.max_payload", "clients.max_control_line",
+    "clients.ping_interval_ns", "clients.ping_max", "clients.write_deadline_ns", "clients.no_fast_producer_stall",
+    "clients.lame_duck_duration_ns", "clients.lame_duck_grace_period_ns",
+    "logging.debug", "logging.trace", "logging.max_traced_msg_len", "logging.file", "logging.size_limit",
+    "logging.max_num", "logging.format", "logging.times", "logging.utc", "process.pid_file"})
+
+class ReloadError(Exception):
+    """Why the settings stay as they are; one line for each thing that is wrong."""
+
+
+def changed(old: Settings, new: Settings) -> list[Setting]:
+    """The settings that differ."""
+    return [setting for setting in SETTINGS if old[setting.path] != new[setting.path]]
+
+
+def refuse_fixed(settings: list[Setting], old: Settings, new: Settings) -> None:
+    """Raises: ReloadError that names each of ``settings`` that cannot change while the broker runs."""
+    wrong = [f"config reload not supported for {_key(setting)}: old={_shown(setting, old)}, new={_shown(setting, new)}"
+             for setting in settings if setting.path not in _RELOADABLE]
+    if wrong:
+        raise ReloadError("\n".join(wrong))
+
+
+def lines(settings: list[Setting], new: Settings) -> Iterator[str]:
+    """What the log says of each that changed."""
+    for setting in settings:
+        yield f"Reloaded: {_LINES.get(setting.path) or f'{_key(setting)} = {_shown(setting, new)}'}"
+
+
+def _key(setting: Setting) -> str:
+    """As the file has it, where it does."""
+    return setting.keys[0] if setting.keys else setting.path
+
+
+def _shown(setting: Setting, settings: Settings) -> str:
+    value: Any = settings[setting.path]
+    if setting.secret:
+        return MASK
+    if setting.path in _LINES:
+        return "…"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return format_duration(value) if setting.path.endswith("_ns") and value is not None else str(value)

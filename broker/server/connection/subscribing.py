@@ -1,0 +1,136 @@
+"""What a client subscribes to: permissions, limits, and what becomes of subscriptions when those change.
+
+Source: nats-server, server/client.go (processSub, processUnsub, processSubsOnConfigReload).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from broker.protocol.parser import Msg, Sub, Unsub
+from broker.protocol.subject import is_valid
+from broker.server.auth.permissions import ReplyPermissions, SubscribeRules
+from broker.server.connection.connect_options import go_quoted
+from broker.server.routing.route import Peer, Subscription
+from broker.server.routing.router import Router
+
+__all__ = ["Subscribing", "quoted"]
+
+log = logging.getLogger(__name__)
+
+_SYSTEM_QUEUE: Final = b"_sys_"
+
+
+class Subscriber(Peer, Protocol):
+    """The connection."""
+
+    label: str
+    router: Router
+
+    def send_error(self, text: str) -> None: ...
+
+    def fail(self, text: str | None, reason: str) -> None: ...
+
+
+class Subscribing:
+    """``subs`` by sid."""
+
+    __slots__ = ("_client", "_max", "_replies", "_rules", "subs")
+
+    def __init__(self, client: Subscriber) -> None:
+        self._client = client
+        self._max = -1
+        self._rules: SubscribeRules | None = None
+        self._replies: ReplyPermissions | None = None
+        self.subs: dict[bytes, Subscription] = {}
+
+    def restrict(self, rules: SubscribeRules | None, replies: ReplyPermissions | None) -> None:
+        """What may be subscribed to from now on, None: everything; ``replies`` is told of messages that may be replied to."""
+        self._rules = rules
+        self._replies = replies
+
+    def limit(self, most: int) -> None:
+        """So many subscriptions at once; -1: no limit. A client with more is closed."""
+        self._max = most
+        if len(self.subs) > most >= 0:
+            self._client.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
+
+    def add(self, op: Sub) -> bool:
+        """Returns: False if it was refused."""
+        rules = self._rules
+        if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
+            self._refuse(op)
+            return False
+        if len(self.subs) >= self._max >= 0:
+            self._client.send_error("maximum subscriptions exceeded")
+            return False
+        # A sid in use keeps its first subscription; the client is not told.
+        if op.sid not in self.subs:
+            if not is_valid(op.subject):
+                self._client.send_error("Invalid Subject")
+                return False
+            self._enter(Subscription(op.subject, op.queue, peer=self._client, sid=op.sid))
+        return True
+
+    def _enter(self, sub: Subscription) -> None:
+        self.subs[sub.sid] = sub
+        if self._rules is not None:
+            sub.denies = self._rules.filter(sub.subject, sub.queue)
+        if self._replies is not None:
+            sub.on_delivery = self._received
+        self._client.router.add(sub)
+
+    def _refuse(self, op: Sub) -> None:
+        subject, queue = quoted(op.subject), quoted(op.queue) if op.queue else ""
+        self._client.send_error(
+            f"Permissions Violation for Subscription to {subject}" + (queue and f" using queue {queue}"))
+        log.error("%s - Subscription Violation - Subject %s, %sSID %s", self._client.label, subject,
+                  queue and f"Queue: {queue}, ", op.sid.decode("utf-8", "backslashreplace"))
+
+    def _received(self, msgs: Sequence[Msg]) -> None:
+        """The client was sent messages that it may reply to."""
+        if self._replies is not None:
+            self._replies.received([msg[1] for msg in msgs])
+
+    def end(self, op: Unsub) -> None:
+        """Now, or after so many messages."""
+        sub = self.subs.get(op.sid)
+        if sub is not None:
+            if op.max > sub.delivered:
+                self._client.router.limit(sub, op.max)
+            else:
+                self._leave(sub)
+
+    def expire(self, sub: Subscription) -> None:
+        """A subscription got its last message."""
+        if self.subs.get(sub.sid) is sub:
+            self._leave(sub)
+
+    def end_all(self) -> None:
+        for sub in list(self.subs.values()):
+            self._leave(sub)
+
+    def _leave(self, sub: Subscription) -> None:
+        del self.subs[sub.sid]
+        self._client.router.remove(sub)
+
+    def reconsider(self, user: str) -> None:
+        """The rules have changed: what is no longer permitted ends, and the client is told; the rest obeys the new ones."""
+        for sub in list(self.subs.values()):
+            self._leave(sub)
+            if self._rules is None or self._rules.permits(sub.subject, sub.queue):
+                # A new one, since routes remember what their subscriptions were when they were found.
+                again = Subscription(sub.subject, sub.queue, peer=self._client, sid=sub.sid)
+                again.delivered, again.max = sub.delivered, sub.max
+                self._enter(again)
+                continue
+            what = quoted(sub.subject) + (f" using queue {quoted(sub.queue)}" if sub.queue else "")
+            what += f" (sid {quoted(sub.sid)})"
+            self._client.send_error(f"Permissions Violation for Subscription to {what}")
+            log.info("Removed sub %s for %s - not authorized", what, go_quoted(user))
+
+
+def quoted(name: bytes) -> str:
+    return go_quoted(name.decode("utf-8", "surrogateescape"))

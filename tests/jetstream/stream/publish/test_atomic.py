@@ -1,0 +1,234 @@
+"""Atomic batches: all or nothing across a crash, bounds, time, and commits that wait for the store. What they refuse, and in which
+order, is compared with nats-server by the scenarios "batches" in tests/jetstream/differential."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.jetstream.bus import Msg
+from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.stream.publish import atomic as atomic_module
+from broker.jetstream.stream.publish.atomic import AtomicBatches, Reason
+from broker.jetstream.stream.publish.checks import ATOMIC, TABLE
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.log.putter import Segment
+from broker.storage.log.settings import LogSettings
+from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, ask, everything, pub, publish
+from tests.storage.listening import Listening
+
+
+def batch(batch_id: str, *msgs: tuple[bytes, dict[str, str]]) -> list[Msg]:
+    """A whole batch; the last message commits it."""
+    return [pub(subject, b"%b %d" % (batch_id.encode(), place), Nats_Batch_Id=batch_id, Nats_Batch_Sequence=str(place),
+                **headers, **({"Nats_Batch_Commit": "1"} if place == len(msgs) else {}))
+            for place, (subject, headers) in enumerate(msgs, 1)]
+
+
+async def test_a_crash_leaves_all_of_a_batch_or_none() -> None:
+    """Segments are full after a few messages, and every one that is stored is a state that a crash may leave."""
+    world = World(settings=LogSettings(segment_bytes=300, segment_count=4))
+    stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)
+    await world.settle()
+    found: list[int] = []
+
+    def applied(segment: Segment) -> None:
+        found.append(world.log.state.streams[stream.stream_id].last_seq)
+
+    world.log.listen(Listening(segment_applied=applied))
+    rng, whole = random.Random(3), {0}
+    for i in range(40):
+        if rng.random() < 0.5:
+            rows = [(b"S.%d" % rng.randrange(9), {}) for _ in range(rng.randrange(1, 30))]
+            if rng.random() < 0.3:
+                rows[0] = rows[0][0], {"Nats_Rollup": "all"}
+            msgs = batch(f"b{i}", *rows)
+            publish(world, stream, *msgs)
+            whole.add(stream.last_seq)
+        else:
+            for _ in range(rng.randrange(1, 9)):
+                publish(world, stream, pub(b"S.a", b"x" * 50))
+                whole.add(stream.last_seq)
+        if rng.random() < 0.3:
+            await world.settle(stream)
+    await world.settle(stream)
+    assert len(found) > 20
+    assert set(found) <= whole
+    kept = await everything(stream)
+    again = await world.restart(stream)
+    assert await everything(again) == kept
+    await world.close()
+
+
+async def test_a_batch_is_answered_once_it_is_stored() -> None:
+    """Its other messages at once, with nothing."""
+    world = World()
+    stream = world.stream(allow_atomic=True)
+    await world.settle()
+    first, last = batch("b", (b"S.a", {}), (b"S.b", {}))
+    publish(world, stream, first, last)
+    assert world.bus.replies == {first[1]: [b""]}
+    assert (stream.last_seq, stream.persisted_seq) == (2, 0)
+    await world.settle(stream)
+    assert world.bus.replies[last[1]] == [b'{"stream":"S","seq":2,"batch":"b","count":2}']
+    await world.close()
+
+
+async def test_an_open_batch_ends_with_the_process() -> None:
+    world = World()
+    stream = world.stream(allow_atomic=True)
+    first, last = batch("b", (b"S.a", {}), (b"S.b", {}))
+    publish(world, stream, first)
+    again = await world.restart(stream, clean=True)
+    assert (await ask(world, again, last))["error"]["err_code"] == 10176
+    assert again.msgs == 0
+    await world.close()
+
+
+@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}], ids=["untracked", "tracked"])
+async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -> None:
+    """After a restart nothing is in memory: last sequences by subject and by wildcard, ids, and what roll-ups take out."""
+    world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream(allow_atomic=True, allow_rollup_hdrs=True, **config)
+    for i in range(60):
+        await ask(world, stream, pub(b"S.%b.%d" % (b"xyz"[i % 3:i % 3 + 1], i), b"%d" % i, Nats_Msg_Id=f"id{i}"))
+    again = await world.restart(stream)
+    last, subject = "Nats_Expected_Last_Subject_Sequence", "Nats_Expected_Last_Subject_Sequence_Subject"
+    rows = [(b"S.x.0", {"Nats_Rollup": "sub", last: "1"}), (b"S.y.1", {"Nats_Rollup": "sub"}),
+            (b"S.new", {last: "58", subject: "S.x.*", "Nats_Msg_Id": "new"}), (b"S.new", {last: "59", subject: "S.y.*"}),
+            (b"S.x.3", {last: "60", subject: "S.z.>"})]
+    msgs, after = batch("b", *rows), pub(b"S.after")
+    publish(world, again, *msgs, after)
+    assert again.last_seq == 60
+    await world.settle(again)
+    assert world.bus.answer(msgs[-1][1]) == {"stream": "S", "seq": 65, "batch": "b", "count": 5}
+    assert world.bus.answer(after[1]) == {"stream": "S", "seq": 66}
+    assert [seq for seq, _, _ in await everything(again)] == list(range(3, 67))
+    known = await world.restart(again)
+    told = batch("c", (b"S.a", {}), (b"S.b", {"Nats_Msg_Id": "id59"}))
+    publish(world, known, *told)
+    await world.settle(known)
+    assert world.bus.answer(told[-1][1])["error"]["err_code"] == 10201
+    assert known.last_seq == 66
+    await world.close()
+
+
+async def test_a_refused_batch_leaves_no_trace() -> None:
+    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name begins anew."""
+    world = World()
+    stream = world.stream(allow_atomic=True, max_msgs_per_subject=1)
+    await ask(world, stream, pub(b"S.a", b"kept"))
+    wrong = batch("b", (b"S.a", {"Nats_Msg_Id": "x"}), (b"S.b", {"Nats_Expected_Stream": "T"}))
+    publish(world, stream, *wrong)
+    right = batch("b", (b"S.b", {"Nats_Msg_Id": "x"}), (b"S.c", {}))
+    publish(world, stream, *right)
+    await world.settle(stream)
+    assert world.bus.answer(wrong[-1][1])["error"]["err_code"] == 10060
+    assert world.bus.answer(right[-1][1]) == {"stream": "S", "seq": 3, "batch": "b", "count": 2}
+    assert [(seq, subject) for seq, subject, _ in await everything(stream)] == [(1, b"S.a"), (2, b"S.b"), (3, b"S.c")]
+    await world.close()
+
+
+class Staging:
+    """Open batches on a clock that stands still."""
+
+    def __init__(self, **limits: int) -> None:
+        self.world = World()
+        self.inflight = Inflight(BatchLimits(**limits))
+        self.told: list[tuple[bytes, Reason]] = []
+        self.batches = self.another()
+
+    def another(self) -> AtomicBatches:
+        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id, reason: self.told.append((batch_id, reason)))
+
+    def take(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False, of: AtomicBatches | None = None) -> int:
+        """The error code, or 0."""
+        batches = self.batches if of is None else of
+        headers = {b"Nats-Batch-Sequence": b"%d" % place} | ({b"Nats-Batch-Commit": b"1"} if commit else {})
+        try:
+            ready = batches.take(pub(b"S.a", bytes(size)), batch_id.encode(), headers)
+        except ApiError as error:
+            return error.err_code
+        if ready is not None:
+            batches.close(ready)
+        return 0
+
+    async def close(self) -> None:
+        self.batches.clear()
+        assert (self.inflight.atomic, self.inflight.staged_bytes) == (0, 0)
+        await self.world.close()
+
+
+async def test_idle_batches_are_abandoned() -> None:
+    """Ten seconds after their last message, and those who listen are told."""
+    staging = Staging()
+    clock, batches = staging.world.clock, staging.batches
+    begin_ns = clock.monotonic_ns()
+    assert staging.take("a", 1) == staging.take("b", 1) == 0
+    clock.advance(6_000_000_000)
+    assert staging.take("b", 2) == 0
+    assert batches.expire(begin_ns + 9_999_999_999) == begin_ns + 10_000_000_000
+    assert batches.expire(begin_ns + 10_000_000_000) == begin_ns + 16_000_000_000
+    assert staging.told == [(b"a", "timeout")]
+    assert staging.take("a", 2) == 10176
+    assert staging.take("b", 3, commit=True) == 0
+    assert batches.expire(begin_ns + 20_000_000_000) is None
+    await staging.close()
+
+
+async def test_open_batches_are_bounded() -> None:
+    """In one stream, in all streams, by messages and by bytes."""
+    staging = Staging(per_stream=2, total=3, max_msgs=3, staged_bytes=5000)
+    other = staging.another()
+    assert [staging.take(name, 1) for name in "abc"] == [0, 0, 10210]
+    assert [staging.take(name, 1, of=other) for name in "de"] == [0, 10210]
+    assert [staging.take("a", place) for place in (2, 3, 4, 4)] == [0, 0, 10199, 10199]
+    assert staging.told == [(b"a", "large")]
+    assert staging.take("f", 1, size=4000) == 0
+    assert staging.take("f", 2, size=4000) == 10210
+    assert staging.take("f", 1, size=4000) == 0
+    other.clear()
+    await staging.close()
+
+
+async def test_a_batch_fits_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic_module, "BATCH_BYTES_MAX", 2 << 20)
+    staging = Staging()
+    assert [staging.take("a", place, size=900_000) for place in (1, 2, 3)] == [0, 0, 10199]
+    assert staging.told == [(b"a", "large")]
+    await staging.close()
+
+
+async def test_an_unforeseen_error_stores_nothing_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error on the way into the block refuses the batch; one after some of it is in the block ends the log."""
+    world = World()
+    stream = world.stream(allow_atomic=True, max_msgs_per_subject=5)
+    await ask(world, stream, pub(b"S.a", b"kept"))
+    msgs = batch("b", (b"S.a", {}), (b"S.b", {}))
+    index = stream.subjects.ready()
+    calls: list[bytes] = []
+
+    def fail(subjects: list[bytes], *rest: object) -> None:
+        calls.extend(subjects)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(index), "add_run", fail)
+    publish(world, stream, *msgs)
+    monkeypatch.undo()
+    await world.settle(stream)
+    assert calls == [b"S.a"]
+    assert world.bus.answer(msgs[-1][1])["error"]["err_code"] == 10008
+    assert stream.last_seq == 1
+    assert await ask(world, stream, pub(b"S.a", b"goes on")) == {"stream": "S", "seq": 2}
+    await world.close()
+
+
+def test_every_check_of_single_messages_has_one_for_batches() -> None:
+    """A check that is added to one table is missed in the other, unless another one does its work there."""
+    replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size"}
+    names = {rule.make.__name__ for rule in ATOMIC}
+    also = {"disabled": "ttl_disabled", "add": "not_in_batches"}
+    for rule in TABLE:
+        name = rule.make.__name__
+        assert name in names | replaced or also[name] in names, name

@@ -1,0 +1,129 @@
+"""Who may log in changes while logins are under way, or done: a server in the test's process, with checks that it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+
+from broker.server.auth.login import Credentials, Decision, Login, Refusal, Waiter
+from broker.server.server import Server
+from tests.server.in_process import running
+from tests.server.raw_client import Wire
+
+
+class Slow:
+    """A check that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = False
+        self.waiter: Waiter | None = None
+
+    def begin(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        waiter.check_begun()
+        self.begun.set()
+
+    def cancel(self, waiter: Waiter) -> None:
+        assert waiter is self.waiter
+        self.cancelled = True
+
+    def end(self, decision: Login | Refusal) -> None:
+        assert self.waiter is not None
+        assert not self.cancelled
+        self.waiter.check_done(decision)
+
+
+class Decisions:
+    """An authenticator that gives these, one after another."""
+
+    wants_nonce = False
+
+    def __init__(self, *decisions: Decision) -> None:
+        self.left = list(decisions)
+
+    def decide(self, _credentials: Credentials) -> Decision:
+        return self.left.pop(0)
+
+
+def reload(server: Server) -> None:
+    """Other settings, of which the test does not care what differs."""
+    auth = dataclasses.replace(server.settings.auth, timeout_ns=server.settings.auth.timeout_ns + 1)
+    server.prepare(dataclasses.replace(server.settings, auth=auth))()
+
+
+CONNECT = b"CONNECT " + json.dumps({"verbose": False, "user": "u", "pass": "p"}).encode() + b"\r\n"
+
+
+async def test_a_check_under_way_begins_anew() -> None:
+    """Its result would be about users who are no longer; what the client sent meanwhile is served after the new one."""
+    first, second = Slow(), Slow()
+    async with running(authenticators=[Decisions(first, second)]) as server, Wire(server.port) as client:
+        client.send(CONNECT + b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+        await first.begun.wait()
+        reload(server)
+        assert first.cancelled
+        second.end(Login(user="u"))
+        assert await client.settled() == b"MSG a 1 1\r\nx\r\nPONG\r\n"
+
+
+async def test_a_check_under_way_is_decided_at_once() -> None:
+    """With what the client sent meanwhile, or without the client."""
+    slow = [Slow(), Slow()]
+    async with (running(authenticators=[Decisions(*slow, Login(user="u"), Refusal())]) as server,
+                Wire(server.port) as good, Wire(server.port) as bad):
+        for client, check in ((good, slow[0]), (bad, slow[1])):
+            client.send(CONNECT + b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+            await check.begun.wait()
+        reload(server)
+        assert await good.settled() == b"MSG a 1 1\r\nx\r\nPONG\r\n"
+        assert await bad.end() == b"-ERR 'Authorization Violation'\r\n"
+
+
+async def test_who_is_logged_in_is_served_while_checked_again() -> None:
+    """And closed if the check says so; a further change ends that check."""
+    first, second = Slow(), Slow()
+    async with (running(authenticators=[Decisions(Login(user="u"), first, second)]) as server,
+                Wire(server.port) as client):
+        client.send(CONNECT)
+        assert await client.settled() == b"PONG\r\n"
+        reload(server)
+        assert first.begun.is_set()
+        client.send(b"SUB a 1\r\nPUB a 1\r\nx\r\n")
+        assert await client.settled() == b"MSG a 1 1\r\nx\r\nPONG\r\n"
+        reload(server)
+        assert first.cancelled
+        second.end(Refusal())
+        assert await client.end() == b"-ERR 'Authorization Violation'\r\n"
+
+
+async def test_a_check_of_a_client_that_leaves_ends() -> None:
+    check = Slow()
+    async with running(authenticators=[Decisions(Login(user="u"), check)]) as server, Wire(server.port) as client:
+        client.send(CONNECT)
+        assert await client.settled() == b"PONG\r\n"
+        reload(server)
+        (connection,) = server.clients.values()
+        connection.close("Client Closed")
+        assert check.cancelled
+        assert await client.end() == b""
+
+
+async def test_authentication_begins_and_ends() -> None:
+    """Without any, everybody is let in; when it begins, whoever has shown no credentials is closed, before CONNECT too."""
+    async with running() as server, Wire(server.port) as client:
+        client.send(b'CONNECT {"verbose":false}\r\n')
+        assert await client.settled() == b"PONG\r\n"
+        open_to_all = server.settings
+        auth = dataclasses.replace(open_to_all.auth, user="u", password="p")
+        server.prepare(dataclasses.replace(open_to_all, auth=auth))()
+        assert await client.end() == b"-ERR 'Authorization Violation'\r\n"
+        async with Wire(server.port) as before, Wire(server.port) as after:
+            assert b'"auth_required":true' in before.info
+            server.prepare(open_to_all)()
+            before.send(b'CONNECT {"verbose":false}\r\n')
+            assert await before.settled() == b"PONG\r\n"
+            server.prepare(dataclasses.replace(open_to_all, auth=auth))()
+            assert await before.end() == b"-ERR 'Authorization Violation'\r\n"
+            assert await after.end() == b"-ERR 'Authorization Violation'\r\n"
