@@ -21,14 +21,16 @@ class BatchLimits:
     total: int = 1000
     timeout_ns: int = 10_000_000_000
     staged_bytes: int = 256 << 20
+    fast_per_stream: int = 1000
+    fast_total: int = 50_000
 
 
 class Inflight:
     """What is open in all streams together."""
 
-    __slots__ = ("atomic", "limits", "staged_bytes")
+    __slots__ = ("atomic", "fast", "limits", "staged_bytes")
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
-        self.atomic = 0
+        self.atomic = self.fast = 0
         self.staged_bytes = 0

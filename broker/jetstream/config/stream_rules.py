@@ -53,7 +53,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror", lambda c: c.mirror),
     ("sources", lambda c: c.sources),
     ("retention", lambda c: c.retention != "limits"),
-    ("allow_batched", lambda c: c.allow_batched),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""

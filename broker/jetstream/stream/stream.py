@@ -31,7 +31,7 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.inflight import Inflight
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
-from broker.jetstream.stream.publish.atomic import AtomicBatches
+from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.publish.dedupe import Dedupe
@@ -145,10 +145,10 @@ class Stream:
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
             self._publish_when_stored)
-        events = StreamEvents(bus, clock, rng, domain, self.name)
-        self._atomic = AtomicBatches(inflight or Inflight(), clock, events.batch_abandoned)
+        self._batching = Batching(log, context, replies, inflight or Inflight(),
+                                  StreamEvents(bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
-                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._atomic,
+                                   BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._batching,
                                    replies, bus, clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
         self._configure(config)
@@ -167,8 +167,6 @@ class Stream:
         self.sequencer.configure(config)
         self.retention.configure(config)
         self.ttls.configure(config, delete_marker(config))
-        if not config.allow_atomic:
-            self._atomic.clear()
 
     # --- restart ------------------------------------------------------------------------------------------------------
 
@@ -476,7 +474,7 @@ class Stream:
             error = ApiError(STREAM_OFFLINE, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
         self.queue.close()
-        self._atomic.clear()
+        self._batching.close()
         self.retention.close()
         self.ttls.close()
         self.scheduler.close()

@@ -108,7 +108,6 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
     ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
-    ({"allow_batched": True}, "allow_batched"),
 ])
 def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], field: str) -> None:
     with refused(10052) as error:
@@ -119,7 +118,7 @@ def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], f
 def test_everything_else_is_supported() -> None:
     check_supported(stream({"compression": "s2", "persist_mode": "async", "allow_rollup_hdrs": True, "placement": {
         "cluster": "c"}, "metadata": {"a": "b"}, "num_replicas": 1, "first_seq": 7, "no_ack": True}))
-    check_supported(stream({"allow_atomic": True}))
+    check_supported(stream({"allow_atomic": True, "allow_batched": True}))
 
 
 @pytest.mark.parametrize("old, new, err_code", [

@@ -10,6 +10,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
+    into[Name: value; …] REPLY SUBJECT BODY     a publish with this reply subject, without waiting
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
     sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
     unsub BOX
@@ -219,7 +220,7 @@ class Player:
             step = _STEP.fullmatch(line.strip())
             assert step is not None, f"no step: {line}"
             verb, option, rest = step.groups()
-            came = await getattr(self, "do_" + verb)(*([option or "", rest] if verb == "pub" else [rest]))
+            came = await getattr(self, "do_" + verb)(*([option or "", rest] if verb in ("pub", "into") else [rest]))
             played.append((line.strip(), came))
         played.append(("errors of the connection", list(self._errors)))
         self._errors.clear()
@@ -262,6 +263,10 @@ class Player:
         subject, _, body = rest.partition(" ")
         msg = await self._request(subject, body.encode(), headers, self.silent_seconds)
         return "silence" if msg is None else msg.shown()[2:]
+
+    async def do_into(self, headers: str, rest: str) -> None:
+        reply, subject, body = [*rest.split(" ", 2), ""][:3]
+        self._publish(subject, body.encode(), reply, headers)
 
     async def do_fill(self, rest: str) -> Any:
         count, subject = rest.split()

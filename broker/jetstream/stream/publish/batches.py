@@ -3,7 +3,7 @@
     atomic batch        messages with ``Nats-Batch-Id`` are kept aside until one with ``Nats-Batch-Commit`` stores them all
     fast-ingest batch   messages with a reply subject that ends in ``.$FI`` are stored one by one, and acknowledged now and then
 
-Does not own: the batches (atomic), what a commit checks (atomic_checks).
+Does not own: the batches (atomic, fast), what a commit checks (atomic_checks).
 
 Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg, processJetStreamFastBatchMsg.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["BATCH_COMMIT", "BATCH_ID", "BATCH_SEQUENCE", "FAST_INGEST", "HEADERS", "REQUIRED_LEVEL", "BatchMember", "atomic",
-           "fast_ingest"]
+__all__ = ["BATCH_COMMIT", "BATCH_ID", "BATCH_SEQUENCE", "FAST_INGEST", "HEADERS", "REQUIRED_LEVEL", "BatchMember", "FastMember",
+           "atomic", "fast_ingest"]
 
 BATCH_ID: Final = b"Nats-Batch-Id"
 BATCH_SEQUENCE: Final = b"Nats-Batch-Sequence"
@@ -41,12 +41,18 @@ class BatchMember(Exception):
         self.batch_id = batch_id
 
 
+class FastMember(Exception):
+    """The message belongs to a fast-ingest batch."""
+
+
 def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
-    """10205; before it, what refuses any message of such a stream."""
+    """10205; before it, what refuses any message of such a stream. Raises: FastMember for all others."""
     def check(candidate: Candidate) -> None:
         if candidate.reply.endswith(FAST_INGEST):
             _check_all(context, candidate, config)
-            raise ApiError(10205)
+            if not config.allow_batched:
+                raise ApiError(10205)
+            raise FastMember
     return check
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["ANY", "ATOMIC", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
+__all__ = ["ANY", "ATOMIC", "FAST", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
 
 ANY: Final[frozenset[bytes]] = frozenset()
 """Messages that have headers, whichever."""
@@ -136,6 +136,9 @@ ATOMIC: Final = (
     Rule(republish.republish),
 )
 """The same for the messages of an atomic batch, each of which passes them when the batch is committed, before any is stored."""
+
+FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic))
+"""The same for a message of a fast-ingest batch, once that has given it its place."""
 
 _READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())
 """The headers that some check reads."""

@@ -66,8 +66,17 @@ class Replies:
     def committed(self, reply: bytes, batch_id: bytes, count: int, seq: int) -> None:
         """A batch of ``count`` messages is stored, the last one as ``seq``."""
         if self._acks and reply:
-            named = json.dumps(batch_id.decode("utf-8", "replace"), ensure_ascii=False).encode()
-            self._later(self._bus.publish, reply, b"", 0, b'%b%d,"batch":%b,"count":%d}' % (self.prefix, seq, named, count))
+            self._later(self._bus.publish, reply, b"", 0, self.batch_ack(seq, batch_id, count))
+
+    def told(self, reply: bytes, answer: bytes) -> None:
+        """What a fast-ingest batch answers by what is sequenced, also where the stream does not acknowledge."""
+        self._later(self._bus.publish, reply, b"", 0, answer)
+
+    def batch_ack(self, seq: int, batch_id: bytes, count: int, duplicate: bool = False) -> bytes:
+        """The bytes of a batch's PubAck."""
+        named = json.dumps(batch_id.decode("utf-8", "replace"), ensure_ascii=False).encode()
+        before = b',"duplicate": true' if duplicate else b""
+        return b'%b%d%b,"batch":%b,"count":%d}' % (self.prefix, seq, before, named, count)
 
     def refused(self, reply: bytes, error: ApiError) -> None:
         """The message is not stored, by what the sequenced state says."""
@@ -95,6 +104,11 @@ class Replies:
         """The message is kept for the commit of its batch, which says nothing about the stream: publishers count these."""
         if self._acks and reply:
             self._bus.publish(reply, b"", 0, b"")
+
+    def begun(self, reply: bytes, answer: bytes) -> None:
+        """A fast-ingest batch has begun, of which nothing is stored yet."""
+        if self._acks:
+            self._bus.publish(reply, b"", 0, answer)
 
     def turn_away(self, run: Sequence[Msg]) -> None:
         """Refuse publishes that there is no room for, at once: nothing was decided about them."""

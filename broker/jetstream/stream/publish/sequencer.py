@@ -7,7 +7,7 @@ comes before its turn (queue), the bytes of replies (replies).
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
                       ├─ the same, and a single message ─> the shortest way: many streams in turn        (``one``)
                       └─ headers or limits that decide ──> message by message, appended as runs          (``_one_by_one``)
-                                                            └──> the commit of a batch: all its messages    (``_store_batch``)
+                                                            └──> members of batches                       (batching)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
 not in memory raises ``NotLoaded`` before it has changed anything; the rest of the run then waits at the queue's head. Nothing
@@ -23,10 +23,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from broker.jetstream.stream.publish.atomic_checks import StagedPending
-from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember
+from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
-from broker.jetstream.stream.publish.checks import ATOMIC, Checks, may_go_in_bulk
+from broker.jetstream.stream.publish.checks import Checks, may_go_in_bulk
 from broker.jetstream.stream.publish.headers import msg_ids
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, Limits
 from broker.jetstream.stream.publish.pending import Pending
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.publish.atomic import AtomicBatches, Batch
+    from broker.jetstream.stream.publish.batching import Batching
     from broker.jetstream.stream.publish.blocked import BlockedPublish
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.state.subject_index import SubjectIndex
@@ -98,12 +97,12 @@ class Sequencer:
     """The publishing side of one stream. ``configure`` follows each change of its configuration."""
 
     def __init__(self, owner: Owner, log: Log | MemoryLog, context: CheckContext, retention: Retention, ttls: Ttls,
-                 blocked: BlockedPublish, atomic: AtomicBatches, replies: Replies, bus: Bus, clock: Clock) -> None:
+                 blocked: BlockedPublish, batching: Batching, replies: Replies, bus: Bus, clock: Clock) -> None:
         self._owner = owner
         self._log = log
         self.context = context
         self._live, self._dedupe, self._subjects = context.live, context.dedupe, context.subjects
-        self._retention, self._ttls, self._blocked, self._atomic = retention, ttls, blocked, atomic
+        self._retention, self._ttls, self._blocked, self._batching = retention, ttls, blocked, batching
         self._clock = clock
         self._pub_acks_each = bus.pub_acks_each
         self.replies = replies
@@ -118,6 +117,7 @@ class Sequencer:
         self._acks = not config.no_ack
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
+        self._batching.configure(config)
         self.renumbered()
         self.replies.configure(config)
         self._prefix = self.replies.prefix
@@ -125,7 +125,7 @@ class Sequencer:
     def renumbered(self) -> None:
         """The stream's last sequence was set, not counted up: which checks are called for depends on it."""
         self.checks: Checks | None = None
-        self._atomic_checks: Checks | None = None
+        self._batching.renumbered()
         self._bulky = may_go_in_bulk(self.context, self._config)
         self._plain = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
 
@@ -259,7 +259,7 @@ class Sequencer:
             msg = ops[i]
             try:
                 if (after := self._accept(pending, checks, candidate, msg)) is not None and pending.append():
-                    self._follow_up(after)
+                    self.follow_up(after)
             except ApiError as error:
                 pending.append()
                 replies.refused(msg[1], error)
@@ -292,6 +292,7 @@ class Sequencer:
                 appended = self._live.last_seq >= pending.first_seq
                 self._unforeseen(error, index=True)
                 if not appended:
+                    self._batching.lost()
                     for _, reply, _, _ in pending.msgs:
                         self.replies.refused(reply, ApiError(NOT_AVAILABLE))
         # Roll-ups and trims may remove messages and skip sequences.
@@ -328,7 +329,7 @@ class Sequencer:
         for subject, total in pending.totals.items():
             self.context.totals.remember(subject, seqs[subject], total)
 
-    def _follow_up(self, after: Callable[[], None]) -> None:
+    def follow_up(self, after: Callable[[], None]) -> None:
         """Do what follows the stream's last message (``Candidate.after``)."""
         try:
             after()
@@ -363,11 +364,14 @@ class Sequencer:
                 check(candidate)
         except BatchMember as member:
             pending.append()
-            self._take_into_batch(pending, candidate, msg, member.batch_id)
+            self._batching.take(self, pending, candidate, msg, member.batch_id)
             return None
-        return self._add(pending, candidate)
+        except FastMember:
+            self._batching.ingest(self, pending, candidate, msg)
+            return None
+        return self.add(pending, candidate)
 
-    def _add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None:
+    def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None:
         """``_accept`` for a message that has passed its checks."""
         subject, size = candidate.subject, candidate.size
         replaced: Sequence[tuple[int, int]] = ()
@@ -391,57 +395,3 @@ class Sequencer:
         index.add(subject, seq, size)
         index.merged_seq = seq
         return ()
-
-    # --- atomic batches -----------------------------------------------------------------------------------------------
-
-    def _take_into_batch(self, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
-        """Keep one message of a batch, or store the batch with it. Raises: as ``_accept``, and then nothing is stored."""
-        batch = self._atomic.take(msg, batch_id, candidate.headers)
-        if batch is None:
-            self.replies.staged(msg[1])
-            return
-        try:
-            staged = self._check_batch(batch, pending)
-        except ApiError:
-            self._atomic.close(batch)
-            raise
-        self._atomic.close(batch)
-        first_seq, stored = pending.first_seq, False
-        try:
-            stored = self._store_batch(pending, staged)
-        finally:
-            if not stored:
-                pending.begin(self._live.last_seq + 1)
-                if self._live.last_seq >= first_seq:
-                    # A part of it must not reach the store; a restart finds the stream as it was before.
-                    error = RuntimeError(f"stream {self._owner.name}: a batch was sequenced in part")
-                    _log.critical("%s, so nothing more is stored", error)
-                    self._log.fail(error)
-        if not stored:
-            raise ApiError(NOT_AVAILABLE)
-        self.replies.committed(msg[1], batch_id, len(staged), self._live.last_seq)
-
-    def _check_batch(self, batch: Batch, pending: Pending) -> list[Candidate]:
-        """The batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
-        if (checks := self._atomic_checks) is None:
-            checks = self._atomic_checks = Checks(self.context, self._config, ATOMIC)
-        staged = StagedPending(batch, pending.first_seq, pending.source, pending.time_ns)
-        found = []
-        for msg in batch.msgs:
-            candidate = Candidate(staged)
-            candidate.begin(msg)
-            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
-                check(candidate)
-            staged.accept(candidate)
-            found.append(candidate)
-        return found
-
-    def _store_batch(self, pending: Pending, staged: Sequence[Candidate]) -> bool:
-        """Append all, within one turn of the loop and without ``urgent``, hence to one block: a crash leaves all or none."""
-        for candidate in staged:
-            after = self._add(pending, candidate)
-            if after is not None:
-                if not pending.append():
-                    return False
-                self._follow_up(after)
-        return pending.append()

@@ -1,0 +1,186 @@
+"""What becomes of publishes that belong to a batch: kept aside, stored all at once, or stored and acknowledged now and then.
+
+Owns: the order of these steps. Does not own: the batches (atomic, fast), how one message gets into the stream (sequencer).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from broker.jetstream.settings import level_refused
+from broker.jetstream.stream.publish.atomic import AtomicBatches, Batch
+from broker.jetstream.stream.publish.atomic_checks import StagedPending
+from broker.jetstream.stream.publish.batches import REQUIRED_LEVEL
+from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
+from broker.jetstream.stream.publish.checks import ATOMIC, FAST, Checks
+from broker.jetstream.stream.publish.fast import FastBatches, FastMessage
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+from broker.protocol import headers as header_block
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.inflight import Inflight
+    from broker.jetstream.stream.publish.context import CheckContext
+    from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.replies import Replies
+    from broker.jetstream.wire.advisories import StreamEvents
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+
+__all__ = ["Batching"]
+
+_log = logging.getLogger(__name__)
+
+
+class Sequencer(Protocol):
+    """The way of one message into the stream."""
+
+    def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None: ...
+    def follow_up(self, after: Callable[[], None]) -> None: ...
+
+
+class Batching:
+    """The batches of one stream. ``configure`` follows each change of its configuration.
+
+    Args: ``inflight`` counts the batches of all streams; ``events`` tell of those that are dropped.
+    """
+
+    def __init__(self, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight,
+                 events: StreamEvents, clock: Clock) -> None:
+        self._log = log
+        self._context = context
+        self._live = context.live
+        self._replies = replies
+        self._atomic = AtomicBatches(inflight, clock, events.batch_abandoned)
+        self._fast = FastBatches(inflight, clock, replies.batch_ack)
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take what ``config`` says about batches; those that it does not allow are dropped."""
+        self._config = config
+        self.renumbered()
+        if not config.allow_atomic:
+            self._atomic.clear()
+        if not config.allow_batched:
+            self._fast.clear()
+
+    def renumbered(self) -> None:
+        """See ``Sequencer``."""
+        self._checks: Checks | None = None
+        self._fast_checks: Checks | None = None
+
+    def close(self) -> None:
+        self._atomic.clear()
+        self._fast.clear()
+
+    def lost(self) -> None:
+        """Messages that were accepted are not in the stream, for an unforeseen error: nothing may be acknowledged beyond."""
+        self._fast.clear()
+
+    # --- atomic -------------------------------------------------------------------------------------------------------
+
+    def take(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
+        """Keep one message aside, or store its batch with it.
+
+        Raises: ApiError, NotLoaded; nothing is stored then.
+        """
+        batch = self._atomic.take(msg, batch_id, candidate.headers)
+        if batch is None:
+            self._replies.staged(msg[1])
+            return
+        try:
+            staged = self._check(batch, pending)
+        except ApiError:
+            self._atomic.close(batch)
+            raise
+        self._atomic.close(batch)
+        first_seq, stored = pending.first_seq, False
+        try:
+            stored = _store(sequencer, pending, staged)
+        finally:
+            if not stored:
+                pending.begin(self._live.last_seq + 1)
+                if self._live.last_seq >= first_seq:
+                    # A part of it must not reach the store; a restart finds the stream as it was before.
+                    error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
+                    _log.critical("%s, so nothing more is stored", error)
+                    self._log.fail(error)
+        if not stored:
+            raise ApiError(NOT_AVAILABLE)
+        self._replies.committed(msg[1], batch_id, len(staged), self._live.last_seq)
+
+    def _check(self, batch: Batch, pending: Pending) -> list[Candidate]:
+        """The batch's messages as they will be stored. Raises: ApiError, NotLoaded."""
+        if (checks := self._checks) is None:
+            checks = self._checks = Checks(self._context, self._config, ATOMIC)
+        staged = StagedPending(batch, pending.first_seq, pending.source, pending.time_ns)
+        found = []
+        for msg in batch.msgs:
+            candidate = Candidate(staged)
+            candidate.begin(msg)
+            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+                check(candidate)
+            staged.accept(candidate)
+            found.append(candidate)
+        return found
+
+    # --- fast ingest --------------------------------------------------------------------------------------------------
+
+    def ingest(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg) -> None:
+        """Store one message of a fast-ingest batch, and answer it if that is due.
+
+        Raises: ApiError, NotLoaded.
+        """
+        fast, replies = self._fast, self._replies
+        subject, reply, hlen, body = msg
+        message = FastMessage.parse(reply)
+        batch = fast.of(message)
+        if hlen and candidate.headers.get(REQUIRED_LEVEL):
+            if level_refused(body[:hlen]):
+                fast.close(batch)
+                raise ApiError(10185)
+            block = header_block.remove(body[:hlen], REQUIRED_LEVEL)
+            hlen, body = len(block), block + body[hlen:]
+        again = batch.waiting is msg
+        answers, wanted = fast.take(batch, message, msg)
+        self._answer(pending, reply, answers)
+        if not wanted:
+            return
+        if not again and (begun := fast.begun(batch, message)) is not None:
+            replies.begun(reply, begun)
+        if (checks := self._fast_checks) is None:
+            checks = self._fast_checks = Checks(self._context, self._config, FAST)
+        candidate.begin((subject, b"", hlen, body))
+        after = None
+        try:
+            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+                check(candidate)
+            after = sequencer.add(pending, candidate)
+            answers = fast.stored(batch, message, pending.last_seq)
+        except Duplicate as duplicate:
+            answers = fast.duplicate(batch, message, duplicate.seq)
+        except ApiError as error:
+            answers = fast.refused(batch, message, error)
+        if after is not None and pending.append():
+            sequencer.follow_up(after)
+        self._answer(pending, reply, answers)
+
+    def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
+        """Answer by what is sequenced, which has to be in the stream before."""
+        if answers and pending.append():
+            for answer in answers:
+                self._replies.told(reply, answer)
+
+
+def _store(sequencer: Sequencer, pending: Pending, staged: Sequence[Candidate]) -> bool:
+    """Append all, within one turn of the loop and without ``urgent``, hence to one block: a crash leaves all or none."""
+    for candidate in staged:
+        after = sequencer.add(pending, candidate)
+        if after is not None:
+            if not pending.append():
+                return False
+            sequencer.follow_up(after)
+    return pending.append()

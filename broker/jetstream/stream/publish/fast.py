@@ -1,0 +1,249 @@
+"""Fast-ingest batches: messages that are stored one by one, and acknowledged now and then.
+
+Each carries its place in a reply subject, which the client listens to by a wildcard:
+
+    <inbox>.<batch>.<flow>.<gap>.<place>.<operation>.$FI     flow: acknowledge every so many messages, at most
+                                                             gap: ``ok`` or ``fail``; operation: ``Operation``
+
+and is answered there with one of
+
+    {"type":"ack","seq":…,"msgs":…}          stored up to this place; how often acks come from now on
+    {"type":"gap","last_seq":…,"seq":…}      this message came in place of last_seq
+    {"type":"err","seq":…,"error":{…}}       this message was refused
+    a PubAck with ``batch`` and ``count``    the batch is over: by its commit, or by a gap or error where gap is ``fail``
+
+Owns: the open batches and these answers. Does not own: what stores or refuses a message (sequencer), when an answer may be sent
+(replies): a batch's state is that of the sequencer, as if all it has taken were stored.
+
+Source: nats-server, server/stream.go, getFastBatch, processJetStreamFastBatchMsg; server/jetstream_batching.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.jetstream.stream.publish.idle import IdleTimer
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.numbers import INT64_MAX, UINT64_MAX, decimal
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.inflight import Inflight
+
+__all__ = ["FastBatch", "FastBatches", "FastMessage", "Operation"]
+
+_ID_BYTES_MAX = 64
+_FLOW_DEFAULT = 10
+_FLOW_MAX = 65_535
+_ACK_EVERY_MAX = 500
+"""Acknowledge at least every so many messages, those of all open batches of the stream together."""
+
+
+class Operation(IntEnum):
+    """What a message asks for; ``END`` commits without being stored."""
+
+    START = 0
+    APPEND = 1
+    COMMIT = 2
+    END = 3
+    PING = 4
+
+
+class FastMessage(NamedTuple):
+    """What a reply subject says."""
+
+    batch_id: bytes
+    flow: int
+    gap_ok: bool
+    place: int
+    operation: Operation
+
+    @classmethod
+    def parse(cls, reply: bytes) -> FastMessage:
+        """Raises: ApiError 10206."""
+        tokens = reply.split(b".")
+        if len(tokens) < 7:  # the inbox is at least one
+            raise ApiError(10206)
+        batch_id, flow, gap, place, operation = tokens[-6:-1]
+        number, at = decimal(operation), decimal(place)
+        if (not 0 <= number <= Operation.PING or not 0 < at < UINT64_MAX or gap not in (b"ok", b"fail")
+                or (at == 1 and number == Operation.END) or (at > 1 and number == Operation.START)
+                or (at == 1 and number == Operation.APPEND)):
+            raise ApiError(10206)
+        every = decimal(flow, INT64_MAX)
+        return cls(batch_id, min(every, _FLOW_MAX) if every > 0 else _FLOW_DEFAULT, gap == b"ok", at, Operation(number))
+
+    @property
+    def commits(self) -> bool:
+        return self.operation in (Operation.COMMIT, Operation.END)
+
+
+class FastBatch:
+    """An open batch.
+
+    Attributes: ``last``: its last message's place; ``done``: up to which place all is decided; ``acked``: the place that the
+        last ack named; ``every``: messages from one ack to the next, at most ``every_max``; ``seq``: the last one stored;
+        ``waiting``: a message that waits for what its checks need.
+    """
+
+    __slots__ = ("acked", "batch_id", "deadline_ns", "done", "every", "every_max", "gap_ok", "last", "seq", "waiting")
+
+    def __init__(self, batch_id: bytes, gap_ok: bool, every_max: int, every: int) -> None:
+        self.batch_id = batch_id
+        self.gap_ok = gap_ok
+        self.every_max, self.every = every_max, every
+        self.last = self.done = self.acked = self.seq = 0
+        self.deadline_ns = 0
+        self.waiting: Msg | None = None
+
+
+class FastBatches:
+    """The open batches of one stream. What it returns are the answers to the message at hand, in order.
+
+    Args: ``pub_ack`` makes the PubAck of a sequence, a batch and a count, for a duplicate or not.
+    """
+
+    def __init__(self, inflight: Inflight, clock: Clock, pub_ack: Callable[[int, bytes, int, bool], bytes]) -> None:
+        self._inflight = inflight
+        self._clock = clock
+        self._pub_ack = pub_ack
+        self._open: dict[bytes, FastBatch] = {}
+        self._timer = IdleTimer(clock, self.expire)
+
+    def of(self, message: FastMessage) -> FastBatch:
+        """The batch of a message, which may begin with it. Raises: ApiError."""
+        if len(message.batch_id) > _ID_BYTES_MAX:
+            raise ApiError(10207)
+        batch = self._open.get(message.batch_id)
+        if batch is None:
+            if message.place != 1:
+                raise ApiError(10208)
+            batch = self._begin(message)
+        timeout_ns = self._inflight.limits.timeout_ns
+        batch.deadline_ns = self._clock.monotonic_ns() + timeout_ns
+        self._timer.arm(timeout_ns)
+        return batch
+
+    def take(self, batch: FastBatch, message: FastMessage, msg: Msg) -> tuple[list[bytes], bool]:
+        """Give a message its place. Returns: answers, and whether it is to be stored: then tell what came of that."""
+        if batch.waiting is msg:
+            return [], True
+        if batch.waiting is not None and not batch.gap_ok:
+            # That one was refused for having waited too long.
+            batch.last -= 1
+            return [self._end(batch)], False
+        if message.operation == Operation.PING:
+            return self._ping(batch, message), False
+        answers = []
+        batch.last += 1
+        if batch.last != message.place:
+            answers.append(_gap(batch.last, message.place))
+            if not batch.gap_ok or message.place < batch.last:
+                batch.last -= 1
+                return [*answers, self._end(batch)], False
+            batch.last = message.place
+        if message.operation == Operation.END:
+            batch.last -= 1
+            return [*answers, self._end(batch)], False
+        batch.waiting = msg
+        return answers, True
+
+    def begun(self, batch: FastBatch, message: FastMessage) -> bytes | None:
+        """The answer to a batch's first message, which promises nothing; None: it gets none."""
+        return _ack(0, batch.every) if message.place == 1 and not message.commits else None
+
+    def stored(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:
+        """The message is in the stream, as ``seq``."""
+        batch.waiting = None
+        batch.seq, batch.done = seq, batch.last
+        return [self._end(batch)] if message.commits else self._flow(batch)
+
+    def duplicate(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:
+        """The message was in the stream before, as ``seq``."""
+        batch.waiting = None
+        batch.done = message.place
+        answers = self._flow(batch)
+        if message.commits:
+            if not message.gap_ok and batch.last == 1:
+                self.close(batch)
+                return [*answers, self._pub_ack(seq, batch.batch_id, message.place, True)]
+            answers.append(self._end(batch))
+        return answers
+
+    def refused(self, batch: FastBatch, message: FastMessage, error: ApiError) -> list[bytes]:
+        """The message is not stored. Raises: ``error`` where it is answered as a single message would be."""
+        batch.waiting = None
+        if not message.gap_ok and batch.last == 1:
+            self.close(batch)
+            raise error
+        answers = [wire.dump({"type": "err", "seq": message.place, "error": error.to_json()})]
+        if message.gap_ok and not message.commits:
+            return answers
+        batch.last -= 1
+        return [*answers, self._end(batch)]
+
+    def close(self, batch: FastBatch) -> None:
+        """The batch is over."""
+        if self._open.get(batch.batch_id) is batch:
+            del self._open[batch.batch_id]
+            self._inflight.fast -= 1
+
+    def clear(self) -> None:
+        """Drop all batches: the stream takes none any more."""
+        for batch in list(self._open.values()):
+            self.close(batch)
+        self._timer.cancel()
+
+    def expire(self, now_ns: int) -> int | None:
+        """Drop those that have been idle for too long; returns when the next one will have been."""
+        for batch in list(self._open.values()):
+            if batch.deadline_ns <= now_ns:
+                self.close(batch)
+        return min((batch.deadline_ns for batch in self._open.values()), default=None)
+
+    def _begin(self, message: FastMessage) -> FastBatch:
+        inflight = self._inflight
+        if len(self._open) >= inflight.limits.fast_per_stream or inflight.fast >= inflight.limits.fast_total:
+            raise ApiError(10211)
+        # A batch that has company begins slowly, and is given its share by ``_flow``.
+        every = 1 if self._open else min(_ACK_EVERY_MAX, message.flow)
+        batch = self._open[message.batch_id] = FastBatch(message.batch_id, message.gap_ok, message.flow, every)
+        inflight.fast += 1
+        return batch
+
+    def _ping(self, batch: FastBatch, message: FastMessage) -> list[bytes]:
+        answers = []
+        if message.place > batch.last:
+            answers.append(_gap(batch.last + 1, message.place + 1))
+            if not batch.gap_ok:
+                return [*answers, self._end(batch)]
+            batch.last = batch.done = message.place
+            if flow := self._flow(batch):
+                return answers + flow
+        return [*answers, _ack(batch.acked, batch.every)]
+
+    def _flow(self, batch: FastBatch) -> list[bytes]:
+        """The ack that is due, or nothing."""
+        every = batch.every
+        if batch.done < batch.acked + every:
+            return []
+        batch.acked += (batch.done - batch.acked) // every * every
+        share = min(max(_ACK_EVERY_MAX // len(self._open), 1), batch.every_max)
+        batch.every = min(every * 2, share) if every < share else max(every // 2, share)
+        return [_ack(batch.acked, batch.every)]
+
+    def _end(self, batch: FastBatch) -> bytes:
+        self.close(batch)
+        return self._pub_ack(batch.seq, batch.batch_id, batch.last, False)
+
+
+def _ack(place: int, every: int) -> bytes:
+    return b'{"type":"ack","seq":%d,"msgs":%d}' % (place, every)
+
+
+def _gap(expected: int, place: int) -> bytes:
+    return b'{"type":"gap","last_seq":%d,"seq":%d}' % (expected, place)

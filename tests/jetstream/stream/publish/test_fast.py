@@ -1,0 +1,146 @@
+"""Fast-ingest batches: what an ack promises, bounds, time, and messages that wait for the store. Their answers are compared with
+nats-server's by the scenarios "fast batches" in tests/jetstream/differential."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.jetstream.bus import Msg
+from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, Operation
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.settings import LogSettings
+from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, ask, everything, pub, publish
+
+START, APPEND, COMMIT, END, PING = Operation
+
+
+def fast(place: int, operation: int = APPEND, *, subject: bytes = b"S.a", gap: str = "fail", flow: int = 2, **headers: str) -> Msg:
+    """One message of the batch b."""
+    return pub(subject, b"%d" % place, reply=f"in.b.{flow}.{gap}.{place}.{operation}.$FI".encode(), **headers)
+
+
+def told(world: World, *msgs: Msg) -> list[Any]:
+    """All answers to these messages."""
+    return [json.loads(payload) for msg in msgs for payload in world.bus.replies.get(msg[1], ())]
+
+
+async def test_an_ack_means_stored() -> None:
+    """Only the first one, which promises nothing, comes before the store has the messages."""
+    world = World()
+    stream = world.stream(allow_batched=True)
+    await world.settle()
+    msgs = [fast(1, START), *(fast(place) for place in range(2, 8)), fast(8, COMMIT)]
+    publish(world, stream, *msgs)
+    assert stream.last_seq == 8
+    assert told(world, *msgs) == [{"type": "ack", "seq": 0, "msgs": 2}]
+    await world.settle(stream)
+    assert told(world, *msgs[1:]) == [*({"type": "ack", "seq": place, "msgs": 2} for place in (2, 4, 6)),
+                                      {"stream": "S", "seq": 8, "batch": "b", "count": 8}]
+    assert [payload for _, _, payload in await everything(stream)] == [b"%d" % place for place in range(1, 9)]
+    await world.close()
+
+
+async def test_messages_wait_for_what_their_checks_need() -> None:
+    """After a restart, with nothing in memory; each takes its place in the batch once."""
+    world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
+    stream = world.stream(allow_batched=True, allow_rollup_hdrs=True)
+    for i in range(30):
+        await ask(world, stream, pub(b"S.%d" % i, b"x", Nats_Msg_Id=f"id{i}"))
+    again = await world.restart(stream)
+    last = "Nats_Expected_Last_Subject_Sequence"
+    msgs = [fast(1, START, **{last: "30", last + "_Subject": "S.*"}), fast(2, Nats_Msg_Id="id29"),
+            fast(3, subject=b"S.7", Nats_Rollup="sub"), fast(4, subject=b"S.8", **{last: "9"}), fast(5, COMMIT)]
+    publish(world, again, *msgs)
+    assert again.last_seq == 30
+    await world.settle(again)
+    assert told(world, *msgs)[-1] == {"stream": "S", "seq": 34, "batch": "b", "count": 5}
+    assert [seq for seq, _, _ in await everything(again)] == [*range(1, 8), *range(9, 35)]
+    await world.close()
+
+
+class Opened:
+    """Open batches on a clock that stands still."""
+
+    def __init__(self, **limits: int) -> None:
+        self.world = World()
+        self.inflight = Inflight(BatchLimits(**limits))
+        self.batches = self.another()
+
+    def another(self) -> FastBatches:
+        return FastBatches(self.inflight, self.world.clock, lambda seq, name, count, again: b"over %d %d" % (seq, count))
+
+    def code(self, batch_id: str, place: int, of: FastBatches | None = None) -> int:
+        """Store one message; the error code, or 0."""
+        batches = self.batches if of is None else of
+        reply = f"in.{batch_id}.9.fail.{place}.{APPEND if place > 1 else START}.$FI".encode()
+        message = FastMessage.parse(reply)
+        try:
+            batch = batches.of(message)
+        except ApiError as error:
+            return error.err_code
+        assert batches.take(batch, message, pub(b"S.a", reply=reply)) == ([], True)
+        batches.stored(batch, message, place)
+        return 0
+
+    async def close(self) -> None:
+        self.batches.clear()
+        assert self.inflight.fast == 0
+        await self.world.close()
+
+
+async def test_idle_batches_end() -> None:
+    opened = Opened()
+    begin_ns = opened.world.clock.monotonic_ns()
+    assert [opened.code(name, 1) for name in "ab"] == [0, 0]
+    opened.world.clock.advance(6_000_000_000)
+    assert opened.code("b", 2) == 0
+    assert opened.batches.expire(begin_ns + 10_000_000_000) == begin_ns + 16_000_000_000
+    assert [opened.code("a", 2), opened.code("b", 3)] == [10208, 0]
+    await opened.close()
+
+
+async def test_open_batches_are_bounded() -> None:
+    """In one stream, and in all streams."""
+    opened = Opened(fast_per_stream=2, fast_total=3)
+    other = opened.another()
+    assert [opened.code(name, 1) for name in "abc"] == [0, 0, 10211]
+    assert [opened.code(name, 1, other) for name in "de"] == [0, 10211]
+    other.clear()
+    assert opened.code("e", 1, other) == 0
+    other.clear()
+    await opened.close()
+
+
+@pytest.mark.parametrize("gap, answers", [("fail", [b"over 1 1"]), ("ok", [])])
+async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list[bytes]) -> None:
+    """It was refused on its own, without its batch being asked: where gaps fail, the batch ends before it."""
+    opened = Opened()
+    msgs = [fast(1, START, gap=gap), fast(2, gap=gap), fast(3, gap=gap)]
+    messages = [FastMessage.parse(msg[1]) for msg in msgs]
+    batch = opened.batches.of(messages[0])
+    assert opened.batches.take(batch, messages[0], msgs[0]) == ([], True)
+    opened.batches.stored(batch, messages[0], 1)
+    assert opened.batches.take(batch, messages[1], msgs[1]) == ([], True)
+    assert opened.batches.take(batch, messages[1], msgs[1]) == ([], True)
+    assert opened.batches.take(batch, messages[2], msgs[2]) == (answers, gap == "ok")
+    await opened.close()
+
+
+async def test_nothing_is_acknowledged_past_a_message_that_an_error_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    stream = world.stream(allow_batched=True)
+    await world.settle()
+    first, second = fast(1, START, flow=9), fast(2, COMMIT, flow=9)
+    monkeypatch.setattr(OpenBlock, "append_run", lambda *_: 1 // 0)
+    publish(world, stream, first)
+    monkeypatch.undo()
+    publish(world, stream, second)
+    await world.settle(stream)
+    assert stream.last_seq == 0
+    assert told(world, second)[0]["error"]["err_code"] == 10208
+    await world.close()

@@ -1,0 +1,187 @@
+"""Key-value buckets and object stores as stock nats-py uses them, the same tests on nats-server and on the broker.
+
+Each test that runs on both shows by the real one that it asks for what nats-server does. The process is restarted where
+what is stored counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.js import JetStreamContext, api, errors
+from nats.js.kv import KeyValue
+
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+
+CHUNK = 128 * 1024
+SECONDS = 30
+
+
+@pytest_asyncio.fixture(params=[NatsServerProcess, BrokerProcess], ids=["nats-server", "jetblock"])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ServerProcess]:
+    async with request.param("-js", "-sd", str(tmp_path)) as process:
+        yield process
+
+
+@pytest_asyncio.fixture
+async def js(server: ServerProcess) -> AsyncIterator[JetStreamContext]:
+    nc = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
+    yield nc.jetstream()
+    await nc.close()
+
+
+async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None, str | None]]:
+    """What a watcher shows up to its mark that this is all so far."""
+    seen = []
+    while (entry := await watcher.updates(timeout=SECONDS)) is not None:
+        seen.append((entry.key, entry.value, entry.operation))
+    return seen
+
+
+async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
+    """Last values, history, without deletes, headers only, one key, wildcards: each in full, then what is put later."""
+    kv = await js.create_key_value(bucket="B", history=5)
+    for key, value in (("a.x", b"1"), ("a.y", b"2"), ("a.x", b"3"), ("b.x", b"4")):
+        await kv.put(key, value)
+    await kv.delete("a.y")
+    await kv.put("c", b"5")
+    await kv.purge("c")
+
+    assert await _initial(await kv.watchall()) == [("a.x", b"3", None), ("b.x", b"4", None), ("a.y", b"", "DEL"),
+                                                   ("c", b"", "PURGE")]
+    assert await _initial(await kv.watchall(include_history=True)) == [
+        ("a.x", b"1", None), ("a.y", b"2", None), ("a.x", b"3", None), ("b.x", b"4", None), ("a.y", b"", "DEL"),
+        ("c", b"", "PURGE")]
+    assert await _initial(await kv.watchall(ignore_deletes=True)) == [("a.x", b"3", None), ("b.x", b"4", None)]
+    assert await _initial(await kv.watchall(meta_only=True)) == [("a.x", b"", None), ("b.x", b"", None),
+                                                                ("a.y", b"", "DEL"), ("c", b"", "PURGE")]
+    one = await kv.watch("*.x")
+    assert await _initial(one) == [("a.x", b"3", None), ("b.x", b"4", None)]
+    none = await kv.watch("nothing.>")
+    assert await _initial(none) == []
+    await kv.put("nothing.yet", b"6")
+    await kv.put("b.x", b"7")
+    entry = await none.updates(timeout=SECONDS)
+    assert (entry.key, entry.value) == ("nothing.yet", b"6")
+    entry = await one.updates(timeout=SECONDS)
+    assert (entry.key, entry.value) == ("b.x", b"7")
+
+
+async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
+    """Create and update only at the revision that is there; history keeps so many; deletes are purged by age; a restart
+    changes nothing."""
+    kv = await js.create_key_value(bucket="B", history=3)
+    assert await kv.create("k", b"1") == 1
+    with pytest.raises(errors.KeyWrongLastSequenceError):
+        await kv.create("k", b"2")
+    with pytest.raises(errors.KeyWrongLastSequenceError):
+        await kv.update("k", b"2", last=7)
+    revision = await kv.update("k", b"2", last=1)
+    for i in range(3, 6):
+        await kv.put("k", b"%d" % i)
+    assert (await kv.get("k", revision=4)).value == b"4"
+    with pytest.raises(errors.KeyNotFoundError):
+        await kv.get("k", revision=revision)
+    await kv.put("other", b"x")
+    await kv.delete("other")
+    await kv.create("other", b"again")
+    await kv.put("gone", b"x")
+    await kv.delete("gone")
+
+    await server.restart()
+    assert [entry.value for entry in await kv.history("k")] == [b"3", b"4", b"5"]
+    assert sorted(await kv.keys()) == ["k", "other"]
+    with pytest.raises(errors.KeyNotFoundError):
+        await kv.get("gone")
+    await kv.purge_deletes(olderthan=3600)
+    assert [entry.operation for entry in await kv.history("gone")] == ["DEL"]
+    await kv.purge_deletes(olderthan=-1)
+    with pytest.raises(errors.NoKeysError):
+        await kv.history("gone")
+    status = await kv.status()
+    assert (status.values, status.history) == (6, 3)
+    assert await js.delete_key_value("B")
+    with pytest.raises(errors.BucketNotFoundError):
+        await js.key_value("B")
+
+
+async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
+    """Put, replace, read into a file, list, delete: chunks of what was replaced or deleted are gone, also after a restart."""
+    store = await js.create_object_store("F")
+    first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
+    await store.put("o", first)
+    info = await store.put("o", io.BytesIO(second), meta=api.ObjectMeta(name="o", description="two", headers={"a": "b"}))
+    assert (info.size, info.chunks) == (2 * CHUNK, 2)
+    await store.put("empty", b"")
+    await store.put("small", "text", meta=api.ObjectMeta(options=api.ObjectMetaOptions(max_chunk_size=2)))
+    await store.put("deleted", b"x")
+    await store.delete("deleted")
+    assert (await js.stream_info("OBJ_F")).state.messages == 2 + 2 + 4  # chunks, and one description of each object
+
+    await server.restart()
+    found = await store.get("o")
+    assert found.data == second
+    assert (found.info.description, found.info.headers) == ("two", {"a": "b"})
+    with (tmp_path / "file").open("wb") as file:
+        await store.get("o", writeinto=file)
+    assert (tmp_path / "file").read_bytes() == second
+    assert (await store.get("small")).data == b"text"
+    assert not (await store.get("empty")).data
+    with pytest.raises(errors.ObjectNotFoundError):
+        await store.get("deleted")
+    assert (await store.get_info("deleted", show_deleted=True)).deleted
+    assert [one.name for one in await store.list(ignore_deletes=True)] == ["o", "empty", "small"]
+    await store.update_meta("small", api.ObjectMeta(name="small", description="later"))
+    assert (await store.get_info("small")).description == "later"
+
+
+async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamContext) -> None:
+    """Watchers see each change; links lead to objects and buckets; a wrong digest is noticed; a seal ends all writing."""
+    store, other = await js.create_object_store("F"), await js.create_object_store("G")
+    await store.put("o", b"data" * CHUNK)
+    watcher = await store.watch()
+    assert (await watcher.updates(timeout=SECONDS)).name == "o"
+    assert await watcher.updates(timeout=SECONDS) is None
+    new = await store.watch(updates_only=True)
+    await store.put("p", b"more")
+    await store.delete("p")
+    for one in (watcher, new):
+        seen = [await one.updates(timeout=SECONDS) for _ in range(2)]
+        assert [(info.name, info.deleted) for info in seen] == [("p", False), ("p", True)]
+
+    await _describe(js, "G", "link", {"options": {"link": {"bucket": "F", "name": "o"}}})
+    await _describe(js, "G", "bucket", {"options": {"link": {"bucket": "F"}}})
+    assert (await other.get("link")).data == b"data" * CHUNK
+    with pytest.raises(errors.LinkIsABucketError):
+        await other.get("bucket")
+
+    info = await store.get_info("o")
+    await _describe(js, "F", "o", {"nuid": info.nuid, "size": info.size, "chunks": info.chunks,
+                                   "digest": "SHA-256=" + "A" * 43 + "="})
+    with pytest.raises(errors.DigestMismatchError):
+        await asyncio.wait_for(store.get("o"), SECONDS)
+
+    await other.seal()
+    assert (await other.status()).sealed
+    with pytest.raises(errors.APIError):
+        await other.put("late", b"x")
+    with pytest.raises(errors.APIError):
+        await other.delete("link")
+    assert (await other.get_info("link")).is_link()
+
+
+async def _describe(js: JetStreamContext, bucket: str, name: str, more: dict[str, Any]) -> None:
+    """Write an object's description as other clients do; nats-py has no call that makes links."""
+    subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    body = {"name": name, "bucket": bucket, "nuid": "N", "size": 0, "chunks": 0} | more
+    await js.publish(subject, json.dumps(body).encode(), headers={"Nats-Rollup": "sub"})
