@@ -106,6 +106,12 @@ def _expiring() -> list[OpenBlock[None]]:
     return [few, many]
 
 
+def _scheduled() -> OpenBlock[None]:
+    block = open_block(STREAM, [[Row(8, T0, b"a", 0, b"1"), Row(9, T0, b"b", 0, b"1")]])
+    block.add_record(RecordKind.SCHEDULE, {"seqs": [3, 8, 9], "due_at_ns": [0, T0 + 1_000_000_000, T0]})
+    return block
+
+
 def _many_subjects() -> OpenBlock[None]:
     rows = [Row(1 + i, T0 + i // 50, b"sensor.%d.%s" % (i * 7 % 40, b"temp" if i % 3 else b"hum"), 0,
                 b'{"value": %d.%d}' % (i % 40, i % 10)) for i in range(150)]
@@ -146,6 +152,7 @@ def sound() -> Iterator[Golden]:
     yield Golden("segment-with-everything", encode(*_everything()))
     yield Golden("segment-of-every-record", encode(*_every_record()))
     yield Golden("segment-of-expiring-messages", encode(*_expiring()))
+    yield Golden("segment-of-schedules", encode(_scheduled()))
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-with-unknown-optional-record", _with_record(

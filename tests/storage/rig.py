@@ -16,6 +16,7 @@ from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.expiry import NEVER, Expiry
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.schedule import Schedule
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import OpenBlock, SealedBlock
@@ -103,6 +104,10 @@ class Stream:
         self.lazy_records.clear()
         if expiring := [seq for seq in self.expires_at_ns if block.first_seq <= seq]:
             block.add(Expiry(expiring, [self.expires_at_ns[seq] for seq in expiring]))
+        if self.expires_at_ns:
+            # The first of them is due again in every block, as schedules that have fired are.
+            seqs = sorted({min(self.expires_at_ns), *expiring})
+            block.add(Schedule(seqs, [self.last_seq] * len(seqs)))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -243,5 +248,6 @@ def dump(state: ShardState) -> dict[str, Any]:
             "blocks": [e.pack() for e in s.blocks],
             "consumers": {c.name: c.pack() for c in s.consumers.values()},
             "expiries": tuple(map(list, s.expiries.rows(0, NEVER))),
+            "schedules": tuple(map(list, s.schedules.rows(0, NEVER))),
         } for s in sorted(state.streams.values(), key=lambda s: s.stream_id)},
     }

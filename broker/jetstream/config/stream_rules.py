@@ -53,8 +53,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror", lambda c: c.mirror),
     ("sources", lambda c: c.sources),
     ("retention", lambda c: c.retention != "limits"),
-    ("allow_msg_counter", lambda c: c.allow_msg_counter),
-    ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""

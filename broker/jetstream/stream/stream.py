@@ -39,6 +39,7 @@ from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.publish.sequencer import Sequencer
+from broker.jetstream.stream.publish.totals import Totals
 from broker.jetstream.stream.publish.ttl import delete_marker
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
@@ -46,6 +47,7 @@ from broker.jetstream.stream.retention.enforcement import Enforcement
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
+from broker.jetstream.stream.scheduler import Scheduler
 from broker.jetstream.stream.state import memory_blocks
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -136,11 +138,13 @@ class Stream:
         self.ttls = MessageTtls(self.live, self.heads, self.subjects, self.queries, self.retention, log, self._tasks, clock,
                                 self._publish_own)
         self.retention.one_by_one = self.ttls
+        self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self._tasks, clock, self._publish_own)
         replies = Replies(self, log, bus, domain)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
-            self.enforcement.trim, self._publish_when_stored)
+            self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
+            Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
+            self._publish_when_stored)
         self._batching = Batching(log, context, replies, inflight or Inflight(),
                                   StreamEvents(bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
@@ -181,6 +185,7 @@ class Stream:
         # A crash may have come between an update and what it removes.
         self.enforcement.resume(state.extra, state.msgs)
         self.ttls.restore(state.expiries)
+        self.scheduler.restore(state.schedules)
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -238,9 +243,9 @@ class Stream:
         elif end - start > 1 or not self.sequencer.one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
 
-    def _publish_own(self, msgs: Sequence[Msg]) -> None:
+    def _publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
         """Publish what the stream itself has to say."""
-        self.publish(msgs, 0, len(msgs), None, self.clock.now_ns())
+        self.publish(msgs, 0, len(msgs), source, self.clock.now_ns())
 
     def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
         self.log.wait(self.bus.publish, subject, b"", hlen, body, of=self)
@@ -257,6 +262,8 @@ class Stream:
             self.msg_ids.expire_later()
         if self.stored and self.ttls.expiries and (expiry := self.ttls.record(block)) is not None:
             block.add(expiry)
+        if (schedule := self.scheduler.record()) is not None and self.stored:
+            block.add(schedule)
         for delta in self.listeners.take_deltas():
             block.add(delta)
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
@@ -439,7 +446,7 @@ class Stream:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
-        if self.listeners.by_name or self.ttls.expiries:
+        if self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules:
             self.tell_removed(joined(gone), subject, purged)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
@@ -447,6 +454,9 @@ class Stream:
         if self.ttls.expiries:
             for first, last, _ in ranges:
                 self.ttls.removed(first, last)
+        if self.scheduler.schedules:
+            for first, last, _ in ranges:
+                self.scheduler.removed(first, last)
         self.listeners.removed(ranges, subject, purged)
 
     def renumbered(self) -> None:
@@ -467,6 +477,7 @@ class Stream:
         self._batching.close()
         self.retention.close()
         self.ttls.close()
+        self.scheduler.close()
         self.live.leave()
         if self._tidy_timer is not None:
             self._tidy_timer.cancel()

@@ -365,6 +365,6 @@ def _places(stream: StreamState) -> Iterator[PageRef]:
     for consumer in stream.consumers.values():
         if isinstance(consumer.place, PageRef):
             yield consumer.place
-    for expiries in stream.expiries.pages:
-        if isinstance(expiries.place, PageRef):
-            yield expiries.place
+    for times in (*stream.expiries.pages, *stream.schedules.pages):
+        if isinstance(times.place, PageRef):
+            yield times.place

@@ -83,6 +83,8 @@ class PageKind(IntEnum):
     """subject state of one stream"""
     EXPIRY = 7
     """when messages of one stream expire"""
+    SCHEDULE = 8
+    """when scheduled messages of one stream are due"""
 
 
 class Page(NamedTuple):

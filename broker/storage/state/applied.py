@@ -29,6 +29,7 @@ from broker.storage.format.records.consumer_update import ConsumerUpdate
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
+from broker.storage.format.records.schedule import Schedule
 from broker.storage.format.records.stream_create import StreamCreate
 from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.format.records.stream_update import StreamUpdate
@@ -221,6 +222,8 @@ class ShardState:
                 self._left([left])
             if stream.expiries:
                 stream.expiries.remove(removed[0], removed[1])
+            if stream.schedules:
+                stream.schedules.remove(removed[0], removed[1])
         deleted = False
         for record in core.records:
             kind = record.kind
@@ -254,6 +257,13 @@ class ShardState:
             elif kind == Expiry.KIND and self.wanted is None:
                 expiry = Expiry.decode(record.body)
                 stream.expiries.add(expiry.seqs, expiry.expires_at_ns)
+            elif kind == Schedule.KIND and self.wanted is None:
+                schedule = Schedule.decode(record.body)
+                for seq, due_ns in zip(schedule.seqs, schedule.due_at_ns, strict=True):
+                    if due_ns:
+                        stream.schedules.put(seq, due_ns)
+                    else:
+                        stream.schedules.remove(seq, seq)
         self._take_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if deleted:
             self._drop(stream)
@@ -267,6 +277,8 @@ class ShardState:
                 self._left(left)
             if stream.expiries:
                 stream.expiries.trim(outcome[0])
+            if stream.schedules:
+                stream.schedules.trim(outcome[0])
         stream.position = self.position
         stream.dirty = True
 

@@ -71,6 +71,14 @@ class ExpiryPage:
         self.place = None
         return end - start
 
+    def change(self, at: int, time_ns: int) -> int:
+        """Change one time; returns how many more are NEVER."""
+        more = (time_ns == NEVER) - (self.times[at] == NEVER)
+        self.times[at] = time_ns
+        self.nevers += more
+        self._earliest_ns = self.place = None
+        return more
+
     def copy(self) -> ExpiryPage:
         """The same rows."""
         page = ExpiryPage()
@@ -133,6 +141,16 @@ class Expiries:
             self.nevers += page.nevers - nevers
             start = end
 
+    def put(self, seq: int, time_ns: int) -> None:
+        """Add a message, or change the time of one that is here; one between these that is not here is no more."""
+        if seq > self.last_seq:
+            self.add([seq], [time_ns])
+            return
+        for page in self._pages(seq, seq):
+            at = bisect_left(page.seqs, seq)
+            if at < len(page.seqs) and page.seqs[at] == seq:
+                self.nevers += page.change(at, time_ns)
+
     def remove(self, first: int, last: int) -> None:
         """Forget the messages first..last: they are no more."""
         pages = self.pages
@@ -162,6 +180,15 @@ class Expiries:
                 if len(due) >= most:
                     break
         return due
+
+    def count_due(self, now_ns: int, first: int, last: int) -> int:
+        """How many of the messages first..last have expired."""
+        count = 0
+        for page in self._pages(first, last):
+            if page.earliest_ns <= now_ns:
+                start, end = bisect_left(page.seqs, first), bisect_right(page.seqs, last)
+                count += sum(map(now_ns.__ge__, page.times[start:end]))
+        return count
 
     def rows(self, first: int, last: int) -> tuple[array[int], array[int]]:
         """Sequences and times of the messages first..last that have one."""

@@ -3,13 +3,13 @@
     root ── DIRECTORY pages, about 64 streams each ── small state inline
                                                    ├─ BLOCKS pages of a big stream, 1024 entries each
                                                    ├─ CONSUMERS pages, one for each consumer with much pending
-                                                   └─ EXPIRY pages, 4096 messages with a TTL each
+                                                   └─ EXPIRY and SCHEDULE pages, 4096 messages each
 
     stream entry   [stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, bytes, first_time_ns,
-                    last_time_ns, ceiling, position, extra, table, consumers, expiries?]
+                    last_time_ns, ceiling, position, extra, table, consumers, expiries?, schedules?]
     table          [[room, entries or None, page or None], …]    a page of the block table, inline or by reference
     consumers      [[packed or None, page or None], …]
-    expiries       the same; missing while no message has a TTL
+    expiries, schedules    the same; both missing while there are none of either
 
 An entry is copied before its parts: what the parts hold beyond it is applied once more by replay, which changes
 nothing.
@@ -29,7 +29,7 @@ from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, unpack_runs
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
-from broker.storage.state.expiries import ExpiryPage
+from broker.storage.state.expiries import Expiries, ExpiryPage
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry, TablePage
@@ -58,7 +58,7 @@ class StreamCopy:
     a change meanwhile takes the mark off, so that ``placed`` does not call a part clean that is not.
     """
 
-    __slots__ = ("_consumers", "_expiries", "_table", "entry", "filters", "stream")
+    __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream")
 
     def __init__(self, stream: StreamState) -> None:
         self.stream = stream
@@ -86,22 +86,27 @@ class StreamCopy:
                 self._consumers.append((consumer, row))
             else:
                 consumer.place = None
-        self._expiries: list[tuple[ExpiryPage, list[Any]]] = []
-        expiries: list[list[Any]] = []
-        inline = len(stream.expiries) <= INLINE_EXPIRIES_MAX
-        for some in stream.expiries.pages:
-            row = [some.pack() if inline else None, None]
-            expiries.append(row)
-            if inline:
-                some.place = None
-            else:
-                self._expiries.append((some, row))
+        self._times: list[tuple[PageKind, ExpiryPage, list[Any]]] = []
+        expiries = self._copy_times(PageKind.EXPIRY, stream.expiries)
+        schedules = self._copy_times(PageKind.SCHEDULE, stream.schedules)
         self.entry: list[Any] = [
             stream.stream_id, stream.account, stream.name, stream.config, stream.created_ns, stream.first_seq,
             stream.last_seq, stream.msgs, stream.bytes, stream.first_time_ns, stream.last_time_ns, stream.ceiling,
             list(stream.position), dict(stream.extra), table, consumers]
-        if expiries:
-            self.entry.append(expiries)
+        if expiries or schedules:
+            self.entry += [expiries, schedules]
+
+    def _copy_times(self, kind: PageKind, table: Expiries) -> list[list[Any]]:
+        rows: list[list[Any]] = []
+        inline = len(table) <= INLINE_EXPIRIES_MAX
+        for page in table.pages:
+            row = [page.pack() if inline else None, None]
+            rows.append(row)
+            if inline:
+                page.place = None
+            else:
+                self._times.append((kind, page, row))
+        return rows
 
     def objects(self) -> set[Position]:
         """The objects that the entry names, once all parts have their places."""
@@ -127,12 +132,12 @@ class StreamCopy:
                 continue
             consumer.place = self
             yield (Page(PageKind.CONSUMERS, position(), stream_id, consumer.pack()), _placer(self, consumer, row, 1))
-        for some, row in self._expiries:
+        for kind, some, row in self._times:
             if isinstance(some.place, PageRef) and not moved(some.place):
                 row[1] = some.place.pack()
                 continue
             some.place = self
-            yield Page(PageKind.EXPIRY, position(), stream_id, some.pack()), _placer(self, some, row, 1)
+            yield Page(kind, position(), stream_id, some.pack()), _placer(self, some, row, 1)
 
 
 def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]) -> Page:
@@ -160,7 +165,7 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
         for entry in page.body:
             (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
              ceiling, position, extra, table, consumers, *more) = entry
-            [expiries] = more or ((),)
+            expiries, schedules = more or ((), ())
             if state.wanted is not None and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -184,11 +189,12 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
                 else:
                     consumer = ConsumerState.unpack(packed)
                     stream.consumers[consumer.name] = consumer
-            for packed, ref in expiries if state.wanted is None else ():  # readers do not ask for them
-                if ref is not None:
-                    needed.append(PageRef.unpack(ref))
-                else:
-                    stream.expiries.load(ExpiryPage.unpack(packed))
+            for times, rows in ((stream.expiries, expiries), (stream.schedules, schedules)):
+                for packed, ref in rows if state.wanted is None else ():  # readers do not ask for them
+                    if ref is not None:
+                        needed.append(PageRef.unpack(ref))
+                    else:
+                        times.load(ExpiryPage.unpack(packed))
             state.streams[stream_id] = stream
     except _DAMAGED as error:
         raise Corrupt(f"directory page {page.key}", "page", 0, repr(error)) from None
@@ -197,7 +203,7 @@ def load_directory(state: ShardState, page: Page) -> list[PageRef]:
 
 def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[[Any], BlockRef] = BlockRef.unpack
               ) -> None:
-    """Add a BLOCKS, CONSUMERS or EXPIRY page to its stream; in the order that ``load_directory`` gave.
+    """Add a BLOCKS, CONSUMERS, EXPIRY or SCHEDULE page to its stream; in the order that ``load_directory`` gave.
 
     Args: unpack_ref makes a reference of what the page has of it.
     Raises: Corrupt.
@@ -216,10 +222,10 @@ def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[
             consumer = ConsumerState.unpack(page.body)
             consumer.place = ref
             stream.consumers[consumer.name] = consumer
-        elif page.kind == PageKind.EXPIRY:
+        elif page.kind in (PageKind.EXPIRY, PageKind.SCHEDULE):
             some = ExpiryPage.unpack(page.body)
             some.place = ref
-            stream.expiries.load(some)
+            (stream.expiries if page.kind == PageKind.EXPIRY else stream.schedules).load(some)
         else:
             raise ValueError(f"a page of kind {page.kind} among a stream's")
     except _DAMAGED as error:

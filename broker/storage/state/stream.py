@@ -21,7 +21,7 @@ class StreamState:
 
     __slots__ = ("account", "blocks", "bytes", "ceiling", "config", "consumers", "created_ns", "dirty", "expiries", "extra",
                  "first_seq", "first_time_ns", "last_seq", "last_time_ns", "msgs", "name", "offline", "page",
-                 "position", "stream_id")
+                 "position", "schedules", "stream_id")
 
     def __init__(self, stream_id: int, account: str, name: str, config: dict[str, Any], created_ns: int) -> None:
         self.stream_id = stream_id
@@ -41,6 +41,8 @@ class StreamState:
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.expiries = Expiries()
+        self.schedules = Expiries()
+        """When scheduled messages are due next."""
         self.extra: dict[str, Any] = {}
         """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
         self.position = START

@@ -108,8 +108,6 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
     ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
-    ({"allow_msg_counter": True}, "allow_msg_counter"),
-    ({"allow_msg_schedules": True}, "allow_msg_schedules"),
 ])
 def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], field: str) -> None:
     with refused(10052) as error:

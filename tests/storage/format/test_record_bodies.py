@@ -31,7 +31,7 @@ def _records(name: str) -> list[Record]:
     return [record for i in range(len(head)) for record in head.core(i).records]
 
 
-EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages")
+EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages", "segment-of-schedules")
          for record in _records(name)
          if record.kind != RecordKind.CONSUMER_STATE or "re" in record.body}  # type: ignore[operator]
 """A body of each kind, with all keys."""
@@ -63,7 +63,7 @@ WRONG: list[tuple[int, str, Any]] = [
     (7, "x", "k"), (9, "seq", None), (9, "seq", "9"), (10, "segments", [[1, 2]]), (10, "pages", [[1, 2, 3]]),
     (10, "roots", [[-1, 2]]), (10, "done", {}), (11, "owner", 5), (11, "ends", [[1]]), (11, "ends", None),
     (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
-    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567")]
+    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)
@@ -91,7 +91,7 @@ def test_a_body_that_is_something_else_is_corrupt(kind: RecordKind) -> None:
     st.none() | st.integers(-2**63, 2**64 - 1) | st.text(max_size=3) | st.binary(max_size=9) | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["n", "d", "f", "la", "add", "drop", "re", "x", "name", "config", "ends", "segments", "seqs",
-                         "expires_at_ns"]) | st.integers(0, 99),
+                         "expires_at_ns", "due_at_ns"]) | st.integers(0, 99),
         inner, max_size=4), max_leaves=12))
 def test_any_value_is_a_body_or_corrupt(kind: RecordKind, value: object) -> None:
     """Shows that no value ends in another error, and that what is a body stays one when it is written again."""

@@ -68,6 +68,7 @@ def _same(table: Expiries, model: dict[int, int]) -> None:
     for now_ns in (0, 7, 20):
         due = sorted(seq for seq, time_ns in model.items() if time_ns <= now_ns)
         assert table.due(now_ns, 1000) == due
+        assert table.count_due(now_ns, 5, 20) == sum(5 <= seq <= 20 for seq in due)
         some = table.due(now_ns, 1)
         assert some == due[:len(some)]
         assert bool(some) == bool(due)

@@ -11,6 +11,7 @@ from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
     from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.totals import Total
     from broker.jetstream.stream.state.subject_index import SubjectIndex
 
 __all__ = ["Candidate", "Check", "Duplicate"]
@@ -39,12 +40,15 @@ class Candidate:
         msg_id: the id to remember, or b"".
         rollup: b"", b"sub" or b"all".
         ttl: seconds to live, -1 for ever, 0 as long as the stream's limits allow.
+        total: its subject's total with it, in a stream of counters; else None.
+        due: of a schedule when it is due, as (0, time); of what one published, the schedule's sequence and next time.
+        ends: subject of the schedule that it ends, or b"".
         index: where a stream that limits subjects counts it.
         after: what follows once it is the stream's last message, or None.
     """
 
-    __slots__ = ("after", "body", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size", "subject",
-                 "ttl")
+    __slots__ = ("after", "body", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size",
+                 "subject", "total", "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
@@ -62,6 +66,9 @@ class Candidate:
         self.size = size + len(subject) + len(body)
         self.msg_id = self.rollup = b""
         self.ttl = 0
+        self.total: Total | None = None
+        self.due: tuple[int, int] | None = None
+        self.ends = b""
         self.index: SubjectIndex | None = None
         self.after: Callable[[], None] | None = None
 

@@ -51,6 +51,7 @@ from broker.jetstream.stream.publish import (
     ttl,
 )
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
+from broker.jetstream.stream.publish.totals import SOURCES
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
@@ -87,23 +88,25 @@ TABLE: Final = (
     Rule(limits.sealed),                                                                            # 10109
     Rule(limits.payload_size, bulk=True),                                                           # 10054
     Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
-    Rule(counters.disabled, {counters.INCREMENT}),                                                  # 10171, 10168
+    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                            # 10171, 10168, 10170
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(ttl.disabled, {ttl.TTL}),                                                                  # 10166
     Rule(expectations.last_subject_sequence, {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),  # 10071, 10193
     Rule(expectations.last_sequence, {expectations.LAST_SEQUENCE}),                                 # 10071
-    Rule(schedules.disabled, schedules.HEADERS),                                                    # 10188, 10212
+    Rule(schedules.valid, schedules.HEADERS),                               # 10188 to 10192, 10166, 10203, 10212, 10223
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
     Rule(duplicates.duplicate, {MSG_ID}),                                                           # duplicate, 10167
     Rule(expectations.last_msg_id, {expectations.LAST_MSG_ID}),                                     # 10070
-    Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
+    Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
+    Rule(counters.add),                                                                             # 10169, 10172
     Rule(limits.storage, bulk=True),                                                                # 10023
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     # From here on nats-server is in its store.
     Rule(limits.subject_index, bulk=True),
     Rule(limits.last_sequence),                                                                     # 10077
     Rule(limits.discard_new),                                                                       # 10077
-    Rule(rollup.plan, {rollup.ROLLUP}),
+    Rule(rollup.plan, {rollup.ROLLUP, schedules.PATTERN}),
+    Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),
 )
 """In order; beside each row, the errors that its check raises."""
@@ -113,7 +116,7 @@ ATOMIC: Final = (
     Rule(atomic_checks.last_msg_id, {expectations.LAST_MSG_ID}),                                    # 10177
     Rule(limits.record_size),                                                                       # 10077
     Rule(limits.header_size, ANY),                                                                  # 10097
-    Rule(counters.disabled, {counters.INCREMENT}),                                                  # 10171, 10168
+    Rule(counters.not_in_batches),                                                                  # 10171, 10168, 10169
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(atomic_checks.ttl_disabled, {ttl.TTL}),                                                    # 10166
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
@@ -122,7 +125,7 @@ ATOMIC: Final = (
     Rule(atomic_checks.last_sequence, {expectations.LAST_SEQUENCE}),                                # 10071, 10164
     Rule(atomic_checks.last_subject_sequence,
          {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10164, 10193
-    Rule(schedules.disabled, schedules.HEADERS),                                                    # 10188, 10212
+    Rule(schedules.not_in_batches, schedules.HEADERS),                                              # 10188, 10212
     Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
     Rule(atomic_checks.first_of_subject, {rollup.ROLLUP}),                                          # 10111
     Rule(limits.subject_index),

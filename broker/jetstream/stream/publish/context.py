@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.state.rows import NotLoaded
 
 if TYPE_CHECKING:
+    from broker.jetstream.bus import Source
     from broker.jetstream.stream.publish.dedupe import Dedupe
     from broker.jetstream.stream.publish.last_seqs import LastSeqs
     from broker.jetstream.stream.publish.pending import Pending
+    from broker.jetstream.stream.publish.totals import Totals
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
 
@@ -31,6 +33,16 @@ class Rollups(Protocol):
     def plan(self, subject: bytes | None) -> Callable[[], None]: ...
 
 
+class Scheduler(Protocol):
+    """The stream's schedules."""
+
+    @property
+    def source(self) -> Source: ...
+    def may_end(self, subject: bytes) -> bool: ...
+    def next_of(self, subject: bytes) -> tuple[int, int] | None: ...
+    def set(self, rows: Sequence[tuple[int, int]]) -> None: ...
+
+
 class CheckContext:
     """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``.
 
@@ -38,17 +50,20 @@ class CheckContext:
         all that the stream has sequenced so far is in the store.
     """
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups", "subjects",
-                 "trim_all")
+    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups", "scheduler",
+                 "subjects", "totals", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
-                 rollups: Rollups, load_ids: Callable[[], Awaitable[None]], trim_all: Callable[[], Awaitable[None]],
+                 rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
+                 trim_all: Callable[[], Awaitable[None]],
                  publish_when_stored: Callable[[bytes, int, bytes], None]) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
         self.last_seqs = last_seqs
         self.rollups = rollups
+        self.totals = totals
+        self.scheduler = scheduler
         self.load_ids = load_ids
         self.trim_all = trim_all
         self.publish_when_stored = publish_when_stored

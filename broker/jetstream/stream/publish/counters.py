@@ -1,25 +1,111 @@
-"""Message counters. Streams do not support them yet, so the check refuses increments."""
+"""Message counters: each message of such a stream adds to its subject's total, which is stored as the message's payload.
+
+    publish  Nats-Incr: +5, no payload ──> stored  Nats-Incr: +5, {"val":"12"} ──> PubAck  …,"val":"12"
+
+Totals are integers of any size. A message that came from another stream's counter also has ``Nats-Counter-Sources``, which
+every later message of its subject carries on.
+
+Does not own: the totals (totals).
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; ADR-49.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Final
 
+from broker.jetstream.stream.publish.expectations import (
+    LAST_MSG_ID,
+    LAST_SEQUENCE,
+    LAST_SUBJECT_SEQUENCE,
+    STREAM,
+    SUBJECT,
+)
+from broker.jetstream.stream.publish.limits import Limits
+from broker.jetstream.stream.publish.rollup import ROLLUP
+from broker.jetstream.stream.publish.totals import SOURCES, Sources, Total, integer
 from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers as header_block
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["INCREMENT", "disabled"]
+__all__ = ["INCREMENT", "add", "not_in_batches", "valid"]
 
-INCREMENT = b"Nats-Incr"
+INCREMENT: Final = b"Nats-Incr"
+
+_ALONE: Final = (ROLLUP, STREAM, LAST_MSG_ID, SUBJECT, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE)
+"""Headers that an increment cannot have beside it."""
 
 
-def disabled(context: CheckContext, config: StreamConfig) -> Check:
-    """10171 for what is no integer, else 10168."""
+def valid(context: CheckContext, config: StreamConfig) -> Check:
+    """10171 for what is no integer, 10168 where there are no counters, 10170 with a payload, 10171 beside other demands."""
     def check(candidate: Candidate) -> None:
-        if text := candidate.headers[INCREMENT]:
-            digits = text[1:] if text[:1] in (b"+", b"-") else text
-            raise ApiError(10168 if digits.isdigit() else 10171)
+        if not (text := candidate.headers.get(INCREMENT)):
+            return
+        if integer(text.decode("latin-1")) is None:
+            raise ApiError(10171)
+        if not config.allow_msg_counter:
+            raise ApiError(10168)
+        if len(candidate.body) > candidate.hlen:
+            raise ApiError(10170)
+        if any(map(candidate.headers.get, _ALONE)):
+            raise ApiError(10171)
     return check
+
+
+def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
+    """Counters cannot be in atomic batches yet: 10168, 10169 without an increment; elsewhere as ``valid``."""
+    def check(candidate: Candidate) -> None:
+        counts = candidate.hlen and candidate.headers.get(INCREMENT)
+        raise ApiError(10168 if counts else 10169)
+
+    def elsewhere(candidate: Candidate) -> None:
+        if candidate.hlen:
+            single(candidate)
+    single = valid(context, config)
+    return check if config.allow_msg_counter else elsewhere
+
+
+def add(context: CheckContext, config: StreamConfig) -> Check | None:
+    """10169 without an increment, 10172; else the message says the new total from here on."""
+    totals, trims = context.totals, Limits(config).whole
+
+    def check(candidate: Candidate) -> None:
+        text = candidate.headers.get(INCREMENT) if candidate.hlen else None
+        if not text:
+            raise ApiError(10169)
+        pending, subject = candidate.pending, candidate.subject
+        total = pending.totals.get(subject)
+        if total is None:
+            if trims:
+                # What was accepted before may push the subject's last message out.
+                context.commit_pending(pending)
+            total = totals.of(subject)
+        if total.broken:
+            raise ApiError(10172)
+        try:
+            value = b"%d" % (total.value + int(text))
+        except ValueError:  # of too many digits
+            raise ApiError(10171) from None
+        block = candidate.body[:candidate.hlen]
+        if total.sources:
+            block = header_block.set(block, SOURCES, _json(total.sources))
+        payload = b'{"val":"%b"}' % value
+        candidate.size += len(block) + len(payload) - len(candidate.body)
+        candidate.hlen, candidate.body = len(block), block + payload
+        # Where a client made sources up, they are what the next message finds.
+        made_up = not total.sources and SOURCES in candidate.headers
+        candidate.total = Total.of(block, payload)._replace(value=int(value)) if made_up else Total(int(value), total.sources)
+    return check if config.allow_msg_counter else None
+
+
+def _json(sources: Sources) -> bytes:
+    """As nats-server writes it: keys in order, and ``<``, ``>`` and ``&`` escaped."""
+    text = json.dumps(sources, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text.encode("utf-8", "replace")

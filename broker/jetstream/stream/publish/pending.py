@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.stream.publish.totals import Total
 
 __all__ = ["Pending"]
 
@@ -20,8 +21,8 @@ class Pending:
     Args: ``append`` appends them to the stream and begins anew; returns whether they were appended.
     """
 
-    __slots__ = ("_append", "bytes", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
-                 "time_ns", "ttls")
+    __slots__ = ("_append", "bytes", "due", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
+                 "time_ns", "totals", "ttls", "values")
 
     def __init__(self, first_seq: int, source: Source | None, time_ns: int, append: Callable[[Pending], bool]) -> None:
         self.source = source
@@ -44,6 +45,12 @@ class Pending:
         self.removed_bytes = 0
         self.ttls: list[tuple[int, int]] = []
         """(sequence, seconds to live) of those that have a TTL."""
+        self.due: list[tuple[int, int]] = []
+        """(sequence, time) of schedules among them, and of those that are due again."""
+        self.totals: dict[bytes, Total] = {}
+        """Of counters, by subject, with the last of them."""
+        self.values: list[int] = []
+        """Of counters, the total with each of them."""
 
     @property
     def last_seq(self) -> int:
@@ -64,6 +71,11 @@ class Pending:
             self.removed += replaced
             for _, replaced_size in replaced:
                 self.removed_bytes += replaced_size
+
+    def count(self, subject: bytes, total: Total) -> None:
+        """The message that was just added makes this its subject's total."""
+        self.totals[subject] = total
+        self.values.append(total.value)
 
     def last_of(self, subject: bytes) -> int:
         """Sequence of the last one with this subject; 0: there is none."""

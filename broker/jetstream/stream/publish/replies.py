@@ -52,6 +52,12 @@ class Replies:
         if self._acks and any(replies):
             self._later(self._bus.pub_acks, source, replies, self.prefix, first_seq, b"}")
 
+    def counted(self, replies: Sequence[bytes], first_seq: int, totals: Sequence[int]) -> None:
+        """As ``accepted``, for counters: each PubAck has the total."""
+        for seq, (reply, total) in enumerate(zip(replies, totals, strict=True), first_seq):
+            if self._acks and reply:
+                self._later(self._bus.publish, reply, b"", 0, b'%b%d,"val":"%d"}' % (self.prefix, seq, total))
+
     def duplicate(self, reply: bytes, seq: int) -> None:
         """The message was stored before, as ``seq``."""
         if self._acks and reply:

@@ -25,7 +25,7 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
     allowed = config.allow_rollup_hdrs and not config.deny_purge
 
     def check(candidate: Candidate) -> None:
-        value = candidate.headers[ROLLUP].lower()
+        value = candidate.rollup or candidate.headers.get(ROLLUP, b"").lower()
         if not value:
             return
         if not allowed:

@@ -1,54 +1,192 @@
-"""Scheduled messages. Streams do not support them yet, so the check refuses them.
+"""Scheduled messages: which publishes are schedules, which end one, and what a schedule has the stream publish.
 
-Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/scheduler.go.
+    Nats-Schedule: @every 1h          a schedule: kept under its subject, of which there is one (it rolls the subject up)
+    Nats-Schedule-Target: orders.tick      where it publishes, headers and payload being those of the schedule, or of the last
+    Nats-Schedule-Source: orders.latest    message of another subject
+    Nats-Schedule-Next: purge         with Nats-Scheduler: a message that ends the schedule under that subject
+
+Does not own: when a schedule is due (scheduler), patterns (cron).
+
+Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/scheduler.go; ADR-51.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
+from broker.jetstream.stream.publish.cron import Firing, fires_at
+from broker.jetstream.stream.publish.rollup import ROLLUP
+from broker.jetstream.stream.publish.ttl import TTL_INVALID, parse_ttl
 from broker.jetstream.wire.errors import ApiError
-from broker.protocol.subject import is_literal, is_valid
+from broker.protocol import headers as header_block
+from broker.protocol.subject import collide, is_literal, is_valid
 
 if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["HEADERS", "disabled"]
+__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing", "not_in_batches",
+           "plan", "produced", "valid", "zone_of"]
 
-_PATTERN: Final = b"Nats-Schedule"
+PATTERN: Final = b"Nats-Schedule"
+SCHEDULER: Final = b"Nats-Scheduler"
+TARGET: Final = b"Nats-Schedule-Target"
+SOURCE: Final = b"Nats-Schedule-Source"
+_TTL: Final = b"Nats-Schedule-TTL"
+_ROLLUP: Final = b"Nats-Schedule-Rollup"
 _TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
 _NEXT: Final = b"Nats-Schedule-Next"
-_SCHEDULER: Final = b"Nats-Scheduler"
 
-HEADERS: Final = (_PATTERN, _TIME_ZONE, _NEXT, _SCHEDULER)
+PURGE: Final = b"purge"
+
+HEADERS: Final = (PATTERN, _TIME_ZONE, _NEXT, SCHEDULER, TARGET, SOURCE, _TTL, _ROLLUP)
+
+_NOT_PASSED_ON: Final = (b"Nats-Msg-Id", b"Nats-TTL", ROLLUP)
+_FAMILIES_NOT_PASSED_ON: Final = (b"Nats-Schedule", b"Nats-Expected-")
 
 
-def disabled(context: CheckContext, config: StreamConfig) -> Check:
-    """10188; 10212 for a scheduler that would be refused even if schedules were allowed."""
+def valid(context: CheckContext, config: StreamConfig) -> Check:
+    """10188 where there are none; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for what ends one.
+
+    What the stream's own scheduler publishes has passed them already.
+    """
+    scheduler, subjects = context.scheduler, config.subjects_bytes
+
     def check(candidate: Candidate) -> None:
         get = candidate.headers.get
-        if get(_PATTERN) or _unknown_zone(get(_TIME_ZONE)):
-            raise ApiError(10188)
-        scheduler = get(_SCHEDULER)
-        if following := get(_NEXT):
-            literal = scheduler and is_valid(scheduler) and is_literal(scheduler)
-            if following != b"purge" or not literal or scheduler == candidate.subject:
+        if candidate.pending.source is scheduler.source:
+            if get(_NEXT, b"") == PURGE:
+                candidate.ends = get(SCHEDULER, b"")
+            else:
+                candidate.due = scheduler.next_of(get(SCHEDULER, b""))
+            return
+        following = get(_NEXT, b"")
+        try:
+            found = firing(get(PATTERN, b""), get(_TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
+        except ApiError:
+            if not config.allow_msg_schedules:
+                raise ApiError(10188) from None
+            raise
+        if found is not None:
+            if not config.allow_msg_schedules:
+                raise ApiError(10188)
+            _check_schedule(candidate, get, config, subjects)
+            candidate.due = 0, found.at_ns
+        name = get(SCHEDULER, b"")
+        if following:
+            if following != PURGE or not _publishable(name) or name == candidate.subject:
                 raise ApiError(10212)
-            raise ApiError(10188)
-        if scheduler:
+            if not config.allow_msg_schedules:
+                raise ApiError(10188)
+            context.commit_pending(candidate.pending)
+            if not scheduler.may_end(name):
+                raise ApiError(10212)
+            candidate.ends = name
+        elif name:
             raise ApiError(10212)
     return check
 
 
-def _unknown_zone(name: bytes | None) -> bool:
-    """Whether a schedule's time zone header is there and names no known time zone."""
-    if name is None:
-        return False
+def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
+    """Schedules cannot be in atomic batches yet: 10188, and 10212 for what would be refused anyway."""
+    def check(candidate: Candidate) -> None:
+        get = candidate.headers.get
+        name, zone = get(SCHEDULER, b""), get(_TIME_ZONE)
+        try:
+            scheduled = bool(get(PATTERN)) or firing(b"", zone, 0, 0) is not None
+        except ApiError:
+            scheduled = True
+        if scheduled or (get(_NEXT) and _publishable(name)):
+            raise ApiError(10188)
+        if name or get(_NEXT):
+            raise ApiError(10212)
+    return check
+
+
+def plan(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuses nothing: finds the schedule that the message ends, while it may still wait for that to be loaded."""
+    def check(candidate: Candidate) -> None:
+        if candidate.ends:
+            context.commit_pending(candidate.pending)
+            candidate.after = _both(candidate.after, context.rollups.plan(candidate.ends))
+    return check if config.allow_msg_schedules else None
+
+
+def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        if first is not None:
+            first()
+        second()
+    return both
+
+
+def _check_schedule(candidate: Candidate, get: Callable[[bytes, bytes], bytes], config: StreamConfig,
+                    subjects: list[bytes]) -> None:
+    ttl, rollup, target, source = get(_TTL, b""), get(_ROLLUP, b""), get(TARGET, b""), get(SOURCE, b"")
+    if ttl and parse_ttl(ttl) == TTL_INVALID:
+        raise ApiError(10191)
+    if rollup not in (b"", b"sub"):
+        raise ApiError(10192)
+    if ttl and not config.allow_msg_ttl:
+        raise ApiError(10166)
+    if not _publishable(target) or target == candidate.subject:
+        raise ApiError(10190)
+    if source and (not _publishable(source) or source in (target, candidate.subject)):
+        raise ApiError(10203)
+    if not any(collide(subject, target) for subject in subjects):
+        raise ApiError(10190)
+    if source and not any(collide(subject, source) for subject in subjects):
+        raise ApiError(10203)
+    own = get(ROLLUP, b"").lower()
+    if not own:
+        block = header_block.set(candidate.body[:candidate.hlen], ROLLUP, b"sub")
+        candidate.size += len(block) - candidate.hlen
+        candidate.hlen, candidate.body = len(block), block + candidate.body[candidate.hlen:]
+        candidate.rollup = b"sub"
+    elif own != b"sub":
+        raise ApiError(10192)
+
+
+def _publishable(subject: bytes) -> bool:
+    return bool(subject) and is_valid(subject) and is_literal(subject)
+
+
+def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) -> Firing | None:
+    """When a schedule fires; None where there is no pattern. Raises: ApiError 10223, 10189."""
+    zone: tzinfo | None = None
+    if zone_name is not None:
+        try:
+            zone = ZoneInfo(zone_name.decode())
+        except (ValueError, OSError, KeyError):
+            raise ApiError(10223) from None
+    if not pattern:
+        return None
     try:
-        ZoneInfo(name.decode())
-    except (ValueError, OSError, KeyError):
-        return True
-    return False
+        return fires_at(pattern.decode(), zone, after_ns, now_ns)
+    except ValueError:  # UnicodeDecodeError is one
+        raise ApiError(10189) from None
+
+
+def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) -> bytes:
+    """The headers of what a schedule publishes.
+
+    Args: schedule is its header block, content that of the message which is passed on, following the time of the next
+        firing, or ``PURGE``.
+    """
+    dropped = {name for name, _ in header_block.items(content)
+               if name.startswith(_FAMILIES_NOT_PASSED_ON) or name in _NOT_PASSED_ON}
+    block = header_block.remove(content, *dropped) if dropped else content
+    for name, value in ((SCHEDULER, subject), (_NEXT, following), (b"Nats-TTL", header_block.get(schedule, _TTL)),
+                        (ROLLUP, header_block.get(schedule, _ROLLUP))):
+        if value:
+            block = header_block.set(block, name, value)
+    return block
+
+
+def zone_of(schedule: bytes) -> bytes | None:
+    """The name of the time zone that a schedule's headers have."""
+    return header_block.get(schedule, _TIME_ZONE)

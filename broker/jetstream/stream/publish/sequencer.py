@@ -313,9 +313,21 @@ class Sequencer:
         self._dedupe.add(pending.ids, pending.last_id, time_ns)
         if pending.ttls:
             self._ttls.added(pending.ttls, time_ns)
-        self.replies.accepted(pending.source, replies, first_seq)
+        if pending.due:
+            self.context.scheduler.set(pending.due)
+        if pending.values:
+            self._count(pending)
+            self.replies.counted(replies, first_seq, pending.values)
+        else:
+            self.replies.accepted(pending.source, replies, first_seq)
         if pending.removed:
             self._retention.take_out(pending.removed)
+
+    def _count(self, pending: Pending) -> None:
+        """Remember the totals of counters that were appended."""
+        seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
+        for subject, total in pending.totals.items():
+            self.context.totals.remember(subject, seqs[subject], total)
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Do what follows the stream's last message (``Candidate.after``)."""
@@ -368,6 +380,11 @@ class Sequencer:
             replaced = self._index(index, subject, pending.last_seq + 1, size, bool(candidate.rollup))
             pending.indexed = False
         pending.add((subject, candidate.reply, candidate.hlen, candidate.body), size, candidate.msg_id, replaced, candidate.ttl)
+        if candidate.due is not None:
+            seq, due_ns = candidate.due
+            pending.due.append((seq or pending.last_seq, due_ns))
+        if candidate.total is not None:
+            pending.count(subject, candidate.total)
         return candidate.after
 
     def _index(self, index: SubjectIndex, subject: bytes, seq: int, size: int, rollup: bool) -> Sequence[tuple[int, int]]:

@@ -22,3 +22,4 @@ class RecordKind(IntEnum):
     RELEASE = 10
     OPENING = 11
     EXPIRY = 12
+    SCHEDULE = 13

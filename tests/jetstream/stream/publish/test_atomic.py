@@ -228,7 +228,7 @@ def test_every_check_of_single_messages_has_one_for_batches() -> None:
     """A check that is added to one table is missed in the other, unless another one does its work there."""
     replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size"}
     names = {rule.make.__name__ for rule in ATOMIC}
-    also = {"disabled": "ttl_disabled"}
+    also = {"disabled": "ttl_disabled", "add": "not_in_batches"}
     for rule in TABLE:
         name = rule.make.__name__
         assert name in names | replaced or also[name] in names, name

@@ -1,0 +1,106 @@
+"""The latest totals of a stream's counters, so that a busy one is not read from its last message each time.
+
+Owns: what a stored message of a counter says, and remembering that for some subjects. Does not own: a subject's last message
+(subject_state), reading it (queries).
+
+Source: nats-server, server/stream.go, CounterValue, CounterSources.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.protocol import headers as header_block
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.state.stored import StoredMsg
+    from broker.jetstream.stream.state.subject_state import SubjectState
+
+__all__ = ["DIGITS_MAX", "SOURCES", "Sources", "Total", "Totals", "integer"]
+
+SOURCES: Final = b"Nats-Counter-Sources"
+
+DIGITS_MAX: Final = 4000
+"""Of an increment: what Python converts without being told to, and far beyond any count."""
+
+_TOTALS_MAX: Final = 8192
+"""Totals remembered for one stream."""
+
+Sources = dict[str, dict[str, str]]
+"""Stream → subject → the total that last came from there."""
+
+
+class Total(NamedTuple):
+    """What the last message of a subject says."""
+
+    value: int
+    sources: Sources
+    broken: bool = False
+    """Whether the message is not one of a counter: then nothing can be added."""
+
+    @classmethod
+    def of(cls, headers: bytes, payload: bytes) -> Total:
+        """What a stored message says."""
+        try:
+            said = json.loads(payload)
+            value = said.get("val", "") if said is not None else ""
+            if type(value) is not str:
+                raise TypeError
+            text = header_block.get(headers, SOURCES)
+            sources = json.loads(text) if text else {}
+            if not all(type(total) is str for totals in (sources or {}).values() for total in (totals or {}).values()):
+                raise TypeError
+        except (ValueError, TypeError, AttributeError):
+            return cls(0, {}, True)
+        return cls(integer(value) or 0, sources or {})
+
+
+_NOTHING: Final = Total(0, {})
+
+
+class Totals:
+    """The latest totals of one stream.
+
+    Args: ``get`` reads a message.
+    """
+
+    __slots__ = ("_get", "_latest", "_subjects")
+
+    def __init__(self, subjects: SubjectState, get: Callable[[int], Awaitable[StoredMsg | None]]) -> None:
+        self._subjects = subjects
+        self._get = get
+        self._latest: dict[bytes, tuple[int, Total]] = {}
+        """Of which message, by subject; the latest last."""
+
+    def of(self, subject: bytes) -> Total:
+        """That of its last message. Raises: NotLoaded."""
+        seq = self._subjects.last(subject)
+        if not seq:
+            return _NOTHING
+        known = self._latest.get(subject)
+        if known is None or known[0] != seq:
+            raise NotLoaded(f"the total of {subject!r}", work=partial(self._load, subject, seq), mark=seq)
+        return known[1]
+
+    def remember(self, subject: bytes, seq: int, total: Total) -> None:
+        """The last message of ``subject`` is ``seq``, and says this."""
+        latest = self._latest
+        latest.pop(subject, None)
+        if len(latest) >= _TOTALS_MAX:
+            del latest[next(iter(latest))]
+        latest[subject] = seq, total
+
+    async def _load(self, subject: bytes, seq: int) -> None:
+        msg = await self._get(seq)
+        if msg is not None:  # else it has just been removed, and another one is the last
+            self.remember(subject, seq, Total.of(msg.headers, msg.payload))
+
+
+def integer(text: str) -> int | None:
+    """As Go reads a decimal integer; None for any other text."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX else None

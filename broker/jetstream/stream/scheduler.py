@@ -1,0 +1,243 @@
+"""Publishes what a stream's scheduled messages ask for, when it is due.
+
+Owns: when each schedule is due next, the timer, reading a schedule and publishing for it, what is recorded of it.
+Does not own: which messages are schedules, and what they publish (publish.schedules); patterns (publish.cron).
+
+    commit of a schedule ──> set ──> schedules ── timer ──> fire ──> publish, as every message is published
+    commit of what it published ──> set: due again, or the schedule is purged with it, in one block
+
+A schedule fires once for all the times that it missed. It is void once a later message of its subject is neither a schedule,
+which rolls it up, nor came from one. What cannot be published is tried again every 2 seconds.
+
+Nothing fires while the clock is not trusted.
+
+Source: nats-server, server/scheduler.go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+from zoneinfo import ZoneInfo
+
+from broker.gotime import format_time
+from broker.jetstream.stream.publish import schedules
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers as header_block
+from broker.storage.format.records.schedule import Schedule
+from broker.storage.state.expiries import NEVER, Expiries
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg, Source
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.stored import StoredMsg
+    from broker.jetstream.stream.state.subject_state import SubjectState
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+
+__all__ = ["Scheduler"]
+
+_APART_NS = 250_000_000
+"""As on nats-server, at least this long passes before anything fires: what is due with it goes out with it."""
+
+_TIMER_NS_MAX = 3_600_000_000_000
+"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
+
+_RETRY_NS = 2_000_000_000
+_AT_ONCE = 64
+"""Fired between two turns of the loop."""
+
+
+class Queries(Protocol):
+    """Single messages."""
+
+    async def get(self, seq: int) -> StoredMsg | None: ...
+    async def get_last(self, wanted: bytes) -> StoredMsg | None: ...
+    async def get_next(self, wanted: bytes, seq: int, start_time_ns: int | None = None) -> StoredMsg | None: ...
+
+
+class _Own:
+    """The publisher of what schedules publish."""
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None:
+        """Nothing that is published for a schedule has a reply."""
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def hold(self) -> None:
+        """What is due waits in the queue like everything else."""
+
+    def release(self) -> None:
+        """See ``hold``."""
+
+
+class Scheduler:
+    """The schedules of one stream. ``publish`` takes messages of ``source``, as the stream takes every publish."""
+
+    def __init__(self, live: Live, subjects: SubjectState, queries: Queries, log: Log | MemoryLog, tasks: Tasks, clock: Clock,
+                 publish: Callable[[Sequence[Msg], Source], None]) -> None:
+        self.schedules = Expiries()
+        self.source: Source = _Own()
+        self._live = live
+        self._subjects = subjects
+        self._queries = queries
+        self._log = log
+        self._tasks = tasks
+        self._clock = clock
+        self._publish = publish
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ns = 0
+        self._pass: asyncio.Task[None] | None = None
+        self._changed: dict[int, int] = {}
+        """What is not recorded yet: sequence → when it is due."""
+        self._fired: dict[bytes, tuple[int, int, int]] = {}
+        """Subject of a schedule that was published for: its sequence, when it is due next, when that was."""
+
+    def restore(self, known: Expiries) -> None:
+        """Take what was persisted."""
+        if known:
+            self.schedules = known.copy()
+            self.arm()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- for publishing -----------------------------------------------------------------------------------------------
+
+    def may_end(self, subject: bytes) -> bool:
+        """Whether the last message of ``subject`` is a schedule, or there is none. Raises: NotLoaded."""
+        seq = self._subjects.last(subject)
+        return not seq or bool(self.schedules.rows(seq, seq)[0])
+
+    def next_of(self, subject: bytes) -> tuple[int, int] | None:
+        """Sequence and next time of the schedule that has just been published for."""
+        fired = self._fired.get(subject)
+        return None if fired is None else fired[:2]
+
+    def set(self, rows: Sequence[tuple[int, int]]) -> None:
+        """These messages, just appended, are schedules due at these times; or they are due again."""
+        for seq, due_ns in rows:
+            self._changed[seq] = due_ns
+            self.schedules.put(seq, due_ns)
+            self._fired = {subject: fired for subject, fired in self._fired.items() if fired[0] != seq}
+        if self._timer is None or self.schedules.next_ns < self._timer_due_ns:
+            self.close()
+            self.arm()
+
+    def removed(self, first: int, last: int) -> None:
+        """The messages first..last are no more."""
+        self.schedules.remove(first, last)
+
+    def record(self) -> Schedule | None:
+        """What changed since the last block."""
+        if not self._changed:
+            return None
+        changed = sorted((seq, due_ns) for seq, due_ns in self._changed.items()
+                         if not due_ns or self.schedules.rows(seq, seq)[0])
+        self._changed = {}
+        return Schedule([seq for seq, _ in changed], [due_ns for _, due_ns in changed]) if changed else None
+
+    # --- firing -------------------------------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """See to it that what is due next is published in time."""
+        if self._timer is None and self._pass is None and (due_ns := self.schedules.next_ns) != NEVER:
+            self._arm(due_ns, _APART_NS)
+
+    def _arm(self, due_ns: int, least_ns: int = 0) -> None:
+        now_ns = self._clock.now_ns()
+        delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
+        self._timer_due_ns = now_ns + delay_ns
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.fire)
+
+    def fire(self) -> None:
+        """Publish what is due: the timer's call."""
+        self.close()
+        if self._pass is not None:
+            return
+        if not self._log.clock_trusted():
+            self._arm(0, _RETRY_NS)
+        else:
+            self._pass = self._tasks.start(self._fire(), "schedules")
+
+    async def _fire(self) -> None:
+        wait_ns = _APART_NS
+        try:
+            await self._live.look()
+            while due := self._due():
+                for seq in due[:_AT_ONCE]:
+                    await self._fire_one(seq)
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._tasks.warn("scheduled messages are late: %s", error)
+            wait_ns = _RETRY_NS
+        finally:
+            self._pass = None
+        due_ns = self.schedules.next_ns
+        if self._fired and due_ns <= self._clock.now_ns():
+            due_ns = min(at_ns for _, _, at_ns in self._fired.values()) + _RETRY_NS
+        if due_ns != NEVER:
+            self._arm(due_ns, wait_ns)
+
+    def _due(self) -> list[int]:
+        now_ns = self._clock.now_ns()
+        self._fired = {subject: fired for subject, fired in self._fired.items() if now_ns - fired[2] < _RETRY_NS}
+        waiting = {seq for seq, _, _ in self._fired.values()}
+        return [seq for seq in self.schedules.due(now_ns, _AT_ONCE + len(waiting)) if seq not in waiting]
+
+    async def _fire_one(self, seq: int) -> None:
+        schedule = await self._queries.get(seq)
+        _, times = self.schedules.rows(seq, seq)
+        if schedule is None or not times:
+            self.schedules.remove(seq, seq)
+            return
+        headers, now_ns = schedule.headers, self._clock.now_ns()
+        zone_name = schedules.zone_of(headers)
+        try:
+            again = schedules.firing(header_block.get(headers, schedules.PATTERN) or b"", zone_name, times[0], now_ns)
+        except ApiError:
+            again = None
+        target = header_block.get(headers, schedules.TARGET)
+        if again is None or not target or await self._void(schedule):
+            self._drop(seq)
+            return
+        content = schedule
+        if source := header_block.get(headers, schedules.SOURCE):
+            content = await self._queries.get_last(source) or schedule
+        following = _shown(again.at_ns, zone_name) if again.repeats else schedules.PURGE
+        block = schedules.produced(headers, schedule.subject, content.headers, following)
+        if self.schedules.rows(seq, seq)[0]:
+            self._fired[schedule.subject] = seq, again.at_ns, now_ns
+            self._publish([(target, b"", len(block), block + content.payload)], self.source)
+
+    async def _void(self, schedule: StoredMsg) -> bool:
+        seq = schedule.seq
+        while (later := await self._queries.get_next(schedule.subject, seq + 1)) is not None:
+            if not header_block.get(later.headers, schedules.SCHEDULER):
+                return True
+            seq = later.seq
+        return False
+
+    def _drop(self, seq: int) -> None:
+        """It never fires again, though the message stays."""
+        self.schedules.remove(seq, seq)
+        self._changed[seq] = 0
+        self._log.urgent()
+
+
+def _shown(at_ns: int, zone_name: bytes | None) -> bytes:
+    """RFC 3339 in the zone of the schedule."""
+    if zone_name is None:
+        return format_time(at_ns).encode()
+    local = datetime.fromtimestamp(at_ns // 1_000_000_000, ZoneInfo(zone_name.decode()))
+    offset = local.utcoffset()
+    shown = local.isoformat()
+    return (shown[:19] + "Z" if not offset or local.tzinfo is UTC else shown).encode()

@@ -1,0 +1,79 @@
+"""What publishers meet of counters, as data: see player.py for the steps."""
+
+# ruff: noqa: E501  # requests as they are sent
+
+from __future__ import annotations
+
+__all__ = ["SCENARIOS"]
+
+_INCREMENTS = ("1", "+1", "-3", "0", "-0", "007", "123456789012345678901234567890", "x", "1.5", "", " 4", "4 ", "--1", "+", "1_000",
+               "0x10", "1e3", "٣")
+_BESIDE = ("Nats-Rollup: sub", "Nats-Expected-Stream: S", "Nats-Expected-Stream: T", "Nats-Expected-Last-Sequence: 1",
+           "Nats-Expected-Last-Sequence: ", "Nats-Expected-Last-Subject-Sequence: 1", "Nats-Expected-Last-Msg-Id: a",
+           "Nats-Expected-Last-Subject-Sequence-Subject: s.a", "Nats-TTL: 1s", "Nats-TTL: x", "Nats-Msg-Id: a", "Nats-Msg-Id: a",
+           "Nats-Schedule: @every 1s", "Nats-Rollup: bogus", "Nats-Stream-Source: S 1", "Nats-Batch-Id: a")
+
+SCENARIOS: dict[str, str] = {
+    "increments": 'stream {"allow_msg_counter": true}\n' + "\n".join(
+        f"pub[Nats-Incr: {text}] s.a" for text in _INCREMENTS) + "\nstate",
+    "totals": """stream {"allow_msg_counter": true, "allow_direct": true}
+        pub[Nats-Incr: 5] s.a
+        pub[Nats-Incr: -7] s.b
+        pub[Nats-Incr: 10; x: y] s.a
+        pub s.a
+        pub s.a 5
+        pub[x: y] s.a
+        pub[Nats-Incr: 1] s.a 5
+        api STREAM.MSG.GET.S {"last_by_subj": "s.a"}
+        api STREAM.MSG.GET.S {"seq": 2}
+        api STREAM.MSG.DELETE.S {"seq": 3}
+        pub[Nats-Incr: 1] s.a
+        api STREAM.PURGE.S {"filter": "s.a"}
+        pub[Nats-Incr: 1] s.a
+        pub[Nats-Incr: 99999999999999999999999999] s.a
+        pub[Nats-Incr: -99999999999999999999999999] s.a
+        state
+        api STREAM.INFO.S""",
+    "beside other headers": 'stream {"allow_msg_counter": true, "allow_rollup_hdrs": true}\n' + "\n".join(
+        f"pub[Nats-Incr: 1; {header}] s.a" for header in _BESIDE) + "\nstate",
+    "beside other headers, where there are none": "stream\n" + "\n".join(
+        f"pub[Nats-Incr: 1; {header}] s.a" for header in _BESIDE),
+    "limits": """stream {"allow_msg_counter": true, "max_msgs": 3}
+        fill 1 s.x
+        pub[Nats-Incr: 1] s.a
+        pub[Nats-Incr: 1] s.b
+        pub[Nats-Incr: 1] s.a
+        pub[Nats-Incr: 1] s.c
+        pub[Nats-Incr: 1] s.c
+        pub[Nats-Incr: 1] s.b
+        api STREAM.CREATE.T {"name": "T", "subjects": ["t.>"], "allow_msg_counter": true, "max_msgs_per_subject": 1, "storage": "memory"}
+        pub[Nats-Incr: 2] t.a
+        pub[Nats-Incr: 2] t.a
+        api STREAM.MSG.GET.T {"last_by_subj": "t.a"}
+        state""",
+    "sources that a client made up": """stream {"allow_msg_counter": true}
+        pub[Nats-Incr: 1; Nats-Counter-Sources: {"b":{"y":"2","x":"1"},"a<":{"z":"3"}}] s.a
+        pub[Nats-Incr: 1; a: b] s.a
+        api STREAM.MSG.GET.S {"seq": 2}
+        pub[Nats-Incr: 1; Nats-Counter-Sources: {}; a: b] s.a
+        api STREAM.MSG.GET.S {"seq": 3}
+        pub[Nats-Incr: 1; Nats-Counter-Sources: x] s.b
+        pub[Nats-Incr: 1] s.b
+        pub[Nats-Incr: 1; Nats-Counter-Sources: {"a": 1}] s.c
+        pub[Nats-Incr: 1] s.c
+        pub[Nats-Incr: 1; Nats-Counter-Sources: {"a": {"b": 1}}] s.d
+        pub[Nats-Incr: 1] s.d
+        pub[Nats-Incr: 1; Nats-Counter-Sources: null] s.e
+        pub[Nats-Incr: 1] s.e
+        state""",
+    "configurations": """api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "discard": "new"}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "allow_msg_ttl": true}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "allow_msg_schedules": true}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "retention": "interest"}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "mirror": {"name": "B"}}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true, "subject_delete_marker_ttl": 1000000000}
+        api STREAM.CREATE.A {"name": "A", "allow_msg_counter": true}
+        api STREAM.UPDATE.A {"name": "A"}
+        api STREAM.CREATE.B {"name": "B"}
+        api STREAM.UPDATE.B {"name": "B", "allow_msg_counter": true}""",
+}

@@ -1,0 +1,128 @@
+"""Schedules: when they fire, what they publish, what ends them, and that a restart changes none of that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from broker.gotime import format_time
+from broker.jetstream.stream.stream import Stream
+from broker.storage.log.settings import LogSettings
+from tests.jetstream.stream.world import World, ask, everything, pub
+
+SECOND = 1_000_000_000
+
+
+async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
+    """Let time pass, and what is due be published."""
+    world.clock.advance(int(seconds * SECOND))
+    stream.scheduler.fire()
+    for _ in range(2000):
+        if stream.scheduler._pass is None:
+            break
+        await asyncio.sleep(0.001)
+    await world.settle(stream)
+
+
+def schedule(world: World, pattern: str, subject: bytes = b"S.a", **headers: str) -> Any:
+    return pub(subject, b"payload", Nats_Schedule=pattern, Nats_Schedule_Target="S.t", **headers)
+
+
+async def count(stream: Stream, subject: bytes = b"S.t") -> int:
+    return len([1 for _, one, _ in await everything(stream) if one == subject])
+
+
+def at(world: World, seconds: int) -> str:
+    return "@at " + format_time(world.clock.now_ns() + seconds * SECOND)
+
+
+async def test_a_time_fires_once_and_is_purged_with_it() -> None:
+    """Also where the time passed while the broker was down."""
+    world = World(settings=LogSettings(segment_count=3))
+    stream = world.stream(allow_msg_schedules=True)
+    await ask(world, stream, schedule(world, at(world, 10), a="b"))
+    await passes(world, stream, 9.9)
+    assert await count(stream) == 0
+    stream = await world.restart(stream)
+    await passes(world, stream, 100)
+    assert await everything(stream) == [(2, b"S.t", b"payload")]
+    msg = await stream.get_last(b"S.t")
+    assert msg is not None
+    assert msg.headers == b"NATS/1.0\r\na: b\r\nNats-Scheduler: S.a\r\nNats-Schedule-Next: purge\r\n\r\n"
+    await passes(world, stream, 100)
+    assert await count(stream) == 1
+    assert not stream.scheduler.schedules
+    assert not world.log.state.streams[stream.stream_id].schedules
+    await world.close()
+
+
+async def test_an_interval_fires_again_and_again() -> None:
+    """Missed times are made up for by one; a restart in between forgets nothing, and repeats nothing."""
+    world = World()
+    stream = world.stream(allow_msg_schedules=True)
+    await ask(world, stream, schedule(world, "@every 10s"))
+    for fired in (1, 2):
+        await passes(world, stream, 10.5)
+        assert await count(stream) == fired
+    stream = await world.restart(stream)
+    await passes(world, stream)
+    assert await count(stream) == 2
+    stream.scheduler.close()
+    world.clock.advance(1000 * SECOND)
+    stream = await world.restart(stream)
+    await passes(world, stream)
+    await passes(world, stream)
+    assert await count(stream) == 3
+    await passes(world, stream, 10.5)
+    assert await count(stream) == 4
+    await world.close()
+
+
+async def test_what_ends_a_schedule() -> None:
+    """A purge, a delete, a newer schedule, a message that ends it, and a plain message after it."""
+    world = World()
+    stream = world.stream(allow_msg_schedules=True)
+    for number in range(5):
+        await ask(world, stream, schedule(world, "@every 10s", b"S.%d" % number, Nats_Schedule_Rollup="sub"))
+    await stream.purge(b"S.0")
+    await stream.delete_msg(2, True)
+    await ask(world, stream, schedule(world, at(world, 1000), b"S.2"))
+    assert "seq" in await ask(world, stream, pub(b"S.end", Nats_Schedule_Next="purge", Nats_Scheduler="S.3"))
+    await ask(world, stream, pub(b"S.4", b"plain"))
+    await passes(world, stream, 11)
+    assert await count(stream) == 0
+    assert len(stream.scheduler.schedules) == 1
+    stream = await world.restart(stream)
+    await passes(world, stream, 11)
+    assert await count(stream) == 0
+    assert await count(stream, b"S.3") == 0
+    await world.close()
+
+
+async def test_what_is_refused_is_tried_again() -> None:
+    world = World()
+    stream = world.stream(allow_msg_schedules=True, max_msg_size=90)
+    assert "seq" in await ask(world, stream, pub(b"S.a", Nats_Schedule="@every 10s", Nats_Schedule_Target="S.t"))
+    await world.update(stream, max_msg_size=10)
+    await passes(world, stream, 11)
+    assert await count(stream) == 0
+    await world.update(stream, max_msg_size=-1)
+    await passes(world, stream, 1)
+    assert await count(stream) == 0
+    await passes(world, stream, 1)
+    assert await count(stream) == 1
+    await world.close()
+
+
+async def test_nothing_fires_while_the_clock_is_not_trusted() -> None:
+    world = World()
+    stream = world.stream(allow_msg_schedules=True)
+    await ask(world, stream, schedule(world, at(world, 10)))
+    trusted = False
+    world.log.clock_trusted = lambda: trusted
+    await passes(world, stream, 3600)
+    assert await count(stream) == 0
+    trusted = True
+    await passes(world, stream)
+    assert await count(stream) == 1
+    await world.close()
