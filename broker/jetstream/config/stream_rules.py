@@ -50,8 +50,8 @@ VERSION_KEY = "_nats.ver"
 LEVEL_KEY = "_nats.level"
 
 UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
-    ("mirror", lambda c: c.mirror),
-    ("sources", lambda c: c.sources),
+    ("mirror.consumer", lambda c: c.mirror is not None and c.mirror.consumer),
+    ("sources.consumer", lambda c: any(source is not None and source.consumer for source in c.sources)),
     ("retention", lambda c: c.retention != "limits"),
     ("allow_msg_counter", lambda c: c.allow_msg_counter),
     ("allow_msg_schedules", lambda c: c.allow_msg_schedules),

@@ -106,7 +106,8 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 
 
 @pytest.mark.parametrize("value, field", [
-    ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
+    ({"mirror": {"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}}, "mirror.consumer"),
+    ({"sources": [{"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}]}, "sources.consumer"),
     ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
     ({"allow_msg_counter": True}, "allow_msg_counter"),
     ({"allow_msg_schedules": True}, "allow_msg_schedules"),
