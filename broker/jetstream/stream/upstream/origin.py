@@ -19,7 +19,7 @@ from broker.storage.format.frame import Chunk
 
 __all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader"]
 
-MSGS_AT_ONCE = 512
+MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
 """Read and stored in one go: a few milliseconds. A larger message comes alone."""
 
