@@ -177,6 +177,20 @@ SCENARIOS: dict[str, str] = {
         msgs M
         api STREAM.UPDATE.M {"name": "M", "subjects": ["m.>"], "mirror": {"name": "S"}}
         api STREAM.UPDATE.S {"name": "S", "mirror": {"name": "M"}}""",
+    "consumers of a mirror": """make T {"subjects": ["t.*"]}
+        pub t.a 1
+        pub t.b 2
+        api STREAM.CREATE.S {"name": "S", "mirror": {"name": "T"}}
+        grown S 2
+        consumer C {"filter_subject": "t.b"}
+        pull C box {"batch": 2, "expires": 2000ms}
+        get box 1
+        pub t.b 3
+        get box 1
+        ack box 1
+        info C
+        api STREAM.NAMES {"subject": "t.b"}
+        api STREAM.LIST""",
     "mirror of what is not there": """make M {"mirror": {"name": "S"}}
         api STREAM.DELETE.M""",
     "mirror of a mirror": """stream {"allow_direct": true}
