@@ -264,8 +264,8 @@ class Stream:
             block.add(expiry)
         for delta in self.listeners.take_deltas():
             block.add(delta)
-        if moved := self.positions.take_changes():
-            block.add(StreamUpdate(self.config.to_json(), moved))
+        if self.positions.moved:
+            block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
         live.cut(block)
 

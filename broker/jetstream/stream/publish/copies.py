@@ -54,6 +54,8 @@ class Room(Protocol):
 class Copies:
     """The copying side of one stream."""
 
+    __slots__ = ("_heads", "_live", "_log", "_queue", "_sequencer")
+
     def __init__(self, queue: Queue, sequencer: Sequencer, live: Live, heads: Heads, log: Room) -> None:
         self._queue, self._sequencer = queue, sequencer
         self._live, self._heads = live, heads

@@ -26,11 +26,17 @@ class Positions:
     configuration stay: one that comes back goes on where it was.
 
     Args: ``stored`` is what the stream's state keeps beside the configuration.
+    Attributes: ``moved``: names of those that have moved since ``take_changes``.
     """
 
+    __slots__ = ("_by_name", "moved")
+
     def __init__(self, stored: Mapping[str, Any]) -> None:
-        self._by_name = {key.removeprefix(_KEY): Position(*value) for key, value in stored.items() if key.startswith(_KEY)}
-        self._changed: set[str] = set()
+        self._by_name: dict[str, Position] = {}
+        # Most streams have neither sources nor anything else there.
+        if stored:
+            self._by_name = {key.removeprefix(_KEY): Position(*value) for key, value in stored.items() if key.startswith(_KEY)}
+        self.moved: set[str] = set()
 
     def of(self, name: str) -> Position:
         """The source's position; sequence 0: it has stored nothing yet."""
@@ -39,9 +45,9 @@ class Positions:
     def move(self, name: str, position: Position) -> None:
         """``position`` is in the stream."""
         self._by_name[name] = position
-        self._changed.add(name)
+        self.moved.add(name)
 
     def take_changes(self) -> dict[str, Any]:
-        """What has moved since the last call, for the record; empty: nothing has."""
-        changed, self._changed = self._changed, set()
-        return {_KEY + name: list(self._by_name[name]) for name in sorted(changed)}
+        """What has moved since the last call, for the record."""
+        moved, self.moved = self.moved, set()
+        return {_KEY + name: list(self._by_name[name]) for name in sorted(moved)}
