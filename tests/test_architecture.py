@@ -52,7 +52,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.stream.state": STREAM,
     "jetstream.stream.retention": STREAM | {"jetstream.stream.state"},
     "jetstream.stream.publish": STREAM | {"gotime", "jetstream.stream.state"},
-    "jetstream.stream.upstream": STREAM | {"jetstream.stream.state", "jetstream.stream.publish"},
+    "jetstream.stream.upstream": STREAM | {"gotime", "jetstream.stream.state", "jetstream.stream.publish"},
     "jetstream.stream": STREAM | {"gotime", "jetstream.stream.state", "jetstream.stream.retention",
                                   "jetstream.stream.publish", "jetstream.stream.upstream"},
     "jetstream.consumer.cursor": STREAM,

@@ -52,7 +52,7 @@ from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError, invalid_config
-from broker.jetstream.wire.ids import account_hash, unique_id
+from broker.jetstream.wire.ids import short_hash, unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -99,7 +99,7 @@ class Account:
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(self._origin, clock)
-        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{account_hash(name)}".encode())
+        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{short_hash(name)}".encode())
 
     @property
     def available(self) -> bool:

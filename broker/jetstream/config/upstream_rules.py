@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from broker.jetstream.config.stream import StreamConfig, StreamSource
 from broker.jetstream.wire.errors import ApiError, invalid_config
-from broker.jetstream.wire.ids import account_hash
+from broker.jetstream.wire.ids import short_hash
 from broker.protocol.subject import collide, is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping
 
@@ -36,9 +36,9 @@ def stream_name(source: StreamSource) -> str:
     """The origin as headers and info tell it: its name, and what tells apart the same name elsewhere."""
     name = source.name
     if source.external is not None:
-        name += ":" + account_hash(source.external.api)
+        name += ":" + short_hash(source.external.api)
     if source.consumer is not None:
-        name += ":C=" + account_hash(source.consumer.name)
+        name += ":C=" + short_hash(source.consumer.name)
     return name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from hashlib import sha256
 
-__all__ = ["account_hash", "unique_id"]
+__all__ = ["short_hash", "unique_id"]
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -15,6 +15,6 @@ def unique_id(rng: random.Random, length: int = 22) -> str:
     return "".join(rng.choices(_DIGITS, k=length))
 
 
-def account_hash(name: str) -> str:
+def short_hash(name: str) -> str:
     """How ack subjects name an account, and source headers an API prefix. Source: nats-server, server/events.go getHash."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])

@@ -341,7 +341,7 @@ class Sequencer:
                 after = self._accept(pending, checks, candidate, msg)
                 accepted += 1
                 if after is not None and pending.append():
-                    self._follow_up(after)
+                    self.follow_up(after)
             except Duplicate:
                 accepted += 1
             except (ApiError, NotLoaded) as error:

@@ -56,7 +56,7 @@ class Origin(Protocol):
     """A stream that is copied from."""
 
     name: str
-    stream_id: int
+    created_ns: int
 
     @property
     def first_seq(self) -> int: ...

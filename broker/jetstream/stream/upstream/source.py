@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.gotime import format_time
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.publish.copies import Run
 from broker.jetstream.stream.publish.sources import SOURCE
@@ -19,7 +20,7 @@ from broker.jetstream.stream.upstream.follower import Follower, Target
 from broker.jetstream.stream.upstream.origin import Batch, Find, Origin
 from broker.jetstream.stream.upstream.positions import Position
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.ids import account_hash
+from broker.jetstream.wire.ids import short_hash
 from broker.protocol import headers
 
 if TYPE_CHECKING:
@@ -74,5 +75,5 @@ class Source(Follower):
 
 
 def _identity(origin: Origin) -> str:
-    """What no stream made later under the same name has."""
-    return account_hash(f"{origin.stream_id:016x}")
+    """What no stream made later under the same name has: also what the API answers to those that make consumers for sources."""
+    return short_hash(format_time(origin.created_ns))
