@@ -61,7 +61,7 @@ _MILLISECONDS = re.compile(r"\b(\d+)ms\b")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
-_IDENTITY = re.compile(r"(Nats-Stream-Source: [^ \r]+ \d+ [^ \r]+ [^ \r]+ [^ \r]+) \w+")
+_SOURCE_IDENTITY = re.compile(r"(Nats-Stream-Source: [^ \r]+ \d+ [^ \r]+ [^ \r]+ [^ \r]+ )\w{8}")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
 _PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
 _IDENTITY = re.compile(r"(Nats-Stream-Identity: |identity does not match: )\w{8}")
@@ -404,7 +404,7 @@ def _json(body: str) -> bytes:
 
 def plain(text: str) -> str:
     """``text`` without what two servers cannot agree on."""
-    text = _IDENTITY.sub(r"\1 IDENTITY", text)
+    text = _SOURCE_IDENTITY.sub(r"\1ID", text)
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
     text = _IDENTITY.sub(r"\1ID", text)
     text = _PIN.sub(r"\1NUID", text)
