@@ -12,7 +12,7 @@ import pytest
 from nats.errors import NoRespondersError
 
 from broker.config.settings import AccountLimits, JetStreamSettings, ServerLimits
-from broker.jetstream.wire.ids import account_hash
+from broker.jetstream.wire.ids import short_hash
 from tests.jetstream.in_process import Inside
 
 
@@ -181,19 +181,19 @@ async def test_a_deleted_consumer_answers_nothing() -> None:
         assert told.headers is not None
         assert "409" in told.headers.values()
         for subject in ("$JS.API.CONSUMER.MSG.NEXT.S.D", "$JS.ACK.S.D.1.1.1.1.0",
-                        f"$JS.ACK._.{account_hash('$G')}.S.D.1.1.1.1.0.x"):
+                        f"$JS.ACK._.{short_hash('$G')}.S.D.1.1.1.1.0.x"):
             with pytest.raises(NoRespondersError):
                 await broker.client.request(subject, timeout=10)
 
 
 async def test_acks_come_in_both_forms() -> None:
     """The longer one names the account by a hash, which is nats-server's."""
-    assert account_hash("$G") == "szMpdrwD"
+    assert short_hash("$G") == "szMpdrwD"
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         await broker.ok("CONSUMER.CREATE.S.D", {"stream_name": "S", "config": {
             "durable_name": "D", "ack_policy": "explicit"}})
-        for form in ("$JS.ACK", f"$JS.ACK._.{account_hash('$G')}"):
+        for form in ("$JS.ACK", f"$JS.ACK._.{short_hash('$G')}"):
             await broker.publish("S")
             delivered = await broker.pull("S.D")
             numbers = delivered.reply.split(".", 4)[4]

@@ -34,7 +34,7 @@ from broker.jetstream.config.consumer_rules import (
     fit_to_copy,
     same_consumer,
 )
-from broker.jetstream.config.stream import StreamConfig
+from broker.jetstream.config.stream import StreamConfig, StreamSource
 from broker.jetstream.config.stream_rules import (
     NAME_MAX,
     check_stream,
@@ -45,11 +45,13 @@ from broker.jetstream.config.stream_rules import (
     subjects_overlap,
     with_static_metadata,
 )
+from broker.jetstream.config.upstream_rules import check_filter_subjects
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
 from broker.jetstream.stream.stream import Stream
+from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
-from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
+from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError, invalid_config
 from broker.jetstream.wire.ids import short_hash, unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -72,7 +74,7 @@ class Account:
     """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
 
     Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``openings`` the
-        restored consumers that do not serve yet; ``log`` the shard's log.
+        restored consumers that do not serve yet; ``upstreams`` their mirrors and sources; ``log`` the shard's log.
     """
 
     def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
@@ -96,6 +98,7 @@ class Account:
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
+        self.upstreams = Upstreams(self._origin, clock)
         self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{short_hash(name)}".encode())
 
     @property
@@ -176,6 +179,7 @@ class Account:
 
     def prepare_shutdown(self) -> None:
         """Stop all consumers, telling waiting pull requests, and have each stream write its last record."""
+        self.upstreams.leave_all()
         for stream in self.streams.values():
             for consumer in self.consumers(stream).values():
                 self._subscriptions.unsubscribe_acks(consumer)
@@ -187,6 +191,7 @@ class Account:
     def release(self) -> None:
         """Drop everything: subscriptions, timers, state. Nothing is written."""
         self._restored = False
+        self.upstreams.leave_all()
         for stream in list(self.streams.values()):
             for consumer in self.consumers(stream).values():
                 self._subscriptions.unsubscribe_acks(consumer)
@@ -225,7 +230,7 @@ class Account:
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
-        check_supported(config)
+        self._check_upstream(config)
         stream = self._make_stream(config)
         self._record(stream, stream.enforcement.create_record())
         self._add(stream)
@@ -246,10 +251,11 @@ class Account:
         del configs[stream.name]
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
-        check_supported(config)
+        self._check_upstream(config)
         self._record(stream, stream.enforcement.update_record(config))
         limits_applied = stream.update(config)
         self._subscriptions.subscribe(stream)
+        self.upstreams.configure(stream)
         self.events.stream("modify", stream.name, stream.log)
         await limits_applied
 
@@ -266,6 +272,8 @@ class Account:
         self.events.stream("delete", stream.name, stream.log)
         self._subscriptions.unsubscribe(stream)
         del self.streams[stream.name]
+        self.upstreams.leave(stream.name)
+        self.upstreams.changed(stream.name)
         stream.close()
         stream.live.let_go()
 
@@ -284,6 +292,8 @@ class Account:
             consumer.shutdown()
         self._forget_consumers(stream)
         self._subscriptions.unsubscribe(stream)
+        self.upstreams.leave(stream.name)
+        self.upstreams.changed(stream.name)
 
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
@@ -318,6 +328,26 @@ class Account:
         self.streams[stream.name] = stream
         stream.on_failed = self._take_offline
         self._subscriptions.subscribe(stream)
+        self.upstreams.configure(stream)
+        self.upstreams.changed(stream.name)
+
+    def _origin(self, given: StreamSource) -> Stream:
+        """The stream that a mirror or source of ours names. Raises: ApiError."""
+        if given.external is not None and not self._is_own_api(given.external.api):
+            raise ApiError(10045, err=f"no stream can be reached by the API prefix {given.external.api}")
+        return self.stream(given.name)
+
+    def _is_own_api(self, prefix: str) -> bool:
+        return bool(self.domain) and prefix == f"$JS.{self.domain}.API"
+
+    def _check_upstream(self, config: StreamConfig) -> None:
+        """Refuse what we could not follow. Raises: ApiError."""
+        check_filter_subjects(config)
+        check_supported(config)
+        for given in [config.mirror, *config.sources]:
+            if given is not None and given.external is not None and not self._is_own_api(given.external.api):
+                raise invalid_config(f"stream configuration field 'external' with api {given.external.api!r} is not supported "
+                                     "by this server yet: mirrors and sources are of its own account and domain")
 
     @staticmethod
     def _record(stream: Stream, record: RecordBody) -> None:

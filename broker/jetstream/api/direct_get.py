@@ -74,8 +74,8 @@ class DirectGets:
     def take(self, rest: bytes, op: Msg) -> bool:
         """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers to it."""
         name, _, subject = rest.partition(b".")
-        stream = self._account.streams.get(name.decode("utf-8", "replace"))
-        if stream is None or not stream.config.allow_direct or not self._account.available:
+        stream = self._answering(name.decode("utf-8", "replace"))
+        if stream is None or not self._account.available:
             return False
         if op[1]:
             if len(self._waiting) >= GETS_MAX:
@@ -88,6 +88,15 @@ class DirectGets:
                 self._workers.add(task)
                 task.add_done_callback(self._workers.discard)
         return True
+
+    def _answering(self, name: str) -> Stream | None:
+        """The stream itself, or while it is not there a mirror of it, where its configuration allows that."""
+        stream = self._account.streams.get(name)
+        if stream is not None:
+            return stream if stream.config.allow_direct else None
+        mirror = self._account.upstreams.mirror_of(name)
+        stream = self._account.streams.get(mirror) if mirror is not None else None
+        return stream if stream is not None and stream.config.mirror_direct else None
 
     async def drop(self) -> None:
         """Leave everything that waits or is being served unanswered."""

@@ -199,7 +199,7 @@ async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool
     config = stream.config.to_json()
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
-    shown = {"config": config, "created": format_time(stream.created_ns), "state": state}
+    shown = {"config": config, "created": format_time(stream.created_ns), "state": state, **account.upstreams.info(stream)}
     if domain and account.domain:
         shown["domain"] = account.domain
     shown["ts"] = format_time(account.clock.now_ns())

@@ -60,6 +60,8 @@ class Listeners:
 
     def __init__(self, stream: str, by_name: Mapping[str, Listener]) -> None:
         self.by_name = by_name
+        self.followers: set[Callable[[], None]] = set()
+        """Streams that copy from this one: told when ``persisted_seq`` moves."""
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
 
@@ -79,6 +81,13 @@ class Listeners:
     def wake(self) -> None:
         """``persisted_seq`` moved."""
         self._tell(lambda listener: listener.wake())
+        for follower in self.followers:
+            follower()
+
+    @property
+    def any(self) -> bool:
+        """Whether somebody reads what is stored next."""
+        return bool(self.by_name or self.followers)
 
     def removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """These ranges left, as (first, last, messages), all of ``subject`` when it is given."""

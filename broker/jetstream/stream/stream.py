@@ -34,6 +34,7 @@ from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
 from broker.jetstream.stream.publish.context import CheckContext
+from broker.jetstream.stream.publish.copies import Copies
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.publish.last_seqs import LastSeqs
 from broker.jetstream.stream.publish.msg_ids import MsgIds
@@ -57,6 +58,7 @@ from broker.jetstream.stream.state.rows import OpenRows, Rows
 from broker.jetstream.stream.state.stored import StoredMsg
 from broker.jetstream.stream.state.subject_state import SubjectState
 from broker.jetstream.stream.state.tasks import Tasks
+from broker.jetstream.stream.upstream.positions import Positions
 from broker.jetstream.usage import Usage
 from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
@@ -64,6 +66,7 @@ from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.message_ids import MessageIds
+from broker.storage.format.records.stream_update import StreamUpdate
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
@@ -123,6 +126,7 @@ class Stream:
         self._ceiling_asked = 0
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
+        self.positions = Positions(state.extra if state is not None else {})
         self._tasks = Tasks(self.name)
         self._shrunk: dict[int, LiveBlock] = {}
         self.dedupe = Dedupe(config.duplicate_window, bytes_max=dedupe_bytes_max, known=state is None)
@@ -151,6 +155,7 @@ class Stream:
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._batching,
                                    replies, bus, clock)
         self.queue = PublishQueue(log, self.sequencer.run, self.sequencer.replies.turn_away, bytes_max=bytes_max)
+        self.copies = Copies(self.queue, self.sequencer, self.live, self.heads, log)
         self._configure(config)
         if state is None:
             if config.first_seq:
@@ -178,7 +183,7 @@ class Stream:
         live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         self.ceiling = self._ceiling_asked = state.ceiling
-        if state.ceiling > live.last_seq + 1:
+        if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
@@ -266,6 +271,8 @@ class Stream:
             block.add(schedule)
         for delta in self.listeners.take_deltas():
             block.add(delta)
+        if self.positions.moved:
+            block.add(StreamUpdate(self.config.to_json(), self.positions.take_changes()))
         block.outcome = Outcome(live.first_seq, live.last_seq, live.msgs, live.size_bytes, self.first_time_ns)
         live.cut(block)
 
@@ -275,7 +282,7 @@ class Stream:
         mine = live.landed()
         if mine is not None:
             dead = isinstance(mine, LiveBlock) and not mine.live_msgs
-            if self.stored and not dead and (self.listeners.by_name or not block.kept) and (ref := block.ref) is not None:
+            if self.stored and not dead and (self.listeners.any or not block.kept) and (ref := block.ref) is not None:
                 self.reader.admit(ref, block.head, block.chunks)
             if isinstance(mine, LiveBlock):
                 live.persisted(mine, block, not self.stored)
@@ -317,7 +324,8 @@ class Stream:
 
     @property
     def _asynchronous(self) -> bool:
-        return self.config.persist_mode == "async" and self.stored
+        # A mirror hands out no sequence of its own, and a gap would never be filled.
+        return self.config.persist_mode == "async" and self.stored and self.config.mirror is None
 
     def _ask_ceiling(self, last_seq: int) -> None:
         ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP

@@ -44,7 +44,7 @@ class OpenBlock(Generic[Owner]):
     Whatever is added counts in ``tally`` too.
     """
 
-    __slots__ = ("_hlens", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes", "records",
+    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes", "records",
                  "removed", "runs", "stream_id", "subjects", "tally")
 
     def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
@@ -63,6 +63,8 @@ class OpenBlock(Generic[Owner]):
         self.removed: list[Removed] | tuple[()] = ()
         self.runs: list[tuple[int, int, int]] = []
         """first_seq, messages, time_ns"""
+        self._starts: list[int] | tuple[()] = ()
+        """The first ordinal of each run, as far as a block with gaps was asked: a mirror may have a run for each message."""
         self._hlens: list[int] | None = None
 
     @property
@@ -77,15 +79,20 @@ class OpenBlock(Generic[Owner]):
 
     def run_of(self, ordinal: int) -> tuple[int, int, int]:
         """The run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
-        runs, start = self.runs, 0
+        runs = self.runs
         if self.last_seq - self.first_seq + 1 == self.count:
             first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
             return first_seq - self.first_seq, first_seq, time_ns
-        for first_seq, count, time_ns in runs:
-            if ordinal < start + count:
-                return start, first_seq, time_ns
-            start += count
-        raise IndexError(ordinal)
+        if not 0 <= ordinal < self.count:
+            raise IndexError(ordinal)
+        starts = self._starts
+        if isinstance(starts, tuple):
+            starts = self._starts = [0]
+        for _, count, _ in runs[len(starts) - 1:-1]:
+            starts.append(starts[-1] + count)
+        place = bisect_right(starts, ordinal) - 1
+        first_seq, _, time_ns = runs[place]
+        return starts[place], first_seq, time_ns
 
     def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
                    bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:

@@ -6,6 +6,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
     make NAME {…}               STREAM.CREATE.NAME of {"name": NAME, …}                                    [its answer]
+    grown NAME N                wait until its last sequence is N and its origins are heard of                        [its info]
     msgs NAME                   each message that the stream holds: sequence, subject, headers, payload   [all of them]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
@@ -42,6 +43,8 @@ from typing import Any, Self
 __all__ = ["PATIENT_SECONDS", "SILENT_SECONDS", "Player"]
 
 SECONDS = 5.0
+GROWN_SECONDS = 5.0
+"""nats-server looks for an origin some time after it missed it."""
 SILENCE_SECONDS = 0.15
 """What a box got by then is all that comes."""
 SILENT_SECONDS = 0.8
@@ -58,6 +61,7 @@ _MILLISECONDS = re.compile(r"\b(\d+)ms\b")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
 _FLOW_ID = re.compile(r"(\$JS\.FC\.\w+\.\w+\.)\w+")
+_SOURCE_IDENTITY = re.compile(r"(Nats-Stream-Source: [^ \r]+ \d+ [^ \r]+ [^ \r]+ [^ \r]+ )\w{8}")
 _AUTO_ACK = re.compile(r"(\$JS\.ACK\.\w+\.)[0-9A-Za-z]{8}\.")
 _PIN = re.compile(r"(Nats-Pin-Id: )[0-9A-Za-z]{22}")
 _IDENTITY = re.compile(r"(Nats-Stream-Identity: |identity does not match: )\w{8}")
@@ -197,7 +201,8 @@ class Player:
             if msg is None:
                 return "silence"
             answer = value(msg.payload) if not msg.headers else msg.shown()[2:]
-            if isinstance(answer, dict) and answer.get("error", {}).get("err_code") == NOT_GONE_YET:
+            error = answer.get("error", {}) if isinstance(answer, dict) else {}
+            if error.get("err_code") == NOT_GONE_YET and "store" in error["description"]:
                 await asyncio.sleep(0.05)
                 continue
             return answer
@@ -233,6 +238,17 @@ class Player:
     async def do_make(self, rest: str) -> Any:
         name, _, config = rest.partition(" ")
         return await self._api(f"STREAM.CREATE.{name}", json.dumps({"name": name} | json.loads(_json(config or "{}"))))
+
+    async def do_grown(self, rest: str) -> Any:
+        name, last_seq = rest.split()
+        deadline = asyncio.get_running_loop().time() + GROWN_SECONDS
+        while True:
+            answer = await self._still(f"STREAM.INFO.{name}")
+            upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
+            grown = answer["state"]["last_seq"] >= int(last_seq) and all(one["active"] != "never" for one in upstream)
+            if grown or asyncio.get_running_loop().time() > deadline:
+                return answer
+            await asyncio.sleep(STILL_SECONDS)
 
     async def do_msgs(self, rest: str) -> list[Any]:
         state = (await self._api(f"STREAM.INFO.{rest}", ""))["state"]
@@ -388,6 +404,7 @@ def _json(body: str) -> bytes:
 
 def plain(text: str) -> str:
     """``text`` without what two servers cannot agree on."""
+    text = _SOURCE_IDENTITY.sub(r"\1ID", text)
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
     text = _IDENTITY.sub(r"\1ID", text)
     text = _PIN.sub(r"\1NUID", text)
@@ -409,9 +426,12 @@ def normal(given: Any, key: str = "") -> Any:
     if key == "response" and isinstance(given, str):
         return normal(json.loads(given))
     if isinstance(given, dict):
+        if "active" in given and "lag" in given:
+            given = given | {"active": "heard of" if given["active"] >= 0 else "never"}
         return {name: normal(inner, name) for name, inner in given.items()}
     if isinstance(given, list):
-        return [normal(inner) for inner in given]
+        # nats-server shows sources in any order.
+        return sorted(map(normal, given), key=str) if key == "sources" else [normal(inner) for inner in given]
     if isinstance(given, str):
         return "AUTO" if key == "name" and _AUTO_NAME.fullmatch(given) else plain(given)
     return given

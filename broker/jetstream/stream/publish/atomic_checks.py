@@ -72,9 +72,11 @@ def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
     return check
 
 
-def duplicate(context: CheckContext, config: StreamConfig) -> Check:
+def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
     """10201 for what a single message would be told to be a duplicate; 10167."""
     single = duplicates.duplicate(context, config)
+    if single is None:
+        return None  # a mirror, which takes no batches
     dedupe = context.dedupe
 
     def check(candidate: Candidate) -> None:

@@ -36,6 +36,7 @@ class Candidate:
         hlen, body: headers (the first ``hlen`` bytes of ``body``) and payload.
         size: what it counts for in the stream's ``bytes``.
         headers: those that the stream's checks read, parsed where ``Nats-`` occurs at all.
+        copied: whether it comes from another stream, not from a client.
         pending: what was accepted before it and is not in the stream yet.
         msg_id: the id to remember, or b"".
         rollup: b"", b"sub" or b"all".
@@ -47,11 +48,12 @@ class Candidate:
         after: what follows once it is the stream's last message, or None.
     """
 
-    __slots__ = ("after", "body", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup", "size",
-                 "subject", "total", "ttl")
+    __slots__ = ("after", "body", "copied", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup",
+                 "size", "subject", "total", "ttl")
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
+        self.copied = False
 
     def begin(self, msg: Msg) -> None:
         """Be ``msg``, as it would be stored if no check refused or changed it."""

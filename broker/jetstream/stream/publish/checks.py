@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["ANY", "ATOMIC", "FAST", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
+__all__ = ["ANY", "ATOMIC", "COPIED", "FAST", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
 
 ANY: Final[frozenset[bytes]] = frozenset()
 """Messages that have headers, whichever."""
@@ -139,6 +139,14 @@ ATOMIC: Final = (
 
 FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic))
 """The same for a message of a fast-ingest batch, once that has given it its place."""
+
+_OF_CLIENTS: Final = frozenset((
+    batches.fast_ingest, batches.atomic, counters.valid, counters.add, ttl.disabled, schedules.valid, schedules.plan,
+    sources.forged))
+"""What only clients send, and what only they may not do: a copied message has been accepted by its origin."""
+
+COPIED: Final = tuple(rule for rule in TABLE if rule.make not in _OF_CLIENTS)
+"""For messages copied from another stream. Those come without the headers of expectations and batches."""
 
 _READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())
 """The headers that some check reads."""

@@ -20,8 +20,9 @@ IDS = "the ids of the duplicate window"
 """What is not loaded, right after a restart."""
 
 
-def duplicate(context: CheckContext, config: StreamConfig) -> Check:
-    """Answers with the first message's sequence; 10167 where no more ids can be remembered."""
+def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Answers with the first message's sequence; 10167 where no more ids can be remembered. A mirror holds what its origin
+    holds."""
     dedupe, load_ids = context.dedupe, context.load_ids
 
     def check(candidate: Candidate) -> None:
@@ -36,4 +37,4 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check:
             raise Duplicate(seq)
         if dedupe.full:
             raise ApiError(10167)
-    return check
+    return check if config.mirror is None else None

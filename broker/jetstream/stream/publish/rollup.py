@@ -29,6 +29,8 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
         if not value:
             return
         if not allowed:
+            if candidate.copied:
+                return  # it was one in the origin
             raise ApiError(10111, err="rollup not permitted")
         if value not in (b"sub", b"all"):
             raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")

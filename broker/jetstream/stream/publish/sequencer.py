@@ -8,6 +8,7 @@ comes before its turn (queue), the bytes of replies (replies).
                       ├─ the same, and a single message ─> the shortest way: many streams in turn        (``one``)
                       └─ headers or limits that decide ──> message by message, appended as runs          (``_one_by_one``)
                                                             └──> members of batches                       (batching)
+    messages copied from another stream ─────────────────> message by message, or all at once            (``copy``)
 
 Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
 not in memory raises ``NotLoaded`` before it has changed anything; the rest of the run then waits at the queue's head. Nothing
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
-from broker.jetstream.stream.publish.checks import Checks, may_go_in_bulk
+from broker.jetstream.stream.publish.checks import COPIED, Checks, may_go_in_bulk
 from broker.jetstream.stream.publish.headers import msg_ids
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, Limits
 from broker.jetstream.stream.publish.pending import Pending
@@ -126,6 +127,7 @@ class Sequencer:
         """The stream's last sequence was set, not counted up: which checks are called for depends on it."""
         self.checks: Checks | None = None
         self._batching.renumbered()
+        self._checks_of_copies: Checks | None = None
         self._bulky = may_go_in_bulk(self.context, self._config)
         self._plain = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
 
@@ -281,6 +283,78 @@ class Sequencer:
                 self._blocked.decided()
         pending.append()
         return end
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    def skip_to(self, last_seq: int) -> None:
+        """Use up the sequences up to ``last_seq`` without messages."""
+        live, index = self._live, self._subjects.index
+        if index is not None and index.merged_seq == live.last_seq:
+            index.merged_seq = last_seq
+        live.skip_to(last_seq)
+
+    def copy(self, run: Sequence[Msg], first_seq: int, time_ns: int,
+             stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
+        """Append messages of another stream, with the sequences from ``first_seq`` on (0: the next) at ``time_ns`` or later.
+
+        ``stored(n)``: the first ``n`` of them are in the stream, or were there before. Nothing waits for the log here: the caller
+        calls ``log.urgent`` once its own state is whole.
+        Returns: why the next one is not stored, or None: all are.
+        """
+        live = self._live
+        if first_seq > live.last_seq + 1:
+            self.skip_to(first_seq - 1)
+        elif first_seq and first_seq <= live.last_seq:
+            raise RuntimeError(f"a copy is to be message {first_seq}, but the stream is at {live.last_seq}")
+        time_ns = max(time_ns, live.last_time_ns)
+        error: ApiError | NotLoaded | None = None
+        if self._bulky and not any(hlen for _, _, hlen, _ in run) and self._all_at_once(run, None, time_ns):
+            stored(len(run))
+        else:
+            error = self._copy_one_by_one(run, time_ns, stored)
+        try:
+            if self._limited:
+                self._retention.enforce()
+            if self._ages:
+                self._retention.arm()
+        except Exception as unforeseen:
+            self._unforeseen(unforeseen, index=True)
+        return error
+
+    def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int, stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
+        accepted, failed = 0, False
+
+        def append(pending: Pending) -> bool:
+            nonlocal failed
+            failed = failed or not self._append(pending)
+            if not failed:
+                stored(accepted)
+            return not failed
+
+        pending = Pending(self._live.last_seq + 1, None, time_ns, append)
+        candidate = Candidate(pending)
+        candidate.copied = True
+        if (checks := self._checks_of_copies) is None:
+            checks = self._checks_of_copies = Checks(self.context, self._config, COPIED)
+        for msg in run:
+            try:
+                after = self._accept(pending, checks, candidate, msg)
+                accepted += 1
+                if after is not None and pending.append():
+                    self.follow_up(after)
+            except Duplicate:
+                accepted += 1
+            except (ApiError, NotLoaded) as error:
+                pending.append()
+                return error if not failed else ApiError(NOT_AVAILABLE)
+            except Exception as error:
+                pending.append()
+                self._unforeseen(error, index=pending.indexed)
+                return ApiError(NOT_AVAILABLE)
+            if failed:
+                return ApiError(NOT_AVAILABLE)
+        pending.append()
+        return ApiError(NOT_AVAILABLE) if failed else None
 
     def _append(self, pending: Pending) -> bool:
         """See ``Pending.append``."""

@@ -1,4 +1,4 @@
-"""Messages that a stream copies from others. Streams have no sources yet, so a client alone could claim to be one."""
+"""The header of messages that a stream copied from another: no client may claim to be one."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
     """10165; else the message has its TTL from here on, at least that of a delete marker: a marker that is there already
     would otherwise outlive it, and the message would leave none."""
     least = config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
+    allowed = config.allow_msg_ttl
 
     def check(candidate: Candidate) -> None:
         if not (text := candidate.headers.get(TTL)):
@@ -54,7 +55,8 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             block = header_block.set(block, TTL, b"%d" % ttl)
             candidate.size += len(block) - candidate.hlen
             candidate.hlen, candidate.body = len(block), block + candidate.body[candidate.hlen:]
-        candidate.ttl = ttl
+        if allowed:  # a copied message may have one where it means nothing
+            candidate.ttl = ttl
     return check
 
 

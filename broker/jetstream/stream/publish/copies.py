@@ -1,0 +1,114 @@
+"""Messages copied from another stream: their way into this one, between publishes.
+
+Owns: waiting for the stream's turn, for room in the log, and for what a decision misses. Does not own: which messages (upstream),
+what becomes of each (sequencer).
+
+    upstream ──> Copies ──(turn in the publish queue)──> sequencer.copy ──> live ──> open block ──> log
+
+Nobody waits for an answer, so nothing is refused here in place of waiting: what could not be stored is told, and tried again by
+who brought it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from broker.jetstream.stream.state.decision import WAIT_SECONDS, Decision
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.stream.publish.sequencer import Sequencer
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
+
+__all__ = ["Copies", "Run"]
+
+
+class Run(NamedTuple):
+    """Messages that follow one another. ``first_seq`` 0: they take the next sequences, else these; all have one time."""
+
+    first_seq: int
+    time_ns: int
+    msgs: Sequence[Msg]
+
+
+class Queue(Protocol):
+    """The stream's publish queue."""
+
+    def turn(self) -> AbstractAsyncContextManager[None]: ...
+
+
+class Room(Protocol):
+    """The log, as far as it slows down who brings messages."""
+
+    def room(self) -> bool: ...
+    def when_room(self, fn: Callable[[], object]) -> None: ...
+    def urgent(self) -> None: ...
+
+
+class Copies:
+    """The copying side of one stream."""
+
+    __slots__ = ("_heads", "_live", "_log", "_queue", "_sequencer")
+
+    def __init__(self, queue: Queue, sequencer: Sequencer, live: Live, heads: Heads, log: Room) -> None:
+        self._queue, self._sequencer = queue, sequencer
+        self._live, self._heads = live, heads
+        self._log = log
+
+    async def room(self) -> None:
+        """Return once the log takes more: back-pressure, however long it lasts."""
+        while not self._log.room():
+            room = asyncio.Event()
+            self._log.when_room(room.set)
+            await room.wait()
+
+    def skip_to(self, last_seq: int) -> None:
+        """Use up the sequences up to ``last_seq`` without messages, as the origin did."""
+        self._sequencer.skip_to(last_seq)
+
+    async def store(self, runs: Sequence[Run], stored: Callable[[int], None]) -> ApiError | None:
+        """Store messages in order, until one is refused; its error is returned.
+
+        ``stored(n)``: the first ``n`` of them all are in the stream, or were there before: called when they are, in the same turn
+        of the loop and before a segment may close, so that what the caller writes about them is stored with them.
+        Raises: StoreError, FormatError, Stuck: what a decision needs cannot be read.
+        """
+        await self.room()
+        done = 0
+        try:
+            async with self._queue.turn(), asyncio.timeout(WAIT_SECONDS):
+                for run in runs:
+                    before = done
+                    decision: Decision | None = None
+                    while done < before + len(run.msgs):
+                        start, at = done, done - before
+                        done, error = self._copy(run, at, done, stored)
+                        if isinstance(error, ApiError):
+                            return error
+                        if error is not None:
+                            if decision is None or done > start:
+                                decision = Decision(self._live, self._heads)
+                            await decision.bring(error)
+        except TimeoutError:
+            # Publishes wait meanwhile, and not for as long as a store may take.
+            return ApiError(NOT_AVAILABLE)
+        return None
+
+    def _copy(self, run: Run, at: int, done: int, stored: Callable[[int], None]) -> tuple[int, ApiError | NotLoaded | None]:
+        """Messages from ``at`` on; returns how many of all runs are done, ``done`` of which were, and why not the next."""
+        reached = done
+
+        def note(count: int) -> None:
+            nonlocal reached
+            reached = done + count
+            stored(reached)
+
+        error = self._sequencer.copy(run.msgs[at:], run.first_seq and run.first_seq + at, run.time_ns, note)
+        self._log.urgent()
+        return reached, error

@@ -1,0 +1,205 @@
+"""Follows one origin: finds it, reads on when it grows, begins again when it is another.
+
+Owns: the task, its waiting and its errors, and what stream info shows of it. Does not own: where to begin and what is stored
+(``start`` and ``store`` of mirror and source).
+
+    find ──> start ──> read ──> store ──> read ── nothing new ──> wait for the origin to grow, or to go ──> find
+      └── not there: shown as error; looked for when a stream appears            └── store fails: again after a pause
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from broker.jetstream.stream.state.decision import Stuck
+from broker.jetstream.stream.upstream.origin import Batch, Find, Origin, OriginReader
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject_transform import SubjectTransform, make_transform
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.config.stream import StreamConfig, StreamSource
+    from broker.jetstream.stream.publish.copies import Copies
+    from broker.jetstream.stream.upstream.positions import Positions
+
+__all__ = ["Follower", "Target"]
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
+_HEARTBEAT_NS = 1_000_000_000
+"""An origin is heard of so often, also when it has nothing new."""
+
+
+class Target(Protocol):
+    """The stream that copies."""
+
+    name: str
+    config: StreamConfig
+    copies: Copies
+    positions: Positions
+
+    @property
+    def last_seq(self) -> int: ...
+
+
+class Follower(ABC):
+    """One mirror or source of a stream.
+
+    Attributes: ``error``: why its origin cannot be read, or None.
+    """
+
+    MIRRORS: ClassVar[bool] = False
+
+    def __init__(self, target: Target, given: StreamSource, find: Find, clock: Clock) -> None:
+        self.given = given
+        self.error: ApiError | None = None
+        self._target = target
+        self._find = find
+        self._clock = clock
+        self._woken = asyncio.Event()
+        self._reader: OriginReader | None = None
+        self._heard_ns = 0
+        self._told = ""
+        self._transforms: list[SubjectTransform] = [made for one in given.subject_transforms if (
+            made := make_transform(one.src.encode(), one.dest.encode())) is not None]
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {given.name}")
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """What is copied, as filters; none: all."""
+        given = self.given
+        return [one.src for one in given.subject_transforms] or ([given.filter_subject] if given.filter_subject else [])
+
+    def wake(self) -> None:
+        """The origin grew, or may be another."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Copy nothing more. What is stored stays."""
+        self._detach()
+        self._task.cancel()
+
+    def info(self) -> dict[str, Any]:
+        """StreamSourceInfo. Source: nats-server, server/stream.go, sourceInfo."""
+        given, reader = self.given, self._reader
+        shown: dict[str, Any] = {"name": given.name}
+        if given.external is not None:
+            shown["external"] = wire.write(given.external)
+        shown["lag"] = reader.lag if reader is not None else 0
+        if seq := self.position():
+            shown["seq"] = seq
+        heard_ns = self._clock.monotonic_ns() - self._heard_ns
+        shown["active"] = -1 if not self._heard_ns else min(heard_ns, _HEARTBEAT_NS) if reader is not None else heard_ns
+        if self.error is not None:
+            shown["error"] = self.error.to_json()
+        if given.filter_subject and (self._heard_ns or not self.MIRRORS):
+            shown["filter_subject"] = given.filter_subject
+        if given.subject_transforms:
+            shown["subject_transforms"] = [wire.write(one) for one in given.subject_transforms]
+        return shown
+
+    def subject(self, subject: bytes) -> bytes:
+        """A subject of the origin as it is stored here."""
+        for transform in self._transforms:
+            if (made := transform.match(subject)) is not None:
+                return made
+        return subject
+
+    # --- what mirrors and sources do differently ----------------------------------------------------------------------
+
+    @abstractmethod
+    async def start(self, origin: Origin) -> int:
+        """The sequence of the origin to read from. Raises: StoreError, FormatError, ApiError."""
+
+    @abstractmethod
+    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
+        """Store a batch, or the first messages of it: an error says why not the others."""
+
+    @abstractmethod
+    def next_seq(self, batch: Batch) -> int:
+        """Where to read on after ``store``."""
+
+    def position(self) -> int:
+        """The origin's sequence of the last message taken, as stream info shows it; 0: it does not."""
+        return 0
+
+    # --- the task -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        pause = _PAUSE_SECONDS
+        while True:
+            self._woken.clear()
+            try:
+                reader = await self._attach()
+                if reader is None:
+                    await self._woken.wait()
+                    continue
+                if await self._copy(reader):
+                    pause, self._told = _PAUSE_SECONDS, ""
+                continue
+            except ApiError as error:
+                # A full stream may have room again at any time.
+                pause = _PAUSE_SECONDS
+                self._tell(error)
+            except (StoreError, FormatError, Stuck) as error:
+                self._tell(error)
+            except Exception:
+                _log.exception("stream %s does not follow %s", self._target.name, self.given.name)
+            self._detach()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    async def _attach(self) -> OriginReader | None:
+        """A reader of the origin, wherever that is now; None while it is not there."""
+        try:
+            origin = self._find(self.given)
+        except ApiError as error:
+            self.error = error
+            self._detach()
+            return None
+        self.error = None
+        reader = self._reader
+        if reader is None or reader.origin is not origin:
+            self._detach()
+            await origin.look()
+            next_seq = await self.start(origin)
+            origin.listeners.followers.add(self.wake)
+            reader = self._reader = OriginReader(origin, self.filters, next_seq)
+            self._heard_ns = self._clock.monotonic_ns()
+        return reader
+
+    def _detach(self) -> None:
+        if self._reader is not None:
+            self._reader.origin.listeners.followers.discard(self.wake)
+            self._reader = None
+
+    async def _copy(self, reader: OriginReader) -> bool:
+        """Copy what there is, then wait until there is more; returns whether anything was stored."""
+        found = reader.read()
+        if found is None:
+            await self._woken.wait()
+            return False
+        self._heard_ns = self._clock.monotonic_ns()
+        if not isinstance(found, Batch):
+            await found.ready
+            return False
+        error = await self.store(reader.origin, found)
+        if error is not None:
+            raise error
+        reader.next_seq = self.next_seq(found)
+        await asyncio.sleep(0)  # the loop's other work, between two batches
+        return True
+
+    def _tell(self, error: Exception) -> None:
+        """Log what keeps us from copying, once until something is copied again."""
+        if (said := str(error)) != self._told:
+            self._told = said
+            _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, said)

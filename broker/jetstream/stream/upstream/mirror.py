@@ -1,0 +1,54 @@
+"""A mirror: each message of the origin under its own sequence and time.
+
+What the origin has removed, or what filters leave out, is a gap here too. The stream's last sequence says how far it has come, so a
+mirror needs no position of its own: after a restart it goes on behind it. What the origin removes later stays.
+
+Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirrorMsg; server/consumer.go, selectStartingSeqNo.
+"""
+
+from __future__ import annotations
+
+from broker.jetstream.stream.publish.copies import Run
+from broker.jetstream.stream.upstream.follower import Follower
+from broker.jetstream.stream.upstream.origin import Batch, Origin
+from broker.jetstream.wire.errors import ApiError
+
+__all__ = ["Mirror"]
+
+
+class Mirror(Follower):
+    """The mirror of one stream, which takes no other messages."""
+
+    MIRRORS = True
+
+    async def start(self, origin: Origin) -> int:
+        """An origin that was made anew has nothing for us until it is past what we have."""
+        given, last_seq = self.given, self._target.last_seq
+        if last_seq:
+            seq = last_seq + 1
+        elif given.opt_start_seq:
+            seq = given.opt_start_seq
+        elif given.opt_start_time is not None:
+            seq = await origin.seq_at(given.opt_start_time)
+        else:
+            seq = 1
+        seq = max(min(seq, origin.last_seq + 1), origin.first_seq)
+        if seq - 1 > self._target.last_seq:
+            self._target.copies.skip_to(seq - 1)
+        return max(seq, self._target.last_seq + 1)
+
+    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
+        """As runs of what followed one another in the origin, at one time."""
+        runs: list[Run] = []
+        seqs, times_ns = batch.seqs, batch.times_ns
+        msgs = [(self.subject(subject), b"", hlen, body)
+                for subject, hlen, body in zip(batch.subjects, batch.hlens, batch.bodies, strict=True)]
+        start, count = 0, len(seqs)
+        for at in range(1, count + 1):
+            if at == count or seqs[at] != seqs[at - 1] + 1 or times_ns[at] != times_ns[start]:
+                runs.append(Run(seqs[start], times_ns[start], msgs[start:at]))
+                start = at
+        return await self._target.copies.store(runs, lambda done: None)
+
+    def next_seq(self, batch: Batch) -> int:
+        return max(batch.end_seq, self._target.last_seq + 1)

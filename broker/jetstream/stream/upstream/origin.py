@@ -1,0 +1,156 @@
+"""What a mirror or source reads from: another stream, as a sequence of batches.
+
+Owns: reading on from a sequence, through filters, what the origin has stored. Does not own: which stream that is (``Find``, which
+the account provides), where a reader begins, what becomes of the messages (mirror, source).
+
+An origin in this process is read directly: no consumer is made, nothing is acked, and slowness of the reader costs the origin
+nothing. A stream of another server would be another ``Origin``; nothing else here knows where one is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from broker.jetstream.config.stream import StreamSource
+from broker.jetstream.filters import Filters
+from broker.storage.format.frame import Chunk
+
+__all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader"]
+
+MSGS_AT_ONCE = 256
+BYTES_AT_ONCE = 1 << 20
+"""Read and stored in one go: a few milliseconds. A larger message comes alone."""
+
+_EXPECTATIONS = re.compile(rb"\r\nNats-(?:Expected|Batch)-[^\r\n]*")
+"""Headers that were meant for the origin alone."""
+
+_EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
+
+
+class Loading(Protocol):
+    """Messages on their way from the store; there is nothing to read below ``seq``."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def ready(self) -> Awaitable[object]: ...
+
+
+class _Seqs(Protocol):
+    def __contains__(self, seq: int, /) -> bool: ...
+
+
+class _Block(Protocol):
+    @property
+    def dead(self) -> _Seqs | None: ...
+
+
+class _Listeners(Protocol):
+    @property
+    def followers(self) -> set[Callable[[], None]]: ...
+
+
+class Origin(Protocol):
+    """A stream that is copied from."""
+
+    name: str
+    created_ns: int
+
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def persisted_seq(self) -> int: ...
+    @property
+    def listeners(self) -> _Listeners: ...
+    async def look(self) -> None: ...
+    async def seq_at(self, time_ns: int) -> int: ...
+    def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, _Block, int] | Loading | None: ...
+
+
+Find = Callable[[StreamSource], Origin]
+"""The stream that a mirror or source names. Raises: ApiError, as the origin's API would answer, when it is not there."""
+
+
+class Batch:
+    """Messages of one origin in order, as columns. ``end_seq``: where to read on."""
+
+    __slots__ = ("bodies", "end_seq", "hlens", "seqs", "subjects", "times_ns")
+
+    def __init__(self) -> None:
+        self.seqs: list[int] = []
+        self.subjects: list[bytes] = []
+        self.hlens: list[int] = []
+        self.bodies: list[bytes] = []
+        self.times_ns: list[int] = []
+        self.end_seq = 0
+
+
+class OriginReader:
+    """Reads one origin from ``next_seq`` on. ``read`` moves that past what does not match; the caller past what it stored."""
+
+    def __init__(self, origin: Origin, filters: Sequence[str], next_seq: int) -> None:
+        self.origin = origin
+        self.next_seq = next_seq
+        made = Filters(one.encode() or b">" for one in filters)
+        self._filters = None if made.all else made
+        self._held: Loading | None = None
+
+    @property
+    def lag(self) -> int:
+        """Sequences of the origin that are still to be read; where there are filters, no fewer than messages."""
+        return max(self.origin.last_seq + 1 - max(self.next_seq, self.origin.first_seq), 0)
+
+    def read(self) -> Batch | Loading | None:
+        """The next messages; what has to be loaded first; or None: there is nothing new."""
+        while True:
+            found = self.origin.next_chunk(self.next_seq, self._filters)
+            if found is None:
+                self._held = None
+                self.next_seq = max(self.next_seq, self.origin.persisted_seq + 1)
+                return None
+            if not isinstance(found, tuple):
+                self._held = found  # so that what it brings stays in memory until it is read
+                self.next_seq = max(self.next_seq, found.seq)
+                return found
+            self._held = None
+            batch = self._batch(*found)
+            if batch.seqs:
+                return batch
+            self.next_seq = batch.end_seq
+
+    def _batch(self, chunk: Chunk, block: _Block, place: int) -> Batch:
+        batch, size = Batch(), 0
+        first_seq, last_seq = self.origin.first_seq, self.origin.persisted_seq
+        dead, filters, hlens = block.dead, self._filters, chunk.hlens
+        batch.end_seq = min(chunk.last_seq, last_seq) + 1
+        for at in range(place, len(chunk)):
+            seq = chunk.seq(at)
+            if seq > last_seq:
+                break
+            subject = chunk.subjects[at]
+            if seq < first_seq or (dead is not None and seq in dead) or (filters is not None and not filters.match(subject)):
+                continue
+            hlen, body = hlens[at] if hlens is not None else 0, chunk.bodies[at]
+            if batch.seqs and (len(batch.seqs) >= MSGS_AT_ONCE or size + len(body) > BYTES_AT_ONCE):
+                batch.end_seq = seq
+                break
+            if hlen and _EXPECTATIONS.search(body, 0, hlen):
+                hlen, body = _without_expectations(hlen, body)
+            batch.seqs.append(seq)
+            batch.subjects.append(subject)
+            batch.hlens.append(hlen)
+            batch.bodies.append(body)
+            batch.times_ns.append(chunk.times[at])
+            size += len(body)
+        return batch
+
+
+def _without_expectations(hlen: int, body: bytes) -> tuple[int, bytes]:
+    block = _EXPECTATIONS.sub(b"", body[:hlen])
+    if block == _EMPTY_BLOCK:
+        block = b""
+    return len(block), block + body[hlen:]

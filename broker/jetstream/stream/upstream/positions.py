@@ -1,0 +1,53 @@
+"""How far each source of a stream has come: the last message taken of which origin.
+
+Written with the messages themselves, into the same block, beside the stream's configuration (record 2): so whatever is lost in a
+crash is lost together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Position", "Positions"]
+
+_KEY = "source:"
+
+
+class Position(NamedTuple):
+    """``seq`` of the origin that is called ``identity``; what a stream later of the same name is called differs."""
+
+    seq: int = 0
+    identity: str = ""
+
+
+class Positions:
+    """The positions of one stream's sources, by their names (``source_name``). Those of sources that were taken out of the
+    configuration stay: one that comes back goes on where it was.
+
+    Args: ``stored`` is what the stream's state keeps beside the configuration.
+    Attributes: ``moved``: names of those that have moved since ``take_changes``.
+    """
+
+    __slots__ = ("_by_name", "moved")
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        self._by_name: dict[str, Position] = {}
+        # Most streams have neither sources nor anything else there.
+        if stored:
+            self._by_name = {key.removeprefix(_KEY): Position(*value) for key, value in stored.items() if key.startswith(_KEY)}
+        self.moved: set[str] = set()
+
+    def of(self, name: str) -> Position:
+        """The source's position; sequence 0: it has stored nothing yet."""
+        return self._by_name.get(name, Position())
+
+    def move(self, name: str, position: Position) -> None:
+        """``position`` is in the stream."""
+        self._by_name[name] = position
+        self.moved.add(name)
+
+    def take_changes(self) -> dict[str, Any]:
+        """What has moved since the last call, for the record."""
+        moved, self.moved = self.moved, set()
+        return {_KEY + name: list(self._by_name[name]) for name in sorted(moved)}

@@ -1,0 +1,79 @@
+"""A source: messages of the origin, each as the next message of a stream, with a header that says where it was.
+
+    Nats-Stream-Source: <origin> <its sequence there> <filters> <destinations> <its subject there> <identity of the origin>
+
+How far it has come is stored with the messages (positions), so a restart neither repeats nor leaves out anything, also when all
+that it copied was removed since.
+
+Source: nats-server, server/stream.go, trySetupSourceConsumer, processInboundSourceMsg, genSourceHeader.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.gotime import format_time
+from broker.jetstream.config.upstream_rules import source_name
+from broker.jetstream.stream.publish.copies import Run
+from broker.jetstream.stream.publish.sources import SOURCE
+from broker.jetstream.stream.upstream.follower import Follower, Target
+from broker.jetstream.stream.upstream.origin import Batch, Find, Origin
+from broker.jetstream.stream.upstream.positions import Position
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.ids import short_hash
+from broker.protocol import headers
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.bus import Msg
+    from broker.jetstream.config.stream import StreamSource
+
+__all__ = ["Source"]
+
+
+class Source(Follower):
+    """One source of a stream; ``name`` tells it apart from others of the stream."""
+
+    def __init__(self, target: Target, given: StreamSource, find: Find, clock: Clock) -> None:
+        self.name = source_name(given)
+        self._origin_name, self._filters, self._destinations = self.name.encode().split(b" ", 2)
+        super().__init__(target, given, find, clock)
+
+    async def start(self, origin: Origin) -> int:
+        """Behind the last message taken from this very origin, else as the configuration says."""
+        given = self.given
+        position = self._target.positions.of(self.name)
+        if position.seq and position.identity == _identity(origin):
+            return position.seq + 1
+        if given.opt_start_seq:
+            return given.opt_start_seq
+        if given.opt_start_time is not None:
+            return await origin.seq_at(given.opt_start_time)
+        return max(origin.first_seq, 1)
+
+    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
+        identity, seqs = _identity(origin), batch.seqs
+
+        def stored(count: int) -> None:
+            if count:
+                self._target.positions.move(self.name, Position(seqs[count - 1], identity))
+
+        msgs = [self._msg(identity.encode(), seq, subject, hlen, body) for seq, subject, hlen, body in zip(
+            seqs, batch.subjects, batch.hlens, batch.bodies, strict=True)]
+        return await self._target.copies.store([Run(0, self._clock.now_ns(), msgs)], stored)
+
+    def next_seq(self, batch: Batch) -> int:
+        return batch.end_seq
+
+    def position(self) -> int:
+        return self._target.positions.of(self.name).seq
+
+    def _msg(self, identity: bytes, seq: int, subject: bytes, hlen: int, body: bytes) -> Msg:
+        said = b"%b %d %b %b %b %b" % (self._origin_name, seq, self._filters, self._destinations, subject, identity)
+        block = headers.set(headers.remove(body[:hlen], SOURCE) if hlen else b"", SOURCE, said)
+        return self.subject(subject), b"", len(block), block + body[hlen:]
+
+
+def _identity(origin: Origin) -> str:
+    """What no stream made later under the same name has: also what the API answers to those that make consumers for sources."""
+    return short_hash(format_time(origin.created_ns))

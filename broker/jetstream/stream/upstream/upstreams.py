@@ -1,0 +1,81 @@
+"""The mirrors and sources of one account's streams: which there are, by the streams' configurations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.config.upstream_rules import source_name
+from broker.jetstream.stream.upstream.follower import Follower, Target
+from broker.jetstream.stream.upstream.mirror import Mirror
+from broker.jetstream.stream.upstream.source import Source
+
+if TYPE_CHECKING:
+    from broker.clock import Clock
+    from broker.jetstream.stream.upstream.origin import Find
+
+__all__ = ["Upstreams"]
+
+_MIRROR = ""
+"""A mirror's key among the followers of its stream: no source has it."""
+
+
+class Upstreams:
+    """The followers of one account's streams."""
+
+    def __init__(self, find: Find, clock: Clock) -> None:
+        self._find = find
+        self._clock = clock
+        self._followers: dict[str, dict[str, Follower]] = {}
+        self._by_origin: dict[str, dict[Follower, str]] = {}
+        """Of each stream name, who follows it: follower → its stream's name."""
+
+    def configure(self, stream: Target) -> None:
+        """Follow what the stream's configuration names, and nothing else. Sources that stay go on undisturbed."""
+        config, followers = stream.config, self._followers.pop(stream.name, {})
+        wanted = {source_name(source): source for source in config.sources if source is not None}
+        if config.mirror is not None:
+            wanted = {_MIRROR: config.mirror}
+        for name in [name for name in followers if name not in wanted or followers[name].given != wanted[name]]:
+            self._stop(followers.pop(name))
+        for name, given in wanted.items():
+            if name not in followers:
+                follower = followers[name] = (Source if name else Mirror)(stream, given, self._find, self._clock)
+                self._by_origin.setdefault(given.name, {})[follower] = stream.name
+        if followers:
+            self._followers[stream.name] = followers
+
+    def leave(self, name: str) -> None:
+        """The stream is gone: it follows nothing any more."""
+        for follower in self._followers.pop(name, {}).values():
+            self._stop(follower)
+
+    def leave_all(self) -> None:
+        """No stream follows anything any more."""
+        for name in list(self._followers):
+            self.leave(name)
+
+    def changed(self, name: str) -> None:
+        """A stream of that name came or went: who follows it looks for it again."""
+        for follower in self._by_origin.get(name, ()):
+            follower.wake()
+
+    def info(self, stream: Target) -> dict[str, Any]:
+        """Members of a stream's info: its mirror, or its sources."""
+        followers = self._followers.get(stream.name, {})
+        if _MIRROR in followers:
+            return {"mirror": followers[_MIRROR].info()}
+        return {"sources": [follower.info() for follower in followers.values()]} if followers else {}
+
+    def mirror_of(self, name: str) -> str | None:
+        """The name of a stream that mirrors ``name``, or None."""
+        for follower, stream in self._by_origin.get(name, {}).items():
+            if isinstance(follower, Mirror) and follower.given.external is None:
+                return stream
+        return None
+
+    def _stop(self, follower: Follower) -> None:
+        follower.stop()
+        others = self._by_origin[follower.given.name]
+        del others[follower]
+        if not others:
+            del self._by_origin[follower.given.name]

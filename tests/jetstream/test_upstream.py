@@ -1,0 +1,215 @@
+"""Mirrors and sources over restarts, and with origins that come and go. What they store, the differential scenarios show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.jetstream.in_process import Inside
+
+
+async def info(broker: Inside, stream: str) -> dict[str, Any]:
+    return await broker.ok(f"STREAM.INFO.{stream}")
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds that only requests can tell."""
+    async with asyncio.timeout(30):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def grown(broker: Inside, stream: str, last_seq: int) -> None:
+    """Wait until the stream's last sequence is ``last_seq``."""
+    async def there() -> bool:
+        return bool((await info(broker, stream))["state"]["last_seq"] >= last_seq)
+    await until(there)
+    assert (await info(broker, stream))["state"]["last_seq"] == last_seq
+
+
+async def stored(broker: Inside, stream: str) -> dict[int, tuple[str, bytes]]:
+    """Each message of the stream: sequence → subject and payload."""
+    state = (await info(broker, stream))["state"]
+    found = {}
+    for seq in range(state["first_seq"], state["last_seq"] + 1):
+        msg = await broker.ask(f"DIRECT.GET.{stream}", {"seq": seq})
+        if msg.headers and "Nats-Subject" in msg.headers:
+            found[seq] = msg.headers["Nats-Subject"], msg.data
+    return found
+
+
+async def make(broker: Inside, name: str, **config: Any) -> None:
+    await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "allow_direct": True, **config})
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
+    """Messages before, while and after the mirror's broker is away: each has the sequence and the time of its origin. A
+    mirror in memory begins anew."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s.>"])
+        await make(broker, "M", mirror={"name": "S"}, storage=storage)
+        for n in range(5):
+            await broker.publish(f"s.{n}", b"%d" % n)
+        await grown(broker, "M", 5)
+        await broker.ok("STREAM.MSG.DELETE.S", {"seq": 3})
+        await broker.restart()
+        if storage == "memory":
+            await make(broker, "M", mirror={"name": "S"}, storage=storage)
+        await broker.publish("s.5", b"5")
+        await grown(broker, "M", 6)
+        kept = await stored(broker, "M")
+        assert kept == {seq: (f"s.{seq - 1}", b"%d" % (seq - 1)) for seq in range(1, 7) if seq != 3 or storage == "file"}
+        times = [(await broker.ok(f"STREAM.MSG.GET.{name}", {"seq": 6}))["message"]["time"] for name in "SM"]
+        assert times[0] == times[1]
+
+
+async def test_a_mirror_reads_many_blocks() -> None:
+    """A backlog of several commits, larger than what is read at once, with a filter and gaps; the cache holds little of it."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s.>"])
+        for n in range(1500):
+            await broker.client.publish(f"s.{n % 3}", b"x" * 300 + b"%d" % n)
+            if n % 500 == 0:
+                await broker.publish("s.mark")
+        await broker.publish("s.end", b"")
+        last_seq = (await info(broker, "S"))["state"]["last_seq"]
+        await broker.restart()
+        await make(broker, "M", mirror={"name": "S", "subject_transforms": [{"src": "s.1", "dest": "m.one"}, {"src": "s.end"}]})
+        await make(broker, "D", sources=[{"name": "S", "filter_subject": "s.2"}])
+        await grown(broker, "M", last_seq)
+        state = (await info(broker, "M"))["state"]
+        assert (state["messages"], state["num_subjects"]) == (501, 2)
+        await grown(broker, "D", 500)
+
+
+async def test_sources_take_each_message_once_over_restarts() -> None:
+    """Two sources, restarts between publishes, once also after all that was copied is purged."""
+    async with Inside() as broker:
+        await make(broker, "A", subjects=["a.>"])
+        await make(broker, "B", subjects=["b.>"])
+        await make(broker, "D", sources=[{"name": "A"}, {"name": "B", "filter_subject": "b.yes"}])
+        for n in range(1, 5):
+            await broker.publish("a.x", b"a%d" % n)
+            await broker.publish("b.no", b"")
+            await broker.publish("b.yes", b"b%d" % n)
+            await grown(broker, "D", 2 * n)
+            if n == 3:
+                await broker.ok("STREAM.PURGE.D")
+            await broker.restart()
+        assert sorted(body for _, body in (await stored(broker, "D")).values()) == [b"a4", b"b4"]
+        sources = {one["name"]: one for one in (await info(broker, "D"))["sources"]}
+        assert (sources["A"]["seq"], sources["A"]["lag"], sources["B"]["seq"]) == (4, 0, 8)
+
+
+async def test_an_origin_that_comes_goes_and_comes_back() -> None:
+    """Missing, it is an error in the info. Made anew, a source takes all that it has; a mirror only what is beyond its own."""
+    async with Inside() as broker:
+        await make(broker, "M", mirror={"name": "S"})
+        await make(broker, "D", sources=[{"name": "S"}])
+
+        async def missing() -> bool:
+            shown = [(await info(broker, "M"))["mirror"], *(await info(broker, "D"))["sources"]]
+            return all(one.get("error", {}).get("err_code") == 10059 for one in shown)
+        await until(missing)
+        await make(broker, "S", subjects=["s"])
+        await broker.publish("s", b"old 1")
+        await broker.publish("s", b"old 2")
+        await grown(broker, "M", 2)
+        await grown(broker, "D", 2)
+        assert "error" not in (await info(broker, "M"))["mirror"]
+        await broker.ok("STREAM.DELETE.S")
+        await until(missing)
+        await make(broker, "S", subjects=["s"])
+        for n in range(1, 4):
+            await broker.publish("s", b"new %d" % n)
+        await grown(broker, "M", 3)
+        await grown(broker, "D", 5)
+        assert [body for _, body in (await stored(broker, "M")).values()] == [b"old 1", b"old 2", b"new 3"]
+        assert [body for _, body in (await stored(broker, "D")).values()] == [b"old 1", b"old 2", b"new 1", b"new 2", b"new 3"]
+
+
+async def test_a_mirror_answers_direct_gets_for_an_origin_that_is_gone() -> None:
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s"])
+        await make(broker, "M", mirror={"name": "S"}, mirror_direct=True)
+        await broker.publish("s", b"kept")
+        await grown(broker, "M", 1)
+        await broker.ok("STREAM.DELETE.S")
+        msg = await broker.ask("DIRECT.GET.S", {"seq": 1})
+        assert (msg.data, msg.headers["Nats-Stream"]) == (b"kept", "M")  # type: ignore[index]
+
+
+async def test_a_full_stream_takes_what_it_was_offered_once_there_is_room() -> None:
+    """A source whose stream discards new messages waits, and leaves none out."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s"])
+        await make(broker, "D", sources=[{"name": "S"}], max_msgs=2, discard="new")
+        for n in range(4):
+            await broker.publish("s", b"%d" % n)
+        await grown(broker, "D", 2)
+        await broker.ok("STREAM.PURGE.D")
+        await grown(broker, "D", 4)
+        assert [body for _, body in (await stored(broker, "D")).values()] == [b"2", b"3"]
+
+
+async def test_publishes_and_copies_share_a_stream() -> None:
+    """A stream with subjects of its own: acknowledged publishes and copies all have sequences of their own."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s"])
+        await make(broker, "D", subjects=["d"], sources=[{"name": "S"}])
+        inbox = broker.client.new_inbox()
+        acks = await broker.client.subscribe(inbox)
+        for n in range(200):
+            await broker.client.publish("s", b"s%d" % n)
+            await broker.client.publish("d", b"d%d" % n, reply=inbox)
+        seqs = [int(json.loads((await acks.next_msg(10)).data)["seq"]) for _ in range(200)]
+        await grown(broker, "D", 400)
+        bodies = [body for _, body in (await stored(broker, "D")).values()]
+        assert [bodies[seq - 1] for seq in seqs] == [b"d%d" % n for n in range(200)]
+        assert [body for body in bodies if body[:1] == b"s"] == [b"s%d" % n for n in range(200)]
+
+
+async def test_an_origin_of_another_account_is_refused_by_name() -> None:
+    async with Inside() as broker:
+        answer = await broker.api("STREAM.CREATE.M", {
+            "name": "M", "mirror": {"name": "S", "external": {"api": "JS.other.API", "deliver": "d"}}})
+        assert "external" in answer["error"]["description"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None:
+    """The process ends again and again while messages are published, copied and purged from the stream that copies: each
+    message of the origin is copied once, in order. What is not stored when it ends is lost, in the origin as in the copies."""
+    rng = random.Random(seed)
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s.>"])
+        await make(broker, "D", sources=[{"name": "S"}])
+        await make(broker, "M", mirror={"name": "S", "filter_subject": "s.1"}, persist_mode=rng.choice(["default", "async"]))
+        copied: dict[int, bytes] = {}
+        for turn in range(6):
+            for n in range(rng.randrange(100)):
+                await broker.client.publish(f"s.{n % 2}", b"%d.%d" % (turn, n))
+            await broker.client.flush()
+            await asyncio.sleep(rng.random() * 0.02)
+            if turn == 3:
+                copied = {seq: body for seq, (_, body) in (await stored(broker, "D")).items()}
+                await broker.ok("STREAM.PURGE.D")
+            await broker.js.close()
+            await broker.log.close()
+            await broker.open()
+        last_seq = await broker.publish("s.1", b"end")
+        await grown(broker, "M", last_seq)
+        await grown(broker, "D", last_seq)
+        origin = await stored(broker, "S")
+        copied |= {seq: body for seq, (_, body) in (await stored(broker, "D")).items()}
+        assert copied == {seq: body for seq, (_, body) in origin.items() if seq in copied}
+        assert last_seq in copied
+        assert await stored(broker, "M") == {seq: one for seq, one in origin.items() if one[0] == "s.1"}
