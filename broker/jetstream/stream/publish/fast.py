@@ -65,14 +65,13 @@ class FastMessage(NamedTuple):
     @classmethod
     def parse(cls, reply: bytes) -> FastMessage:
         """Raises: ApiError 10206."""
-        tokens = reply.split(b".")
+        tokens = reply.rsplit(b".", 6)
         if len(tokens) < 7:  # the inbox is at least one
             raise ApiError(10206)
-        batch_id, flow, gap, place, operation = tokens[-6:-1]
+        _, batch_id, flow, gap, place, operation, _ = tokens
         number, at = decimal(operation), decimal(place)
         if (not 0 <= number <= Operation.PING or not 0 < at < UINT64_MAX or gap not in (b"ok", b"fail")
-                or (at == 1 and number == Operation.END) or (at > 1 and number == Operation.START)
-                or (at == 1 and number == Operation.APPEND)):
+                or (at == 1 and number in (Operation.APPEND, Operation.END)) or (at > 1 and number == Operation.START)):
             raise ApiError(10206)
         every = decimal(flow, INT64_MAX)
         return cls(batch_id, min(every, _FLOW_MAX) if every > 0 else _FLOW_DEFAULT, gap == b"ok", at, Operation(number))
