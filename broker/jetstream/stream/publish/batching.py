@@ -15,7 +15,7 @@ from broker.jetstream.stream.publish.atomic_checks import StagedPending
 from broker.jetstream.stream.publish.batches import REQUIRED_LEVEL
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
 from broker.jetstream.stream.publish.checks import ATOMIC, FAST, Checks
-from broker.jetstream.stream.publish.fast import FastBatches, FastMessage
+from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastRun
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
 
@@ -167,6 +167,15 @@ class Batching:
         if after is not None and pending.append():
             sequencer.follow_up(after)
         self._answer(pending, reply, answers)
+
+    def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
+        """See ``FastBatches.run_of``; changes nothing."""
+        return self._fast.run_of(replies)
+
+    def ingested(self, run: FastRun, replies: Sequence[bytes]) -> None:
+        """A whole run is in the stream, whose last message is its last: answer those of its messages that are to be."""
+        for at, answer in self._fast.stored_run(run, len(replies), self._live.last_seq):
+            self._replies.told(replies[at], answer)
 
     def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
         """Answer by what is sequenced, which has to be in the stream before."""
