@@ -44,7 +44,7 @@ MAY: dict[str, set[str]] = {
     "cluster": {"clock", "storage.format", "storage.paths", "storage.objectstore", "storage.put"},
     "jetstream.bus": set(),
     "jetstream.filters": {"protocol"},
-    "jetstream.inflight": set(),
+    "jetstream.inflight": {"config.settings"},
     "jetstream.usage": set(),
     "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},

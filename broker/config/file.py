@@ -24,7 +24,8 @@ __all__ = ["FileSettings", "address", "read_file"]
 _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
 
 _SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
-                       "jetstream.limits", "jetstream.object_store"})
+                       "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
+
 
 @dataclass(slots=True)
 class FileSettings:

@@ -294,6 +294,18 @@ class ServerLimits:
     duplicate_window_ns: int = _setting(
         0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
         "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
+    batch_max_inflight_per_stream: int = _setting(
+        0, kinds.bound, "Batches that may be open in one stream; 0: 50 atomic and 1000 fast-ingest batches.",
+        "jetstream.limits.batch.max_inflight_per_stream", variable="JETSTREAM_BATCH_MAX_INFLIGHT_PER_STREAM")
+    batch_max_inflight_total: int = _setting(
+        0, kinds.bound, "Batches that may be open in all streams; 0: 1000 atomic and 50000 fast-ingest batches.",
+        "jetstream.limits.batch.max_inflight_total", variable="JETSTREAM_BATCH_MAX_INFLIGHT_TOTAL")
+    batch_max_msgs: int = _setting(
+        0, kinds.bound, "Messages of an atomic batch; 0: 1000.", "jetstream.limits.batch.max_msgs",
+        variable="JETSTREAM_BATCH_MAX_MSGS")
+    batch_timeout_ns: int = _setting(
+        0, kinds.duration_ns(), "A batch to which nothing is added for this long is dropped; 0: 10 seconds.",
+        "jetstream.limits.batch.timeout", variable="JETSTREAM_BATCH_TIMEOUT")
 
     def bytes_max(self, storage: str) -> int:
         """The limit on all streams of one storage kind, "memory" or "file"."""

@@ -24,7 +24,7 @@ from broker.jetstream.account.account import Account
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
-from broker.jetstream.inflight import Inflight
+from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
@@ -73,7 +73,7 @@ class JetStream(LogListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
-        self._inflight = Inflight()
+        self._inflight = Inflight(BatchLimits.of(limits))
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
     @property

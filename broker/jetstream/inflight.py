@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from broker.config.settings import ServerLimits
 
 __all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight"]
 
@@ -23,6 +26,16 @@ class BatchLimits:
     staged_bytes: int = 256 << 20
     fast_per_stream: int = 1000
     fast_total: int = 50_000
+
+
+    @classmethod
+    def of(cls, given: ServerLimits) -> BatchLimits:
+        """As configured; what is not keeps its default."""
+        usual = cls()
+        per_stream, total = given.batch_max_inflight_per_stream, given.batch_max_inflight_total
+        return cls(max_msgs=given.batch_max_msgs or usual.max_msgs, timeout_ns=given.batch_timeout_ns or usual.timeout_ns,
+                   per_stream=per_stream or usual.per_stream, total=total or usual.total,
+                   fast_per_stream=per_stream or usual.fast_per_stream, fast_total=total or usual.fast_total)
 
 
 class Inflight:

@@ -39,7 +39,7 @@ REFUSED: dict[str, str] = {
                     f"{LATER}: let the bucket or the disk encrypt"),
     **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup",
                      "jetstream.limits.max_ha_assets"), ALONE),
-    **dict.fromkeys(("jetstream.limits.batch", "jetstream.request_queue_limit", "jetstream.info_queue_limit"), LATER),
+    **dict.fromkeys(("jetstream.request_queue_limit", "jetstream.info_queue_limit"), LATER),
 }
 
 NO_EFFECT: dict[str, str] = {

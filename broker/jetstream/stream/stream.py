@@ -24,11 +24,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.clock import Clock
 from broker.jetstream.filters import Filters
-from broker.jetstream.inflight import Inflight
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
@@ -71,6 +71,7 @@ from broker.storage.format.records.stream_update import StreamUpdate
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.inflight import Inflight
     from broker.storage.format.frame import Chunk
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
@@ -149,8 +150,8 @@ class Stream:
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
             self._publish_when_stored)
-        self._batching = Batching(log, context, replies, inflight or Inflight(),
-                                  StreamEvents(bus, clock, rng, domain, self.name), clock)
+        self._batching = Batching(log, context, replies, inflight,
+                                  partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
                                    BlockedPublish(self, self.live, self.heads, self._tasks, replies, clock), self._batching,
                                    replies, bus, clock)

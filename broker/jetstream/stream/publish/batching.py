@@ -9,13 +9,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.inflight import Inflight
 from broker.jetstream.settings import level_refused
 from broker.jetstream.stream.publish.atomic import AtomicBatches, Batch
 from broker.jetstream.stream.publish.atomic_checks import StagedPending
 from broker.jetstream.stream.publish.batches import REQUIRED_LEVEL
 from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
 from broker.jetstream.stream.publish.checks import ATOMIC, FAST, Checks
-from broker.jetstream.stream.publish.fast import FastBatches, FastMessage
+from broker.jetstream.stream.publish.fast import FastBatches, FastMessage, FastRun
 from broker.jetstream.wire.errors import NOT_AVAILABLE, ApiError
 from broker.protocol import headers as header_block
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.bus import Msg
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.inflight import Inflight
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.publish.pending import Pending
     from broker.jetstream.stream.publish.replies import Replies
@@ -46,26 +46,32 @@ class Sequencer(Protocol):
 class Batching:
     """The batches of one stream. ``configure`` follows each change of its configuration.
 
-    Args: ``inflight`` counts the batches of all streams; ``events`` tell of those that are dropped.
+    Args: ``inflight`` counts the batches of all streams; ``events`` makes what tells of those that are dropped: there may be
+        thousands of streams, most of which allow no batches.
     """
 
-    def __init__(self, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight,
-                 events: StreamEvents, clock: Clock) -> None:
+    def __init__(self, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight | None,
+                 events: Callable[[], StreamEvents], clock: Clock) -> None:
         self._log = log
         self._context = context
         self._live = context.live
         self._replies = replies
-        self._atomic = AtomicBatches(inflight, clock, events.batch_abandoned)
-        self._fast = FastBatches(inflight, clock, replies.batch_ack)
+        self._inflight, self._events, self._clock = inflight, events, clock
+        self._atomic: AtomicBatches | None = None
+        self._fast: FastBatches | None = None
 
     def configure(self, config: StreamConfig) -> None:
         """Take what ``config`` says about batches; those that it does not allow are dropped."""
         self._config = config
         self.renumbered()
-        if not config.allow_atomic:
+        if not config.allow_atomic and self._atomic is not None:
             self._atomic.clear()
-        if not config.allow_batched:
+        if not config.allow_batched and self._fast is not None:
             self._fast.clear()
+        if config.allow_atomic or config.allow_batched:
+            inflight = self._inflight = self._inflight or Inflight()
+            self._atomic = self._atomic or AtomicBatches(inflight, self._clock, self._events().batch_abandoned)
+            self._fast = self._fast or FastBatches(inflight, self._clock, self._replies.batch_ack)
 
     def renumbered(self) -> None:
         """See ``Sequencer``."""
@@ -73,12 +79,14 @@ class Batching:
         self._fast_checks: Checks | None = None
 
     def close(self) -> None:
-        self._atomic.clear()
-        self._fast.clear()
+        for batches in (self._atomic, self._fast):
+            if batches is not None:
+                batches.clear()
 
     def lost(self) -> None:
         """Messages that were accepted are not in the stream, for an unforeseen error: nothing may be acknowledged beyond."""
-        self._fast.clear()
+        if self._fast is not None:
+            self._fast.clear()
 
     # --- atomic -------------------------------------------------------------------------------------------------------
 
@@ -87,16 +95,19 @@ class Batching:
 
         Raises: ApiError, NotLoaded; nothing is stored then.
         """
-        batch = self._atomic.take(msg, batch_id, candidate.headers)
+        atomic = self._atomic
+        if atomic is None:
+            raise ApiError(10174)
+        batch = atomic.take(msg, batch_id, candidate.headers)
         if batch is None:
             self._replies.staged(msg[1])
             return
         try:
             staged = self._check(batch, pending)
         except ApiError:
-            self._atomic.close(batch)
+            atomic.close(batch)
             raise
-        self._atomic.close(batch)
+        atomic.close(batch)
         first_seq, stored = pending.first_seq, False
         try:
             stored = _store(sequencer, pending, staged)
@@ -135,6 +146,8 @@ class Batching:
         Raises: ApiError, NotLoaded.
         """
         fast, replies = self._fast, self._replies
+        if fast is None:
+            raise ApiError(10205)
         subject, reply, hlen, body = msg
         message = FastMessage.parse(reply)
         batch = fast.of(message)
@@ -167,6 +180,16 @@ class Batching:
         if after is not None and pending.append():
             sequencer.follow_up(after)
         self._answer(pending, reply, answers)
+
+    def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
+        """See ``FastBatches.run_of``; changes nothing."""
+        return None if self._fast is None else self._fast.run_of(replies)
+
+    def ingested(self, run: FastRun, replies: Sequence[bytes]) -> None:
+        """A whole run is in the stream, whose last message is its last: answer those of its messages that are to be."""
+        if self._fast is not None:
+            for at, answer in self._fast.stored_run(run, len(replies), self._live.last_seq):
+                self._replies.told(replies[at], answer)
 
     def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
         """Answer by what is sequenced, which has to be in the stream before."""

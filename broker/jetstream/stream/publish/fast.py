@@ -20,7 +20,7 @@ Source: nats-server, server/stream.go, getFastBatch, processJetStreamFastBatchMs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Msg
     from broker.jetstream.inflight import Inflight
 
-__all__ = ["FastBatch", "FastBatches", "FastMessage", "Operation"]
+__all__ = ["FastBatch", "FastBatches", "FastMessage", "FastRun", "Operation"]
 
 _ID_BYTES_MAX = 64
 _FLOW_DEFAULT = 10
@@ -65,14 +65,13 @@ class FastMessage(NamedTuple):
     @classmethod
     def parse(cls, reply: bytes) -> FastMessage:
         """Raises: ApiError 10206."""
-        tokens = reply.split(b".")
+        tokens = reply.rsplit(b".", 6)
         if len(tokens) < 7:  # the inbox is at least one
             raise ApiError(10206)
-        batch_id, flow, gap, place, operation = tokens[-6:-1]
+        _, batch_id, flow, gap, place, operation, _ = tokens
         number, at = decimal(operation), decimal(place)
         if (not 0 <= number <= Operation.PING or not 0 < at < UINT64_MAX or gap not in (b"ok", b"fail")
-                or (at == 1 and number == Operation.END) or (at > 1 and number == Operation.START)
-                or (at == 1 and number == Operation.APPEND)):
+                or (at == 1 and number in (Operation.APPEND, Operation.END)) or (at > 1 and number == Operation.START)):
             raise ApiError(10206)
         every = decimal(flow, INT64_MAX)
         return cls(batch_id, min(every, _FLOW_MAX) if every > 0 else _FLOW_DEFAULT, gap == b"ok", at, Operation(number))
@@ -99,6 +98,13 @@ class FastBatch:
         self.last = self.done = self.acked = self.seq = 0
         self.deadline_ns = 0
         self.waiting: Msg | None = None
+
+
+class FastRun(NamedTuple):
+    """Messages of a batch that follow each other, from place ``first`` on."""
+
+    batch: FastBatch
+    first: int
 
 
 class FastBatches:
@@ -151,6 +157,29 @@ class FastBatches:
             return [*answers, self._end(batch)], False
         batch.waiting = msg
         return answers, True
+
+    def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
+        """What a run of messages goes on with, if all are the next ones of one open batch, and nothing else is asked."""
+        head, place, operation, _ = replies[0].rsplit(b".", 3) if replies[0].count(b".") > 5 else (b"", b"", b"", b"")
+        if operation != b"1" or not head.endswith((b".ok", b".fail")):
+            return None
+        batch, first = self._open.get(head.rsplit(b".", 3)[1]), decimal(place)
+        if (batch is None or batch.waiting is not None or first != batch.last + 1
+                or [b"%b.%d.1.$FI" % (head, at) for at in range(first, first + len(replies))] != list(replies)):
+            return None
+        return FastRun(batch, first)
+
+    def stored_run(self, run: FastRun, count: int, last_seq: int) -> list[tuple[int, bytes]]:
+        """``count`` messages are in the stream, up to ``last_seq``. Returns: the answers, each to a message of the run."""
+        batch, first = run
+        batch.deadline_ns = self._clock.monotonic_ns() + self._inflight.limits.timeout_ns
+        batch.last, batch.seq = first + count - 1, last_seq
+        answers: list[tuple[int, bytes]] = []
+        while (due := max(batch.acked + batch.every, first)) <= batch.last:
+            batch.done = due
+            answers += [(due - first, answer) for answer in self._flow(batch)]
+        batch.done = batch.last
+        return answers
 
     def begun(self, batch: FastBatch, message: FastMessage) -> bytes | None:
         """The answer to a batch's first message, which promises nothing; None: it gets none."""

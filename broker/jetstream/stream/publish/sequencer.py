@@ -221,7 +221,10 @@ class Sequencer:
                 0 <= self._max_msg_size < raw_bytes and max(map(len, bodies)) > self._max_msg_size):
             return False
         joined = b" ".join(replies)
-        if FAST_INGEST in joined or (with_headers and max(hlens) > HEADERS_BYTES_MAX):
+        if with_headers and max(hlens) > HEADERS_BYTES_MAX:
+            return False
+        ingest = None
+        if FAST_INGEST in joined and (with_headers or (ingest := self._batching.run_of(replies)) is None):
             return False
         live = self._live
         first_seq = live.last_seq + 1
@@ -245,7 +248,10 @@ class Sequencer:
             self._dedupe.add_run(ids, first_seq, time_ns)
         else:
             self._dedupe.last_id = b""
-        self.replies.accepted(source, replies, first_seq)
+        if ingest is None:
+            self.replies.accepted(source, replies, first_seq)
+        else:
+            self._batching.ingested(ingest, replies)
         if removed:
             self._retention.take_out(removed)
         return True

@@ -4,6 +4,7 @@ nats-server's by the scenarios "fast batches" in tests/jetstream/differential.""
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -60,6 +61,50 @@ async def test_messages_wait_for_what_their_checks_need() -> None:
     await world.settle(again)
     assert told(world, *msgs)[-1] == {"stream": "S", "seq": 34, "batch": "b", "count": 5}
     assert [seq for seq, _, _ in await everything(again)] == [*range(1, 8), *range(9, 35)]
+    await world.close()
+
+
+@pytest.mark.parametrize("flow", [1, 3, 7, 500])
+async def test_runs_are_answered_as_single_messages_are(flow: int) -> None:
+    """The messages of one read in one call, or each in its own, with another batch beginning and ending among them."""
+    found = []
+    for together in (True, False):
+        world = World()
+        stream = world.stream(allow_batched=True)
+        rng, place, runs = random.Random(flow), 1, [[fast(1, START, flow=flow)]]
+        while place < 1500:
+            count = rng.randrange(1, 200)
+            runs.append([fast(at, flow=flow) for at in range(place + 1, place + 1 + count)])
+            place += count
+        runs.insert(4, [pub(b"S.a", reply=b"in.other.9.ok.1.0.$FI")])
+        runs.insert(8, [pub(b"S.a", reply=b"in.other.9.ok.2.3.$FI")])
+        runs.append([fast(place + 1, COMMIT, flow=flow)])
+        for run in runs:
+            for part in [run] if together else [[msg] for msg in run]:
+                publish(world, stream, *part)
+        await world.settle(stream)
+        assert stream.last_seq == place + 2
+        found.append(world.bus.replies)
+        await world.close()
+    assert found[0] == found[1]
+
+
+async def test_runs_that_do_not_go_on_are_looked_at_one_by_one() -> None:
+    """Gaps, another batch, or a commit within a run."""
+    world = World()
+    stream = world.stream(allow_batched=True)
+    msgs = [fast(1, START, gap="ok"), fast(2, gap="ok")]
+    publish(world, stream, *msgs)
+    runs = [[fast(4, gap="ok"), fast(5, gap="ok")], [fast(6, gap="ok"), fast(8, gap="ok")],
+            [fast(9, gap="ok"), fast(10, COMMIT, gap="ok"), fast(11, gap="ok")]]
+    for run in runs:
+        publish(world, stream, *run)
+    await world.settle(stream)
+    answers = told(world, *(msg for run in runs for msg in run))
+    assert [one for one in answers if one.get("type") == "gap"] == [
+        {"type": "gap", "last_seq": 3, "seq": 4}, {"type": "gap", "last_seq": 7, "seq": 8}]
+    assert answers[-2] == {"stream": "S", "seq": 8, "batch": "b", "count": 10}
+    assert answers[-1]["error"]["err_code"] == 10208
     await world.close()
 
 

@@ -1,0 +1,39 @@
+"""What the configuration says about batches, and what is told of those that it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from broker.config.settings import JetStreamSettings, ServerLimits
+from broker.jetstream.inflight import BatchLimits
+from tests.jetstream.in_process import Inside
+
+
+async def send(broker: Inside, batch: str, place: int, **headers: str) -> Any:
+    """One message of an atomic batch; its answer, None where that is empty."""
+    given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place), **headers}
+    data = (await broker.client.request("s.a", b"x", timeout=10, headers=given)).data
+    return json.loads(data) if data else None
+
+
+async def test_limits_of_batches_are_configured() -> None:
+    """Messages, open batches, and time: each ends with an error or an advisory."""
+    limits = ServerLimits(batch_max_inflight_per_stream=2, batch_max_msgs=2, batch_timeout_ns=50_000_000)
+    async with Inside(JetStreamSettings(server=limits)) as broker:
+        told = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
+        await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
+        assert await send(broker, "a", 1) is None
+        event = json.loads((await told.next_msg(timeout=30)).data)
+        assert (event["type"], event["stream"], event["batch"], event["reason"]) == (
+            "io.nats.jetstream.advisory.v1.stream_batch_abandoned", "S", "a", "timeout")
+        assert (await send(broker, "a", 3))["error"]["description"] == "atomic publish batch is too large: 2"
+        assert (await send(broker, "a", 2))["error"]["err_code"] == 10176
+        assert (await send(broker, "b", 1, **{"Nats-Batch-Commit": "1"}))["count"] == 1
+
+
+def test_limits_that_are_not_configured_are_nats_servers() -> None:
+    assert BatchLimits.of(ServerLimits()) == BatchLimits(
+        max_msgs=1000, per_stream=50, total=1000, timeout_ns=10_000_000_000, fast_per_stream=1000, fast_total=50_000)
+    few = BatchLimits.of(ServerLimits(batch_max_inflight_per_stream=7, batch_max_inflight_total=9))
+    assert (few.per_stream, few.fast_per_stream, few.total, few.fast_total) == (7, 7, 9, 9)
