@@ -16,6 +16,7 @@ from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateReque
 from broker.jetstream.config.consumer_rules import is_group_name
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
 from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
+from broker.jetstream.stream.retention.interest import finished
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.ids import short_hash
@@ -119,7 +120,8 @@ async def delete(request: Request) -> dict[str, Any]:
     """Remove a consumer; its waiting requests hear of it."""
     request.need_empty()
     consumer = request.consumer(*request.tokens[2:])
-    request.account.delete_consumer(consumer)
+    if (sweep := request.account.delete_consumer(consumer)) is not None:
+        await finished(sweep)
     return {"success": True}
 
 
@@ -151,6 +153,9 @@ async def reset(request: Request) -> dict[str, Any]:
     if headers.get(request.headers, _IDENTITY) is not None:
         request.answer_headers = _identity_header(_identity(request.stream(consumer.stream.name)))
     seq = await consumer.reset(asked.seq)
+    interest = request.stream(consumer.stream.name).interest
+    if interest.selective and (sweep := interest.sweep(1, acked=True)) is not None:
+        await finished(sweep)
     return await _info(request, consumer) | {"reset_seq": seq}
 
 

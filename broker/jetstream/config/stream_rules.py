@@ -52,7 +52,6 @@ LEVEL_KEY = "_nats.level"
 UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror", lambda c: c.mirror),
     ("sources", lambda c: c.sources),
-    ("retention", lambda c: c.retention != "limits"),
     ("allow_msg_counter", lambda c: c.allow_msg_counter),
     ("allow_msg_schedules", lambda c: c.allow_msg_schedules),
 )

@@ -43,6 +43,7 @@ from broker.jetstream.stream.publish.ttl import delete_marker
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
+from broker.jetstream.stream.retention.interest import Interest
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
@@ -130,6 +131,7 @@ class Stream:
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self._tasks, clock)
+        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self._tasks)
         self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self._tasks, empty=state is None)
@@ -140,7 +142,7 @@ class Stream:
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention), self.msg_ids.load,
-            self.enforcement.trim, self._publish_when_stored)
+            self.enforcement.trim, self._publish_when_stored, self.interest)
         self._batching = Batching(log, context, replies, inflight or Inflight(),
                                   StreamEvents(bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
@@ -163,6 +165,7 @@ class Stream:
         self.sequencer.configure(config)
         self.retention.configure(config)
         self.ttls.configure(config, delete_marker(config))
+        self.interest.configure(config)
 
     # --- restart ------------------------------------------------------------------------------------------------------
 
@@ -181,6 +184,7 @@ class Stream:
         # A crash may have come between an update and what it removes.
         self.enforcement.resume(state.extra, state.msgs)
         self.ttls.restore(state.expiries)
+        self.interest.resume(state.extra)
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -305,6 +309,10 @@ class Stream:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
         self.listeners.dirty(consumer)
         self.log.lazy(self)
+
+    def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
+        """A consumer no longer waits for ``seqs``. See ``Interest.acked``."""
+        return self.interest.acked(seqs) if self.interest.active else None
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
 
@@ -435,10 +443,16 @@ class Stream:
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
+    def shrunk(self, gone: Sequence[Removal]) -> None:
+        """Messages have left that concern no consumer."""
+        self._rewrite_later(gone)
+        if self.ttls.expiries:
+            for removal in gone:
+                self.ttls.removed(removal.first, removal.last)
+
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
         """Messages have left, all of ``subject`` when it is given: tell the consumers."""
-        if not self.stored:
-            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+        self._rewrite_later(gone)
         if self.listeners.by_name or self.ttls.expiries:
             self.tell_removed(joined(gone), subject, purged)
 
@@ -448,6 +462,11 @@ class Stream:
             for first, last, _ in ranges:
                 self.ttls.removed(first, last)
         self.listeners.removed(ranges, subject, purged)
+
+    def _rewrite_later(self, gone: Sequence[Removal]) -> None:
+        """Blocks in memory give back the room of what left them."""
+        if not self.stored:
+            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
 
     def renumbered(self) -> None:
         """The last sequence was set, not counted up."""

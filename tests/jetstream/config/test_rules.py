@@ -107,7 +107,6 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 
 @pytest.mark.parametrize("value, field", [
     ({"mirror": {"name": "T"}}, "mirror"), ({"sources": [{"name": "T"}]}, "sources"),
-    ({"retention": "interest"}, "retention"), ({"retention": "workqueue"}, "retention"),
     ({"allow_msg_counter": True}, "allow_msg_counter"),
     ({"allow_msg_schedules": True}, "allow_msg_schedules"),
 ])

@@ -22,6 +22,7 @@ from tests.jetstream.differential import (
     fast_batches,
     priorities,
     publishing,
+    retention,
     ttls,
     upstream,
 )
@@ -37,6 +38,7 @@ SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                        ("fast batches", fast_batches),
                                        ("TTLs", ttls),
                                        ("priorities", priorities),
+                                       ("retention", retention),
                                        ("upstream", upstream),
                                        ("copying", copying),
                                    )

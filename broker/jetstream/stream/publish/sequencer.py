@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
-from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
+from broker.jetstream.stream.publish.candidate import Candidate, Duplicate, Unwanted
 from broker.jetstream.stream.publish.checks import Checks, may_go_in_bulk
 from broker.jetstream.stream.publish.headers import msg_ids
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, Limits
@@ -118,6 +118,7 @@ class Sequencer:
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._batching.configure(config)
+        self._selective = config.retention == "interest"
         self.renumbered()
         self.replies.configure(config)
         self._prefix = self.replies.prefix
@@ -127,7 +128,8 @@ class Sequencer:
         self.checks: Checks | None = None
         self._batching.renumbered()
         self._bulky = may_go_in_bulk(self.context, self._config)
-        self._plain = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
+        self._plain = self._bulky and self._acks and not (
+            self._async or self._limited or self._ages or self._per_subject or self._selective)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -200,6 +202,8 @@ class Sequencer:
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
         subjects, replies, hlens, bodies = zip(*run, strict=True)
+        if self._selective and not self.context.interest.wants_all(subjects):
+            return False
         count = len(bodies)
         with_headers = count - hlens.count(0)
         ids: Sequence[bytes] | None = None
@@ -266,6 +270,8 @@ class Sequencer:
             except Duplicate as duplicate:
                 pending.append()
                 replies.duplicate(msg[1], duplicate.seq)
+            except Unwanted:
+                self._pass_over(pending, candidate)
             except NotLoaded as not_loaded:
                 pending.append()
                 if self._blocked.begin(msg, not_loaded):
@@ -316,6 +322,20 @@ class Sequencer:
         self.replies.accepted(pending.source, replies, first_seq)
         if pending.removed:
             self._retention.take_out(pending.removed)
+
+    def _pass_over(self, pending: Pending, candidate: Candidate) -> None:
+        """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
+        live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
+        block = self._log.block(self._owner)
+        if block.empty:
+            # A sequence that no message has; without a word on it the outcome would not be stored.
+            block.remove(seq, seq, 0, 0)
+        live.skip_to(seq)
+        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
+        self.replies.accepted(pending.source, (candidate.reply,), seq)
+        pending.begin(seq + 1)
+        if candidate.after is not None:
+            self.follow_up(candidate.after)
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Do what follows the stream's last message (``Candidate.after``)."""
