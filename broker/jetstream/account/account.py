@@ -49,7 +49,6 @@ from broker.jetstream.config.stream_rules import (
 )
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
-from broker.jetstream.stream.retention.interest import finished
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -66,9 +65,12 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Account"]
+__all__ = ["Account", "finished"]
 
 _log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 4.0
+"""A request waits this long for what it removes: clients give it 5 seconds."""
 
 
 class Account:
@@ -456,3 +458,8 @@ class Account:
 def _fill_inactive_threshold(config: ConsumerConfig) -> None:
     if not config.durable and config.inactive_threshold == 0:
         config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
+
+
+async def finished(sweep: asyncio.Future[None]) -> None:
+    """Wait for what a request removes, as long as a request may; the rest of it goes on behind the answer."""
+    await asyncio.wait((sweep,), timeout=_SWEEP_SECONDS)

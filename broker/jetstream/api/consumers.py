@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
+from broker.jetstream.account.account import finished
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import is_group_name
 from broker.jetstream.config.stream_rules import with_dynamic_metadata
 from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE
-from broker.jetstream.stream.retention.interest import finished
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError, invalid_json
 from broker.jetstream.wire.ids import short_hash

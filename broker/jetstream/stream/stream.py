@@ -443,18 +443,15 @@ class Stream:
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
-    def shrunk(self, gone: Sequence[Removal]) -> None:
-        """Messages have left that concern no consumer."""
-        self._rewrite_later(gone)
-        if self.ttls.expiries:
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
+        """Messages have left, all of ``subject`` when it is given: tell the consumers, if it concerns them."""
+        if not self.stored:
+            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
+        if told and (self.listeners.by_name or self.ttls.expiries):
+            self.tell_removed(joined(gone), subject, purged)
+        elif self.ttls.expiries:
             for removal in gone:
                 self.ttls.removed(removal.first, removal.last)
-
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
-        """Messages have left, all of ``subject`` when it is given: tell the consumers."""
-        self._rewrite_later(gone)
-        if self.listeners.by_name or self.ttls.expiries:
-            self.tell_removed(joined(gone), subject, purged)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, (first, last, messages) of all that was live in between; for all but memory streams' blocks."""
@@ -462,11 +459,6 @@ class Stream:
             for first, last, _ in ranges:
                 self.ttls.removed(first, last)
         self.listeners.removed(ranges, subject, purged)
-
-    def _rewrite_later(self, gone: Sequence[Removal]) -> None:
-        """Blocks in memory give back the room of what left them."""
-        if not self.stored:
-            self._shrunk.update((id(removal.block), removal.block) for removal in gone)
 
     def renumbered(self) -> None:
         """The last sequence was set, not counted up."""

@@ -32,7 +32,7 @@ from operator import lt
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.filters import Filters
-from broker.jetstream.stream.state.decision import WAIT_SECONDS, decide
+from broker.jetstream.stream.state.decision import decide
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.storage.format.errors import FormatError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.jetstream.config.stream import StreamConfig
-    from broker.jetstream.stream.listeners import Listener, Listeners
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
 
-__all__ = ["Interest", "finished"]
+__all__ = ["Interest"]
 
 SWEEP = "sweep"
 """The stream's extra member that says where an unfinished sweep began, and of what kind it is."""
@@ -82,6 +81,22 @@ class Retention(Protocol):
 
     def remove_slice(self, end_seq: int) -> int: ...
     def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None: ...
+
+
+class Listener(Protocol):
+    """A consumer, as its stream sees it."""
+
+    @property
+    def filters(self) -> Sequence[str]: ...
+    def waits_for(self, seqs: Sequence[int]) -> Sequence[int]: ...
+    def waits_from(self, seq: int) -> bool: ...
+
+
+class Listeners(Protocol):
+    """The consumers of the stream."""
+
+    @property
+    def by_name(self) -> Mapping[str, Listener]: ...
 
 
 class Interest:
@@ -417,11 +432,6 @@ class Interest:
             return seqs
         matches = [filters.match for _, filters in parties if filters is not None]
         return [seq for seq in seqs if any(match(rows.subject_of(rows.ordinal_of(seq))) for match in matches)]
-
-
-async def finished(sweep: asyncio.Future[None]) -> None:
-    """Wait for a sweep as long as a request may, which is longer than all but the largest take."""
-    await asyncio.wait((sweep,), timeout=WAIT_SECONDS)
 
 
 def _rising(seqs: Sequence[int]) -> bool:

@@ -61,11 +61,8 @@ class Owner(BlockOwner, Protocol):
     @property
     def first_time_ns(self) -> int: ...
 
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
-        """These left, all of ``subject`` when it is given."""
-
-    def shrunk(self, gone: Sequence[Removal]) -> None:
-        """As ``removed``, of what concerns no consumer."""
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
+        """These left, all of ``subject`` when it is given; not ``told``: that concerns no consumer."""
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, as (first, last, messages) of blocks that are gone as a whole."""
@@ -328,7 +325,7 @@ class Retention:
         record = self._log.block(self._owner).remove
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
-        self._owner.shrunk(ranges)
+        self._owner.removed(ranges, None, False, told=False)
 
     def remove_slice(self, end_seq: int) -> int:
         """Remove what is below ``end_seq``, or a slice of it where that is very many blocks. Raises: NotLoaded."""
