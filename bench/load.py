@@ -223,6 +223,21 @@ def pull(args: argparse.Namespace) -> dict:
     return {"rate": got / seconds, "seconds": seconds, "messages": got}
 
 
+def drain(args: argparse.Namespace) -> dict:
+    """``pull`` with acks, until the stream is empty."""
+    began = time.perf_counter()
+    pulled = pull(args)
+    if "rate" not in pulled:
+        return pulled
+    con = Connection(args.port)
+    while left := con.request("$JS.API.STREAM.INFO.BENCH")["state"]["messages"]:
+        if time.perf_counter() - began > pulled["seconds"] + args.patience:
+            return {"stalled": True, "left": left}
+        time.sleep(0.005)
+    seconds = time.perf_counter() - began
+    return {"rate": args.messages / seconds, "seconds": seconds, "messages": args.messages}
+
+
 def core(args: argparse.Namespace) -> dict:
     """Core publish to --subscribers subscriptions, each on its own connection, all read here."""
     subs = [Connection(args.port, tls=args.tls) for _ in range(args.subscribers)]
@@ -311,7 +326,8 @@ def info(args: argparse.Namespace) -> dict:
 
 
 CASES: dict[str, Callable[[argparse.Namespace], dict]] = {
-    "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull, "core": core,
+    "setup": setup, "consumer": consumer, "publish": publish, "events": events, "one": one_by_one, "pull": pull, "drain": drain,
+    "core": core,
     "info": info,
 }
 

@@ -150,6 +150,28 @@ class Bench:
         self.table.add("pull consume, explicit acks", ">= 1.2", got["ours"][True], got["nats"][True])
         self.table.add("pull consume, no acks", ">= 1.0", got["ours"][False], got["nats"][False])
 
+    def work_queue(self) -> None:
+        """A work queue drained to the last message, and an interest stream that two consumers ack in turn."""
+        drained: dict[str, dict[str, float | None]] = {"workqueue": {}, "interest": {}}
+        for name, begin in (("nats", nats_server), ("ours", jetblock)):
+            for retention, consumers in (("workqueue", 1), ("interest", 2)):
+                rates: list[float] = []
+                for _ in range(self.args.repeat):
+                    with begin() as server:
+                        load("setup", server, config=json.dumps({"retention": retention}))
+                        for k in range(consumers):
+                            load("consumer", server, consumer=f"C{k}", ack=True)
+                        messages = self.n(1_000_000 // consumers)
+                        load("publish", server, messages=messages, in_flight=5000)
+                        for k in range(consumers - 1):
+                            load("pull", server, consumer=f"C{k}", ack=True, messages=messages)
+                        drain = load("drain", server, consumer=f"C{consumers - 1}", ack=True, messages=messages)
+                        rates.append(drain.get("rate", 0.0))
+                drained[retention][name] = max(rates)
+        self.table.add("work queue drained", ">= 0.5", drained["workqueue"]["ours"], drained["workqueue"]["nats"])
+        self.table.add("interest stream drained by its second consumer", ">= 0.5", drained["interest"]["ours"],
+                       drained["interest"]["nats"])
+
     def core(self) -> None:
         got: dict[str, dict[int, float]] = {}
         for name, server in (("nats", nats_server(jetstream=False)), ("ours", jetblock(jetstream=False))):
@@ -239,7 +261,7 @@ class Bench:
 
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
-    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "core", "core_tls", "thousand_streams",
+    CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls", "thousand_streams",
              "memory_and_lag", "stalls", "restart", "spark")
 
 

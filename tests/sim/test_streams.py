@@ -10,10 +10,11 @@ from collections import Counter
 
 import pytest
 
-from tests.sim.streams.world import World
+from tests.sim.streams.world import FEATURES, World
 
 SEEDS = 240
 SOAK_SEEDS = 2000
+RETENTION_SEEDS = 20
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
@@ -30,6 +31,13 @@ def test_what_was_told_stays_true_soak(first: int) -> None:
     """The same, for longer."""
     for seed in range(first, first + 100):
         World(seed, steps=180).run()
+
+
+@pytest.mark.parametrize("first", range(0, RETENTION_SEEDS, 10))
+def test_what_consumers_wait_for_stays(first: int) -> None:
+    """The same for work queues and interest streams alone: what nobody has acked is there, what was acked is not."""
+    for seed in range(first, first + 10):
+        World(seed, features=FEATURES | {"retention"}).run()
 
 
 def test_a_seed_is_a_history() -> None:

@@ -30,6 +30,8 @@ from broker.jetstream.config.consumer_rules import (
     INACTIVE_THRESHOLD_DEFAULT_NS,
     check_consumer,
     check_consumer_update,
+    check_work_queue,
+    check_work_queue_filters,
     consumer_level,
     fit_to_copy,
     same_consumer,
@@ -65,9 +67,12 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Account"]
+__all__ = ["Account", "finished"]
 
 _log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 4.0
+"""A request waits this long for what it removes: clients give it 5 seconds."""
 
 
 class Account:
@@ -174,6 +179,8 @@ class Account:
             self._consumers[stream][name] = consumer
             self._subscriptions.subscribe_acks(consumer)
             tasks.append(self.openings.start(consumer))
+        if len(tasks) < len(state.consumers):
+            stream.interest.unknown()
         self._add(stream)
         return tasks
 
@@ -253,11 +260,14 @@ class Account:
             raise ApiError(10065)
         self._check_upstream(config)
         self._record(stream, stream.enforcement.update_record(config))
+        to_interest = config.retention == "interest" != stream.config.retention
         limits_applied = stream.update(config)
         self._subscriptions.subscribe(stream)
         self.upstreams.configure(stream)
         self.events.stream("modify", stream.name, stream.log)
         await limits_applied
+        if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
+            await finished(sweep)
 
     def delete_stream(self, stream: Stream) -> None:
         """Remove a stream with its consumers; waiting pull requests are told."""
@@ -376,13 +386,18 @@ class Account:
         if existing is not None:
             if action == "create" and not same_consumer(config, existing.config):
                 raise ApiError(10148)
-            self._update_consumer(stream, existing, config)
+            if stream.config.retention == "workqueue":
+                check_work_queue_filters(config, [one.config for one in consumers.values() if one is not existing])
+            if (sweep := self._update_consumer(stream, existing, config)) is not None:
+                await finished(sweep)
             return existing
         if action == "update":
             raise ApiError(10149)
         limited = sum(not consumer.config.copies for consumer in consumers.values())
         if 0 < self._quota.consumers_max(stream.config) <= limited:
             raise ApiError(10026)
+        if stream.config.retention == "workqueue":
+            check_work_queue(config, [one.config for one in consumers.values()])
         name = config.durable_name or config.name
         if len(name.encode()) > NAME_MAX:
             raise ApiError(10102, max=NAME_MAX)
@@ -399,11 +414,13 @@ class Account:
         # Among the stream's before it counts what is pending, so that it hears of what is removed meanwhile.
         consumers = self.consumers(stream)
         consumers[name] = consumer
+        stream.interest.changed()
         try:
             await consumer.open()
         except BaseException:
             consumer.stop()
             consumers.pop(name, None)
+            stream.interest.consumer_left(consumer.waits_above_seq)
             raise
         self._subscriptions.subscribe_acks(consumer)
         self._consumer_record(stream, consumer, created)
@@ -425,16 +442,23 @@ class Account:
         if consumer.config.stored:
             self._record(stream, record)
 
-    def _update_consumer(self, stream: Stream, consumer: Consumer, config: ConsumerConfig) -> None:
+    def _update_consumer(self, stream: Stream, consumer: Consumer,
+                         config: ConsumerConfig) -> asyncio.Future[None] | None:
+        """Returns: what is removed because the consumer no longer waits for it, under way; or None."""
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         if config.inactive_threshold != consumer.config.inactive_threshold:
             _fill_inactive_threshold(config)
+        sweep = None
         if config != consumer.config:
+            refiltered = config.filters != consumer.config.filters
             self._consumer_record(stream, consumer, ConsumerUpdate(consumer.name, config.to_json()))
             consumer.update(config)
+            if refiltered:
+                sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         if config.sourcing:
             # Whoever copies by it begins again where it is sure of what it has.
             consumer.rewind()
+        return sweep
 
     def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
         """Hold deliveries until ``until_ns`` (Unix UTC), None: let them go on."""
@@ -443,18 +467,29 @@ class Account:
         config.metadata = with_static_metadata(config.metadata, consumer_level(config))
         self._update_consumer(self.stream(consumer.stream.name), consumer, config)
 
-    def delete_consumer(self, consumer: Consumer) -> None:
-        """Remove a consumer; waiting pull requests are told."""
+    def delete_consumer(self, consumer: Consumer) -> asyncio.Future[None] | None:
+        """Remove a consumer; waiting pull requests are told.
+
+        Returns: what is removed because only this consumer waited for it, under way; or None.
+        """
         stream = self.streams.get(consumer.stream.name)
         if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
-            return
+            return None
         del self._consumers[stream][consumer.name]
+        # Its record before the consumer's: after a crash in between it finds nothing to remove.
+        sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         self._subscriptions.unsubscribe_acks(consumer)
         self._consumer_record(stream, consumer, ConsumerDelete(consumer.name))
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
+        return sweep
 
 
 def _fill_inactive_threshold(config: ConsumerConfig) -> None:
     if not config.durable and config.inactive_threshold == 0:
         config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
+
+
+async def finished(sweep: asyncio.Future[None]) -> None:
+    """Wait for what a request removes, as long as a request may; the rest of it goes on behind the answer."""
+    await asyncio.wait((sweep,), timeout=_SWEEP_SECONDS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_time
+from broker.jetstream.account.account import finished
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.config.consumer import ConsumerConfig, ConsumerCreateRequest
 from broker.jetstream.config.consumer_rules import is_group_name
@@ -119,7 +120,8 @@ async def delete(request: Request) -> dict[str, Any]:
     """Remove a consumer; its waiting requests hear of it."""
     request.need_empty()
     consumer = request.consumer(*request.tokens[2:])
-    request.account.delete_consumer(consumer)
+    if (sweep := request.account.delete_consumer(consumer)) is not None:
+        await finished(sweep)
     return {"success": True}
 
 
@@ -151,6 +153,9 @@ async def reset(request: Request) -> dict[str, Any]:
     if headers.get(request.headers, _IDENTITY) is not None:
         request.answer_headers = _identity_header(_identity(request.stream(consumer.stream.name)))
     seq = await consumer.reset(asked.seq)
+    interest = request.stream(consumer.stream.name).interest
+    if interest.selective and (sweep := interest.sweep(1, acked=True)) is not None:
+        await finished(sweep)
     return await _info(request, consumer) | {"reset_seq": seq}
 
 

@@ -9,7 +9,7 @@ Source: nats-server 2.15, server/consumer.go setConsumerConfigDefaults, checkCon
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from broker.config.settings import AccountLimits, ServerLimits
 from broker.gotime import ZERO_TIME_NS, format_duration
@@ -18,10 +18,10 @@ from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import DESCRIPTION_MAX, METADATA_MAX, is_asset_name, with_static_metadata
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
-from broker.protocol.subject import is_literal, is_valid, subset
+from broker.protocol.subject import collide, is_literal, is_valid, subset
 
-__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "check_consumer", "check_consumer_update",
-           "consumer_level", "fit_to_copy", "is_group_name", "same_consumer"]
+__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "check_consumer", "check_consumer_update", "check_work_queue",
+           "check_work_queue_filters", "consumer_level", "fit_to_copy", "is_group_name", "same_consumer"]
 
 ACK_WAIT_DEFAULT_NS = 30_000_000_000
 MAX_ACK_PENDING_DEFAULT = 1000
@@ -113,6 +113,33 @@ def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerC
         config.deliver_policy = existing.deliver_policy
         config.opt_start_seq, config.opt_start_time = existing.opt_start_seq, existing.opt_start_time
     return config
+
+
+def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig]) -> None:
+    """Judge a new consumer of a work queue that has ``others``: each message is for one of them.
+
+    Raises: ApiError 10098, 10101, 10099, 10100.
+    """
+    if config.direct or config.sourcing:
+        return
+    _first_broken((config.ack_policy not in ("explicit", "flow_control"), 10098), (config.deliver_policy != "all", 10101))
+    if any(not _apart(other) for other in others):
+        _first_broken((not config.filters, 10099))
+        check_work_queue_filters(config, others)
+
+
+def check_work_queue_filters(config: ConsumerConfig, others: Collection[ConsumerConfig]) -> None:
+    """Judge the filters of a consumer of a work queue. Raises: ApiError 10100."""
+    taken = [other.filters for other in others if not _apart(other)]
+    mine = [subject.encode() for subject in config.filters]
+    if any(not theirs or any(collide(one, subject.encode()) for one in mine for subject in theirs)
+           for theirs in taken) and mine:
+        raise ApiError(10100)
+
+
+def _apart(config: ConsumerConfig) -> bool:
+    """Whether it takes nothing from others: a consumer of another stream that copies this one."""
+    return config.direct or config.sourcing
 
 
 def consumer_level(config: ConsumerConfig) -> int:

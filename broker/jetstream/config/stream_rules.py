@@ -53,7 +53,6 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("mirror.consumer", lambda c: c.mirror is not None and c.mirror.consumer),
     ("sources.consumer", lambda c: any(source is not None and source.consumer for source in c.sources)),
     ("sources of a stream with allow_msg_counter", lambda c: c.sources and c.allow_msg_counter),
-    ("retention", lambda c: c.retention != "limits"),
 )
 """Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
 refused with 10052 that names the field."""

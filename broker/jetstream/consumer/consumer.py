@@ -15,8 +15,8 @@ the store is a ``Loading`` after which the delivery runs again. Time comes from 
 call_later), so a test may own both.
 
 It does not judge configurations (consumer_rules), say where a new consumer begins (start), store anything itself (the
-stream takes ``take_delta`` when it seals a block), or remove messages on acks: for interest and work-queue retention a
-stream sets ``on_acked``.
+stream takes ``take_delta`` when it seals a block), or remove messages on acks: the stream is told of them, and may ask that
+they be neither stored nor answered before it has removed what nobody waits for.
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
 """
@@ -32,6 +32,7 @@ from broker.clock import Clock
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
+from broker.jetstream.consumer.acks.held import HeldAcks
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
@@ -63,7 +64,6 @@ class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
-        on_acked: told of stream sequences that this consumer is done with (interest and work-queue retention).
         on_inactive: told once nobody has used it for ``inactive_threshold``; the owner deletes it.
     """
 
@@ -73,7 +73,6 @@ class Consumer:
         self.config = config
         self.name = state.name
         self.created_ns = state.created_ns
-        self.on_acked: Callable[[Consumer, Sequence[int]], None] | None = None
         self.on_inactive: Callable[[Consumer], None] | None = None
         self._bus = bus
         self._clock = clock
@@ -90,7 +89,7 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".")
+        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".", self._told)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, ack_prefix, self._request,
                                 self._told)
         if restored:
@@ -113,6 +112,7 @@ class Consumer:
         self._was_paused = False
         self._scheduled = False
         self._dirty = False
+        self._held = HeldAcks(self._released)
         self._blocked = False
         self._resume_at_ns = 0
         self._adopt(config)
@@ -175,6 +175,11 @@ class Consumer:
         self._rearm(mono_ns)
         self._kick()
 
+    @property
+    def waits_above_seq(self) -> int:
+        """Nothing at or below it is unanswered or to come."""
+        return min([self._acks.floor_sseq, *(seq - 1 for seq in self._acks.redelivered)])
+
     async def reset(self, seq: int) -> int:
         """Begin again at ``seq``, or just above the ack floor for 0; returns the sequence delivered next.
 
@@ -229,7 +234,15 @@ class Consumer:
                              self._delivery.waiting, push_bound=push is not None and push.active,
                              now_ns=self._clock.now_ns())
 
-    # ---- what the stream tells it
+    # ---- what the stream tells and asks it
+
+    def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
+        """Those of ``seqs``, ascending, that are not delivered yet, or unanswered; filters are not looked at."""
+        return self._acks.waits_for(seqs, self._cursor.next_seq)
+
+    def waits_from(self, seq: int) -> bool:
+        """Whether all from ``seq`` on are still to be delivered; filters are not looked at."""
+        return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
         """``persisted_seq`` moved."""
@@ -276,6 +289,8 @@ class Consumer:
     def take_delta(self) -> ConsumerDelta | None:
         """The record of what changed since the last call; None: nothing, or nothing is stored."""
         self._dirty = False
+        if self._held:
+            return None
         delta = self._acks.take_delta(self.name)
         return delta if self.config.stored else None
 
@@ -329,6 +344,9 @@ class Consumer:
 
     def _acknowledge(self, replies: list[bytes]) -> None:
         """Answer double acks once the state that they made is persisted."""
+        if self._held:
+            self._held.answer(replies)
+            return
         stream = self.stream
         if not self.config.stored or stream.config.persist_mode == "async":
             self._answer_all(replies)
@@ -489,8 +507,17 @@ class Consumer:
         self._was_paused = self.paused
 
     def _told(self, seqs: Sequence[int]) -> None:
-        if self.on_acked is not None:
-            self.on_acked(self, seqs)
+        """We no longer wait for ``seqs``."""
+        removal = self.stream.acked(seqs)
+        if removal is not None:
+            self._held.until(removal)
+
+    def _released(self, replies: list[bytes]) -> None:
+        """Acks that had to wait may be stored and answered."""
+        if not self._ended:
+            self._changed()
+            if replies:
+                self._acknowledge(replies)
 
     def _changed(self) -> None:
         """The state has something new to store; before it is open, ``open`` sees to that."""

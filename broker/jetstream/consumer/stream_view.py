@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.consumer.cursor import Readable
@@ -57,6 +58,10 @@ class StreamView(BlockOwner, Readable, Protocol):
 
     async def seq_at(self, time_ns: int) -> int:
         """The first sequence at or after a time; last_seq + 1 when there is none."""
+
+    def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
+        """No consumer that called waits for ``seqs`` any longer, so they may leave. A future: that has to wait for the store, and
+        until it is done the acks must be neither stored nor answered."""
 
     def dirty(self, consumer: Changed) -> None:
         """``consumer`` has a delta: it is taken when the next segment closes, within a second."""

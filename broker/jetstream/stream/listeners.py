@@ -38,6 +38,12 @@ class Listener(Changed, Protocol):
     def filters(self) -> Sequence[str]:
         """The subjects that it gets; empty: all."""
 
+    def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
+        """Those of ``seqs``, rising, that it has yet to get or to see acked, whatever their subjects."""
+
+    def waits_from(self, seq: int) -> bool:
+        """Whether it has yet to get everything from ``seq`` on, whatever the subjects."""
+
     def wake(self) -> None:
         """``persisted_seq`` moved."""
 

@@ -45,6 +45,7 @@ from broker.jetstream.stream.publish.ttl import delete_marker
 from broker.jetstream.stream.queries import Loading, Queries
 from broker.jetstream.stream.queue import PublishQueue
 from broker.jetstream.stream.retention.enforcement import Enforcement
+from broker.jetstream.stream.retention.interest import Interest
 from broker.jetstream.stream.retention.retention import Retention
 from broker.jetstream.stream.retention.rollup import Rollups
 from broker.jetstream.stream.retention.ttl import MessageTtls
@@ -137,6 +138,7 @@ class Stream:
         self.queries = Queries(self.live, self.heads, self.subjects, reader, self._tasks)
         self.retention = Retention(self, self.live, self.heads, self.subjects, self.queries, self.listeners, log,
                                    self._tasks, clock)
+        self.interest = Interest(self, self.live, self.heads, self.retention, self.listeners, log, self._tasks)
         self._info = StreamInfo(self.live, self.heads, self.subjects)
         self.enforcement = Enforcement(self, config, self.live, self.heads, self.subjects, self.retention, log,
                                        self._tasks, empty=state is None)
@@ -149,7 +151,7 @@ class Stream:
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
             self.retention, Rollups(self.live, self.heads, self.subjects, self.retention),
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
-            self._publish_when_stored)
+            self._publish_when_stored, self.interest)
         self._batching = Batching(log, context, replies, inflight,
                                   partial(StreamEvents, bus, clock, rng, domain, self.name), clock)
         self.sequencer = Sequencer(self, log, context, self.retention, self.ttls,
@@ -173,6 +175,7 @@ class Stream:
         self.sequencer.configure(config)
         self.retention.configure(config)
         self.ttls.configure(config, delete_marker(config))
+        self.interest.configure(config)
 
     # --- restart ------------------------------------------------------------------------------------------------------
 
@@ -192,6 +195,7 @@ class Stream:
         self.enforcement.resume(state.extra, state.msgs)
         self.ttls.restore(state.expiries)
         self.scheduler.restore(state.schedules)
+        self.interest.resume(state.extra)
         if self.config.max_age > 0 and state.msgs:
             # Without looking at the blocks; the timer's own look is exact.
             self.retention.arm_at(state.first_time_ns)
@@ -320,6 +324,10 @@ class Stream:
         """A consumer's state changed: its delta is taken when the next segment closes, within a second."""
         self.listeners.dirty(consumer)
         self.log.lazy(self)
+
+    def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
+        """A consumer no longer waits for ``seqs``. See ``Interest.acked``."""
+        return self.interest.acked(seqs) if self.interest.active else None
 
     # --- ceilings -----------------------------------------------------------------------------------------------------
 
@@ -451,22 +459,27 @@ class Stream:
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
-        """Messages have left, all of ``subject`` when it is given: tell the consumers."""
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
+        """Messages have left, all of ``subject`` when it is given: tell the consumers, if it concerns them."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
-        if self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules:
+        if told and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
             self.tell_removed(joined(gone), subject, purged)
+        else:
+            for removal in gone:
+                self._forget_times(removal.first, removal.last)
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, (first, last, messages) of all that was live in between; for all but memory streams' blocks."""
-        if self.ttls.expiries:
-            for first, last, _ in ranges:
-                self.ttls.removed(first, last)
-        if self.scheduler.schedules:
-            for first, last, _ in ranges:
-                self.scheduler.removed(first, last)
+        for first, last, _ in ranges:
+            self._forget_times(first, last)
         self.listeners.removed(ranges, subject, purged)
+
+    def _forget_times(self, first: int, last: int) -> None:
+        if self.ttls.expiries:
+            self.ttls.removed(first, last)
+        if self.scheduler.schedules:
+            self.scheduler.removed(first, last)
 
     def renumbered(self) -> None:
         """The last sequence was set, not counted up."""

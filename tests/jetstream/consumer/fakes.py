@@ -260,6 +260,7 @@ class FakeStream:
         self.dead: set[int] = set()
         self.consumers: list[Consumer] = []
         self.dirtied = 0
+        self.acknowledged: list[int] = []
         self.not_loaded = False
         self._warm: set[int] = set()
         self._chunks: dict[int, Chunk] = {}
@@ -330,6 +331,9 @@ class FakeStream:
 
     async def seq_at(self, time_ns: int) -> int:
         return next((s for s in self.live() if self.messages[s][3] >= time_ns), self.last_seq + 1)
+
+    def acked(self, seqs: Sequence[int]) -> None:
+        self.acknowledged += seqs
 
     def dirty(self, consumer: Consumer) -> None:
         self.dirtied += 1

@@ -23,6 +23,7 @@ from tests.jetstream.differential import (
     fast_batches,
     priorities,
     publishing,
+    retention,
     schedules,
     ttls,
     upstream,
@@ -41,6 +42,7 @@ SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                        ("counters", counters),
                                        ("schedules", schedules),
                                        ("priorities", priorities),
+                                       ("retention", retention),
                                        ("upstream", upstream),
                                        ("copying", copying),
                                    )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
+from tests.sim.streams.record import ConsumerRecord, Lost, Removal, StreamRecord
 from tests.sim.streams.requests import SECOND, Requests
 from tests.sim.streams.usage import CONSUMERS, one_subject
 
@@ -56,7 +56,7 @@ class ConsumerClient:
         def answered(answer: dict[str, Any]) -> None:
             if "error" in answer or word != "made" or record.word != "made" or name in record.consumers:
                 return
-            record.consumers[name] = ConsumerRecord(name, answer["config"])
+            record.consumers[name] = ConsumerRecord(name, answer["config"], self.world.clock.now_ns())
 
         self.requests.request(f"CONSUMER.DURABLE.CREATE.{record.name}.{name}",
                               {"stream_name": record.name, "config": config}, answered)
@@ -116,6 +116,8 @@ class ConsumerClient:
             if record is not None and record.word == "made" and certain:
                 consumer = record.consumers.get(consumer_name)
             if record is None or consumer is None:
+                if record is not None:
+                    record.answered[consumer_name].add(seq)
                 self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
             else:
                 self.world.judged(consumer.delivered, seq, count, self.process.epoch)
@@ -140,6 +142,8 @@ class ConsumerClient:
         """Answer a delivery, a moment later, in one of the ways there are."""
         draw, reply = self.rng.random(), b""
         body = b"+ACK"
+        if self.world.calm or draw < 0.55 or 0.75 <= draw < 0.77 or consumer.config["ack_policy"] == "none":
+            record.answered[consumer.name].add(seq)
         if self.world.calm:
             pass
         elif draw < 0.30:
@@ -151,6 +155,8 @@ class ConsumerClient:
                 # An async stream answers for acks, too, before they are stored.
                 if not (record.memory or record.asynchronous):
                     consumer.acked.update(covered)
+                if record.kind == "queue":
+                    record.remove(Removal(seqs=frozenset(covered))).answered = True
 
             if consumer.config["ack_policy"] in ("explicit", "all"):
                 reply = self.requests.reply(answered)

@@ -86,8 +86,10 @@ class Removal:
 class ConsumerRecord:
     """One durable consumer, from the answer to its creation until its deletion is asked for."""
 
-    def __init__(self, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, name: str, config: dict[str, Any], made_ns: int = 0) -> None:
         self.name = name
+        self.made_ns = made_ns
+        """When its creation was answered."""
         self.config = config
         self.counts: dict[int, int] = {}
         """Sequence to how often the client saw it delivered by the owner of ``epoch``."""
@@ -173,6 +175,8 @@ class StreamRecord:
         """Sequence to the epoch of who answered for it."""
         self.newest_epoch = 0
         """Of whoever answered for it last: what is not stored dies with him."""
+        self.answered: defaultdict[str, set[int]] = defaultdict(set)
+        """Consumer's name to the sequences that clients acked, whether or not that reached the broker."""
         self._excused: set[int] = set()
         self.high = 0
         """The highest sequence that any client was told."""
@@ -275,7 +279,25 @@ class StreamRecord:
             return True
         return False
 
+    def _consumers_leave(self, seq: int) -> bool:
+        """Whether the stream may have removed, or never stored, a message since nobody waits for it."""
+        retention = self.configs[0].get("retention")
+        if retention == "workqueue":
+            return any(seq in answered for answered in self.answered.values())
+        if retention != "interest":
+            return False
+        asked_ns = self.acked[seq].asked_ns if seq in self.acked else 0
+        return not any(asked_ns > consumer.made_ns and "filter_subject" not in consumer.config
+                       and self._waits(consumer, seq) for consumer in self.consumers.values())
+
+    def _waits(self, consumer: ConsumerRecord, seq: int) -> bool:
+        answered = self.answered[consumer.name]
+        policy = consumer.config["ack_policy"]
+        return (policy == "explicit" and seq not in answered) or (policy == "all" and seq > max(answered, default=0))
+
     def _something_takes(self, seq: int, subject: bytes, now_ns: int) -> bool:
+        if self._consumers_leave(seq):
+            return True
         if any(removal.may_take(seq, subject) for removal in self.removals):
             return True
         if any(not p.refused and (not p.seq or p.seq > seq) for p in self.sent.values()

@@ -7,6 +7,7 @@
     async     answers before the store has it          memory   leaves nothing in the store
     edge      sequences near 2^63                      audit    keeps the broker's own advisories
     echo      publishers wait for their PubAcks on a subject of the stream itself
+    queue     a work queue                           interest  keeps what its consumers wait for
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "edge": {"subjects": ["edge.>"], "first_seq": (1 << 63) - 200},
     "audit": {"subjects": ["$JS.EVENT.ADVISORY.>"], "max_msgs": 60},
     "echo": {"subjects": ["echo.>"], "duplicate_window": HOUR},
+    "queue": {"subjects": ["queue.>"], "retention": "workqueue"},
+    "interest": {"subjects": ["interest.>"], "retention": "interest"},
 }
 """Kind to its configuration; a stream bears its kind's name."""
 

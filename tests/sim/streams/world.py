@@ -88,9 +88,11 @@ class World:
         self.cache_bytes = rng.choice((1, 4096, 1 << 14, 1 << 20)) if "tiny cache" in features else 1 << 20
         self.settings_change = "settings" in features
         self.edges = "edges" in features
-        kinds = [kind for kind in STREAMS if kind not in ("edge", "audit", "echo", "object")]
+        kinds = [kind for kind in STREAMS if kind not in ("edge", "audit", "echo", "object", "queue", "interest")]
         kinds += ["edge"] * self.edges + ["audit", "echo"] * ("captures" in features) + ["object"] * ("heads" in features)
         self.kinds = rng.sample(kinds, rng.randint(2, 5))
+        if "retention" in features:
+            self.kinds = ["queue", "interest"]
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []

@@ -198,7 +198,11 @@ class AckHandler:
         if seq >= self._cursor.next_seq:
             return self._ack_ahead(seq, cseq, now_ns)
         if self.policy == "all":
-            self._done(acks.ack_all(seq, cseq, now_ns))
+            floor_seq = acks.floor_sseq
+            done = acks.ack_all(seq, cseq, now_ns)
+            if acks.floor_sseq > floor_seq and (not done or done[-1] != seq):
+                done.append(seq)
+            self._done(done)
             return True
         if sample and self.sample_percent and seq in acks.pending and self._rng.randrange(100) < self.sample_percent:
             self._events.sampled_ack(seq, cseq, max(1, now_ns - acks.pending[seq].at_ns), deliveries)
@@ -213,7 +217,8 @@ class AckHandler:
         acks, cursor = self._acks, self._cursor
         if self.policy == "all":
             # What lies before it had been delivered too, and is acked with it.
-            self._done(acks.ack_all_ahead(seq, cseq, now_ns))
+            forgotten = range(max(acks.delivered_sseq, acks.floor_sseq) + 1, seq + 1)
+            self._done([*acks.ack_all_ahead(seq, cseq, now_ns), *forgotten])
             cursor.jump(seq + 1)
         elif cursor.is_to_come(seq) and acks.ack_ahead(seq, now_ns):
             cursor.acked_ahead(seq)

@@ -143,6 +143,22 @@ class AckState:
         pending = self.pending
         return [seq for seq in _within(self.redelivered, first_seq, last_seq) if seq not in pending]
 
+    def waits_for(self, seqs: Sequence[int], next_seq: int) -> Sequence[int]:
+        """Those of ``seqs``, ascending, that are not delivered yet (``next_seq`` comes next), or unanswered.
+
+        Also what reached max_deliver without an answer.  Source: nats-server consumer.go needAck.
+        """
+        floor, redelivered = self.floor_sseq, self.redelivered
+        if seqs[-1] <= floor and not redelivered:
+            return ()
+        if seqs[0] >= next_seq and not self.ahead:
+            return seqs
+        pending, ahead = self.pending, self.ahead
+        if seqs[-1] < next_seq and not redelivered:
+            return [seq for seq in seqs if seq in pending] if pending else ()
+        return [seq for seq in seqs
+                if seq in pending or seq in redelivered or (seq >= next_seq and seq > floor and seq not in ahead)]
+
     # ---- answers
 
     def ack(self, seqs: Sequence[int], at_ns: int) -> int:

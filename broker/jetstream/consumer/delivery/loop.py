@@ -9,7 +9,7 @@ Source: nats-server consumer.go: loopAndGatherMsgs, getNextMsg, deliverMsg, didN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
@@ -61,10 +61,15 @@ _END = Step(Verdict.END)
 
 
 class DeliveryLoop:
-    """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set."""
+    """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set.
 
-    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes) -> None:
+    Args: ``done`` is told of deliveries that need no ack.
+    """
+
+    def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes,
+                 done: Callable[[Sequence[int]], None]) -> None:
         self._bus = bus
+        self._done = done
         self._acks = acks
         self._cursor = cursor
         self._events = events
@@ -163,6 +168,8 @@ class DeliveryLoop:
             else:
                 self._acks.deliver_unacked(seqs[-1], n, now_ns)
             cursor.passed(taken, n)
+            if not self.acked:
+                self._done(seqs)
             self.sent_mono_ns = mono_ns
         return n, sum(map(len, taken.bodies[:n]))
 

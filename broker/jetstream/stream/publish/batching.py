@@ -121,6 +121,8 @@ class Batching:
                     self._log.fail(error)
         if not stored:
             raise ApiError(NOT_AVAILABLE)
+        # In an interest stream those that no consumer waits for leave in the block that they came in.
+        self._context.interest.drop_unwanted(first_seq)
         self._replies.committed(msg[1], batch_id, len(staged), self._live.last_seq)
 
     def _check(self, batch: Batch, pending: Pending) -> list[Candidate]:
@@ -179,6 +181,8 @@ class Batching:
             answers = fast.refused(batch, message, error)
         if after is not None and pending.append():
             sequencer.follow_up(after)
+        if not self._context.interest.wants(candidate.subject) and pending.append():
+            self._context.interest.drop_unwanted(self._live.last_seq)
         self._answer(pending, reply, answers)
 
     def run_of(self, replies: Sequence[bytes]) -> FastRun | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.totals import Total
     from broker.jetstream.stream.state.subject_index import SubjectIndex
 
-__all__ = ["Candidate", "Check", "Duplicate"]
+__all__ = ["Candidate", "Check", "Duplicate", "Unwanted"]
 
 _NO_HEADERS: Mapping[bytes, bytes] = {}
 
@@ -25,6 +25,10 @@ class Duplicate(Exception):
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
         self.seq = seq
+
+
+class Unwanted(Exception):
+    """No consumer waits for the message: it passes as stored, and is not. What was accepted before it is in the stream."""
 
 
 class Candidate:
@@ -76,4 +80,4 @@ class Candidate:
 
 
 Check = Callable[[Candidate], None]
-"""Raises: ApiError, Duplicate, BatchMember or NotLoaded when the candidate cannot be stored, or not yet."""
+"""Raises: ApiError, Duplicate, BatchMember, Unwanted or NotLoaded when the candidate is not stored, or not yet."""

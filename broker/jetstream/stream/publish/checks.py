@@ -10,6 +10,7 @@ A check is a function of the candidate. It returns, or raises
     ApiError    the message is refused
     Duplicate   it was stored before, and its publisher is told the sequence
     BatchMember it belongs to an atomic batch, whose commit decides on it by ATOMIC
+    Unwanted    it is acknowledged and not stored, since no consumer waits for it
     NotLoaded   something has to be loaded first; then the decision is taken again, from the first check on
 
 It changes nothing but the candidate: subject, headers and body (together with ``size``), or what follows once the message is
@@ -49,6 +50,7 @@ from broker.jetstream.stream.publish import (
     sources,
     transform,
     ttl,
+    unwanted,
 )
 from broker.jetstream.stream.publish.headers import HINT, MSG_ID, find
 from broker.jetstream.stream.publish.totals import SOURCES
@@ -100,6 +102,7 @@ TABLE: Final = (
     Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
     Rule(counters.add),                                                                             # 10169, 10172
     Rule(limits.storage, bulk=True),                                                                # 10023
+    Rule(unwanted.unwanted, bulk=True),                                                             # not stored
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     # From here on nats-server is in its store.
     Rule(limits.subject_index, bulk=True),
@@ -137,13 +140,14 @@ ATOMIC: Final = (
 )
 """The same for the messages of an atomic batch, each of which passes them when the batch is committed, before any is stored."""
 
-FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic))
-"""The same for a message of a fast-ingest batch, once that has given it its place."""
+FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic, unwanted.unwanted))
+"""The same for a message of a fast-ingest batch, once that has given it its place; it is stored, and then taken out if unwanted."""
 
 _OF_CLIENTS: Final = frozenset((
     batches.fast_ingest, batches.atomic, counters.valid, counters.add, ttl.disabled, schedules.valid, schedules.plan,
-    sources.forged))
-"""What only clients send, and what only they may not do: a copied message has been accepted by its origin."""
+    sources.forged, unwanted.unwanted))
+"""What only clients send, and what only they may not do: a copied message has been accepted by its origin. One that no consumer
+waits for is stored, and then taken out."""
 
 COPIED: Final = tuple(rule for rule in TABLE if rule.make not in _OF_CLIENTS)
 """For messages copied from another stream. Those come without the headers of expectations and batches."""

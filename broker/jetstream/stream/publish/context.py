@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.state.rows import NotLoaded
@@ -43,6 +43,14 @@ class Scheduler(Protocol):
     def set(self, rows: Sequence[tuple[int, int]]) -> None: ...
 
 
+class Interest(Protocol):
+    """What consumers wait for, where only that is stored."""
+
+    def wants(self, subject: bytes) -> bool: ...
+    def wants_all(self, subjects: Iterable[bytes]) -> bool: ...
+    def drop_unwanted(self, first_seq: int) -> None: ...
+
+
 class CheckContext:
     """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``.
 
@@ -50,13 +58,13 @@ class CheckContext:
         all that the stream has sequenced so far is in the store.
     """
 
-    __slots__ = ("_retention", "dedupe", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups", "scheduler",
-                 "subjects", "totals", "trim_all")
+    __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups",
+                 "scheduler", "subjects", "totals", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
                  rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
                  trim_all: Callable[[], Awaitable[None]],
-                 publish_when_stored: Callable[[bytes, int, bytes], None]) -> None:
+                 publish_when_stored: Callable[[bytes, int, bytes], None], interest: Interest) -> None:
         self.live = live
         self.dedupe = dedupe
         self.subjects = subjects
@@ -67,6 +75,7 @@ class CheckContext:
         self.load_ids = load_ids
         self.trim_all = trim_all
         self.publish_when_stored = publish_when_stored
+        self.interest = interest
         self._retention = retention
 
     def commit_pending(self, pending: Pending) -> None:

@@ -95,13 +95,14 @@ class Dedupe:
             return seq if run.time_ns > self._limit_ns else 0
         return seq
 
-    def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int) -> None:
+    def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int, *, stored: bool = True) -> None:
         """Remember the ids of messages sequenced at ``time_ns``, with their sequences, and that the open block must record
-        them. ``last_id`` is the last message's, b"" if it has none."""
+        them, unless they are not ``stored``. ``last_id`` is the last message's, b"" if it has none."""
         self.last_id = last_id
         if not ids:
             return
-        self.recorded += [(seq, msg_id) for msg_id, seq in ids.items()]
+        if stored:
+            self.recorded += [(seq, msg_id) for msg_id, seq in ids.items()]
         if self.window_ns > 0:
             self._seqs.update(ids)
             self.bytes += _ENTRY_BYTES * len(ids) + sum(map(len, ids))

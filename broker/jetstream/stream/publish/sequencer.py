@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.stream.publish.batches import FAST_INGEST, BatchMember, FastMember
-from broker.jetstream.stream.publish.candidate import Candidate, Duplicate
+from broker.jetstream.stream.publish.candidate import Candidate, Duplicate, Unwanted
 from broker.jetstream.stream.publish.checks import COPIED, Checks, may_go_in_bulk
 from broker.jetstream.stream.publish.headers import msg_ids
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, Limits
@@ -119,6 +119,7 @@ class Sequencer:
         self._ages = config.max_age > 0
         self._async = config.persist_mode == "async" and config.storage != "memory"
         self._batching.configure(config)
+        self._selective = config.retention == "interest"
         self.renumbered()
         self.replies.configure(config)
         self._prefix = self.replies.prefix
@@ -129,7 +130,8 @@ class Sequencer:
         self._batching.renumbered()
         self._checks_of_copies: Checks | None = None
         self._bulky = may_go_in_bulk(self.context, self._config)
-        self._plain = self._bulky and self._acks and not (self._async or self._limited or self._ages or self._per_subject)
+        self._plain = self._bulky and self._acks and not (
+            self._async or self._limited or self._ages or self._per_subject or self._selective)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -202,6 +204,8 @@ class Sequencer:
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
         subjects, replies, hlens, bodies = zip(*run, strict=True)
+        if self._selective and not self.context.interest.wants_all(subjects):
+            return False
         count = len(bodies)
         with_headers = count - hlens.count(0)
         ids: Sequence[bytes] | None = None
@@ -274,6 +278,8 @@ class Sequencer:
             except Duplicate as duplicate:
                 pending.append()
                 replies.duplicate(msg[1], duplicate.seq)
+            except Unwanted:
+                self._pass_over(pending, candidate)
             except NotLoaded as not_loaded:
                 pending.append()
                 if self._blocked.begin(msg, not_loaded):
@@ -312,13 +318,15 @@ class Sequencer:
             self.skip_to(first_seq - 1)
         elif first_seq and first_seq <= live.last_seq:
             raise RuntimeError(f"a copy is to be message {first_seq}, but the stream is at {live.last_seq}")
-        time_ns = max(time_ns, live.last_time_ns)
+        time_ns, last_seq = max(time_ns, live.last_time_ns), live.last_seq
         error: ApiError | NotLoaded | None = None
         if self._bulky and not any(hlen for _, _, hlen, _ in run) and self._all_at_once(run, None, time_ns):
             stored(len(run))
         else:
             error = self._copy_one_by_one(run, time_ns, stored)
         try:
+            # In an interest stream those that no consumer waits for leave in the block that they came in.
+            self.context.interest.drop_unwanted(last_seq + 1)
             if self._limited:
                 self._retention.enforce()
             if self._ages:
@@ -408,6 +416,20 @@ class Sequencer:
         seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
         for subject, total in pending.totals.items():
             self.context.totals.remember(subject, seqs[subject], total)
+
+    def _pass_over(self, pending: Pending, candidate: Candidate) -> None:
+        """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""
+        live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
+        block = self._log.block(self._owner)
+        if block.empty:
+            # A sequence that no message has; without a word on it the outcome would not be stored.
+            block.remove(seq, seq, 0, 0)
+        live.skip_to(seq)
+        self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
+        self.replies.accepted(pending.source, (candidate.reply,), seq)
+        pending.begin(seq + 1)
+        if candidate.after is not None:
+            self.follow_up(candidate.after)
 
     def follow_up(self, after: Callable[[], None]) -> None:
         """Do what follows the stream's last message (``Candidate.after``)."""

@@ -27,7 +27,7 @@ from broker.jetstream.stream.state.front import after_bytes, after_msgs, front_o
 from broker.jetstream.stream.state.heads import blocks_from
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import candidates, matching_rows
-from broker.jetstream.stream.state.rows import NotLoaded
+from broker.jetstream.stream.state.rows import NotLoaded, size_between
 from broker.storage.log.owner import BlockOwner
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.heads import Heads
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.removal import Removal
+    from broker.jetstream.stream.state.rows import Rows
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
     from broker.storage.log.log import Log
@@ -60,8 +61,8 @@ class Owner(BlockOwner, Protocol):
     @property
     def first_time_ns(self) -> int: ...
 
-    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool) -> None:
-        """These left, all of ``subject`` when it is given."""
+    def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
+        """These left, all of ``subject`` when it is given; not ``told``: that concerns no consumer."""
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, as (first, last, messages) of blocks that are gone as a whole."""
@@ -310,6 +311,25 @@ class Retention:
         for removal in ranges:
             record(removal.first, removal.last, removal.msgs, removal.size)
         self._owner.removed(ranges, subject, purged)
+
+    def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None:
+        """Remove live messages of one block, rising, whose ``rows`` are at hand, and which no consumer counts or waits for:
+        none hears of it."""
+        start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
+        ordinals = range(start, end) if end - start == len(seqs) else list(map(rows.ordinal_of, seqs))
+        size = size_between(rows, start, end) if isinstance(ordinals, range) else sum(map(rows.size_of, ordinals))
+        if self._subjects.index is not None:
+            for seq, at in zip(seqs, ordinals, strict=True):
+                self._subjects.removed(rows.subject_of(at), seq)
+        ranges = self._live.remove_seqs(block, seqs, size)
+        record = self._log.block(self._owner).remove
+        for removal in ranges:
+            record(removal.first, removal.last, removal.msgs, removal.size)
+        self._owner.removed(ranges, None, False, told=False)
+
+    def remove_slice(self, end_seq: int) -> int:
+        """Remove what is below ``end_seq``, or a slice of it where that is very many blocks. Raises: NotLoaded."""
+        return self.remove_front(slice_below(self._live, end_seq), record=True)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

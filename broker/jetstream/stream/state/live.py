@@ -32,7 +32,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.block import LiveBlock
-from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, ranges
+from broker.jetstream.stream.state.live_seqs import GAPLESS, alive, dead_set, next_live, over_gaps, ranges
 from broker.jetstream.stream.state.loading import Look, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
@@ -414,8 +414,10 @@ class Live:
         The size of each range is exact when there is one; of several, the first carries it all, so that their sum is.
         """
         dead = dead_set(block)
-        removed = ranges(seqs)
-        for first, last in removed:
+        removed = [(first, last, last - first + 1) for first, last in ranges(seqs)]
+        if not block.gapless and (rows := self.resident(block)) is not None:
+            removed = over_gaps(removed, block, rows)
+        for first, last, _ in removed:
             dead.add(first, last)
         count = len(seqs)
         block.live_msgs -= count
@@ -427,7 +429,7 @@ class Live:
             self._seek_first(self.first_seq)
         if not block.live_msgs and block.persisted:
             self._forget(block)
-        return [Removal(block, first, last, last - first + 1, 0 if i else size) for i, (first, last) in enumerate(removed)]
+        return [Removal(block, first, last, msgs, 0 if i else size) for i, (first, last, msgs) in enumerate(removed)]
 
     def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
         """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.block import LiveBlock
     from broker.jetstream.stream.state.rows import Rows
 
-__all__ = ["GAPLESS", "alive", "dead_set", "next_live", "ranges"]
+__all__ = ["GAPLESS", "alive", "dead_set", "next_live", "over_gaps", "ranges"]
 
 
 class _Gapless:
@@ -90,6 +90,20 @@ def ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
         last = seq
     ranges.append((first, last))
     return ranges
+
+
+def over_gaps(removed: Sequence[tuple[int, int, int]], block: LiveBlock, rows: Rows) -> list[tuple[int, int, int]]:
+    """``removed``, as (first, last, messages), each up to the block's next message: what lives behind a gap is then found
+    without the rows."""
+    extended: list[tuple[int, int, int]] = []
+    for first, last, msgs in removed:
+        at = rows.ordinal_of(last + 1)
+        last = rows.seq_of(at) - 1 if at < block.count else block.last_seq
+        if extended and extended[-1][1] + 1 == first:
+            before, _, count = extended.pop()
+            first, msgs = before, count + msgs
+        extended.append((first, last, msgs))
+    return extended
 
 
 def next_live(block: LiveBlock, seq: int, hot: Callable[[LiveBlock], Rows | None]) -> int:

@@ -1,0 +1,446 @@
+"""What the consumers of a stream still wait for, where that decides what the stream keeps.
+
+Owns: which messages of an interest stream or a work queue have nobody left to wait for them, and taking those out.
+Does not own: what a consumer waits for (its ack state, asked through ``Listeners``), nor how messages leave (retention).
+
+    retention   a publish is stored         a message leaves
+    limits      always                      never on account of consumers
+    workqueue   always                      once it is acked
+    interest    if some consumer gets it    once it is acked, or its last consumer goes or changes its filters
+
+Nothing is counted by message: who waits for a sequence is asked of the consumers, whose own state is bounded by what they have
+delivered and not seen acked. One that waits for what another has acked is asked first the next time.
+
+    ack ──> acked ──┬─ the heads are in memory: the message leaves at once, and ack and removal are stored in one block
+                    └─ else: the ack is answered and stored once the head has been loaded and the message has left
+
+So a crash never leaves behind a message that is acked and not removed. The other order is harmless: nobody waits for what has
+been removed. When consumers go, messages are looked for in a *sweep* over the stream; what it begins with is stored in the
+stream's extra members (``sweep``) until it is done, and it begins again after a crash.
+
+Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
+cleanupNoInterestMessages, checkStateForInterestStream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from itertools import islice
+from operator import lt
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state.decision import decide
+from broker.jetstream.stream.state.heads import blocks_from
+from broker.jetstream.stream.state.rows import NotLoaded
+from broker.storage.format.errors import FormatError
+from broker.storage.format.records.stream_update import StreamUpdate
+from broker.storage.log.owner import BlockOwner
+from broker.storage.objectstore.base import NotFound, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.state.heads import Heads
+    from broker.jetstream.stream.state.live import Live
+    from broker.jetstream.stream.state.rows import Rows
+    from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.log import Log
+    from broker.storage.log.memory_log import MemoryLog
+
+__all__ = ["Interest"]
+
+SWEEP = "sweep"
+"""The stream's extra member that says where an unfinished sweep began, and of what kind it is."""
+
+_ROWS_AT_ONCE = 2000
+"""Looked at in one turn of the loop by a sweep: about 2 ms."""
+
+_REMEMBERED_MAX = 65_536
+"""Subjects whose verdict is remembered."""
+
+_RETRY_SECONDS = 1.0
+_RETRY_SECONDS_MAX = 30.0
+
+
+class Owner(BlockOwner, Protocol):
+    """What this module asks of the stream."""
+
+    @property
+    def config(self) -> StreamConfig: ...
+    @property
+    def stored(self) -> bool: ...
+
+
+class Retention(Protocol):
+    """How messages leave."""
+
+    def remove_slice(self, end_seq: int) -> int: ...
+    def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None: ...
+
+
+class Listener(Protocol):
+    """A consumer, as its stream sees it."""
+
+    @property
+    def filters(self) -> Sequence[str]: ...
+    def waits_for(self, seqs: Sequence[int]) -> Sequence[int]: ...
+    def waits_from(self, seq: int) -> bool: ...
+
+
+class Listeners(Protocol):
+    """The consumers of the stream."""
+
+    @property
+    def by_name(self) -> Mapping[str, Listener]: ...
+
+
+class Interest:
+    """The interest of one stream's consumers. ``configure`` follows each change of its configuration, ``changed`` each change
+    of its consumers.
+
+    Attributes: ``active``: acks remove messages; ``selective``: only what some consumer gets is stored.
+    """
+
+    def __init__(self, owner: Owner, live: Live, heads: Heads, retention: Retention, listeners: Listeners,
+                 log: Log | MemoryLog, tasks: Tasks) -> None:
+        self._owner = owner
+        self._live = live
+        self._heads = heads
+        self._retention = retention
+        self._listeners = listeners
+        self._log = log
+        self._tasks = tasks
+        self.active = False
+        self.selective = False
+        self._unknown = False
+        self._subjects: frozenset[str] = frozenset()
+        self._parties: list[tuple[Listener, Filters | None]] | None = None
+        """The consumers with their filters (None: all that the stream gets); None: to be asked."""
+        # There may be ten thousand streams, most of which need none of these.
+        self._filters: dict[tuple[str, ...], Filters] | None = None
+        self._verdicts: dict[bytes, bool] | None = None
+        self._waiting: dict[int, None] | None = None
+        """Acked sequences whose heads have to be loaded first, for the task to take up next."""
+        self._settled: asyncio.Future[None] | None = None
+        """Of those: done once they have left."""
+        self._loading = False
+        self._sweeps: list[tuple[int, bool]] | None = None
+        self._working: tuple[asyncio.Task[None], ...] = ()
+
+    def configure(self, config: StreamConfig) -> None:
+        """Follow ``config``; what a change from limits to interest removes is for ``sweep``."""
+        self.active = config.retention != "limits"
+        self.selective = config.retention == "interest"
+        self._subjects = frozenset(config.subjects) if self.active else frozenset()
+        self.changed()
+
+    def changed(self) -> None:
+        """A consumer came or went, or changed its filters."""
+        self._parties = self._verdicts = None
+
+    def unknown(self) -> None:
+        """There is a consumer that cannot be served and may wait for anything: keep all."""
+        self._unknown = True
+
+    async def finished(self) -> None:
+        """Return once all messages that nobody waits for now have left."""
+        while working := [task for task in self._working if not task.done()]:
+            await asyncio.wait(working)
+
+    # --- publishing ---------------------------------------------------------------------------------------------------
+
+    def wants(self, subject: bytes) -> bool:
+        """Whether a message of this subject is to be stored."""
+        if not self.selective:
+            return True
+        verdicts = self._verdicts
+        if verdicts is None or len(verdicts) > _REMEMBERED_MAX:
+            verdicts = self._verdicts = {}
+        verdict = verdicts.get(subject)
+        if verdict is None:
+            verdict = verdicts[subject] = self._unknown or any(
+                filters is None or filters.decide(subject) for _, filters in self._asked())
+        return verdict
+
+    def wants_all(self, subjects: Iterable[bytes]) -> bool:
+        """Whether all messages of a run are to be stored."""
+        return not self.selective or all(map(self.wants, subjects))
+
+    def _start(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = self._tasks.start(work, what)
+        self._working = (*(one for one in self._working if not one.done()), task)
+        return task
+
+    def drop_unwanted(self, first_seq: int) -> None:
+        """Take out what is stored from ``first_seq`` on and no consumer gets: messages of a batch, which are stored together."""
+        if self.selective:
+            self.acked(range(first_seq, self._live.last_seq + 1))
+
+    # --- acks ---------------------------------------------------------------------------------------------------------
+
+    def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
+        """A consumer no longer waits for ``seqs``: those that nobody waits for leave.
+
+        Returns: None when that is done; else a future that is done once it is, and until then the acks must not be stored.
+        """
+        if not self.active or self._unknown or not seqs:
+            return None
+        if not _rising(seqs):
+            seqs = sorted(set(seqs))
+        try:
+            left = self._leave(seqs)
+        except NotLoaded:  # the stream's blocks
+            left = seqs
+        if not left:
+            return None
+        if self._waiting is None:
+            self._waiting = {}
+        self._waiting.update(dict.fromkeys(left))
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+        if not self._loading:
+            self._loading = True
+            self._start(self._load(), "acked messages")
+        return self._settled
+
+    def _leave(self, seqs: Sequence[int]) -> Sequence[int]:
+        """Take out those of ``seqs``, rising, that nobody waits for. Returns: those that need heads which are not in memory.
+
+        Raises: NotLoaded, and nothing has changed.
+        """
+        live = self._live
+        live.ensure_blocks()
+        for listener, filters in self._asked():
+            if filters is None and (waits := listener.waits_for(seqs)):
+                seqs = _without(seqs, waits)
+                if not seqs:
+                    self._ask_first(listener)
+                    return ()
+        left: list[int] = []
+        at, count = 0, len(seqs)
+        while at < count:
+            block = self._block_at(seqs[at])
+            if block is None:
+                at += 1
+                continue
+            end = at + 1
+            while end < count and seqs[end] <= block.last_seq:
+                end += 1
+            part = seqs[at:end]
+            at = end
+            rows = live.resident(block)
+            if rows is None:
+                left += part
+            elif part := self._unwaited(block, rows, self._alive(block, rows, part)):
+                self._retention.remove_unneeded(block, part, rows)
+        return left
+
+    def _block_at(self, seq: int) -> LiveBlock | None:
+        live = self._live
+        i = live.index_at(seq)
+        if i == len(live.blocks) or live.blocks[i].first_seq > seq:
+            return None
+        return live.blocks[i]
+
+    def _alive(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
+        """Those of ``seqs``, within the range of ``block``, that are live messages."""
+        live = self._live
+        if seqs[-1] - seqs[0] + 1 == len(seqs):
+            return live.live_seqs(block, rows, seqs[0], seqs[-1])
+        return [seq for seq in seqs if live.is_live(block, seq) and (
+            block.gapless or ((at := rows.ordinal_of(seq)) < block.count and rows.seq_of(at) == seq))]
+
+    def _unwaited(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
+        """Those of ``seqs``, live messages of ``block``, that nobody waits for."""
+        for listener, filters in self._asked():
+            if not seqs:
+                break
+            waits = listener.waits_for(seqs)
+            if waits and filters is not None:
+                match = filters.match
+                if block.subjects is not None and not any(match(one[0]) for one in block.subjects):
+                    continue
+                waits = [seq for seq in waits if match(rows.subject_of(rows.ordinal_of(seq)))]
+            if waits:
+                seqs = _without(seqs, waits)
+        return seqs
+
+    def _asked(self) -> list[tuple[Listener, Filters | None]]:
+        parties = self._parties
+        if parties is None:
+            parties = self._parties = [(listener, self._narrow(listener.filters))
+                                       for listener in self._listeners.by_name.values()]
+            used = {filters for _, filters in parties if filters is not None}
+            self._filters = {key: filters for key, filters in (self._filters or {}).items() if filters in used} or None
+        return parties
+
+    def _narrow(self, subjects: Sequence[str]) -> Filters | None:
+        """Filters that leave something of the stream out; None: there are none.
+
+        Source: nats-server, server/consumer.go, isFiltered.
+        """
+        if not subjects or (len(subjects) == len(self._subjects) and self._subjects.issuperset(subjects)):
+            return None
+        if self._filters is None:
+            self._filters = {}
+        filters = self._filters.get(key := tuple(subjects))
+        if filters is None:
+            filters = self._filters[key] = Filters(subject.encode() for subject in subjects)
+        return None if filters.all else filters
+
+    def _ask_first(self, listener: Listener) -> None:
+        """``listener`` waited for all that was asked: with many consumers it is mostly the slowest that does."""
+        parties = self._asked()
+        if parties[0][0] is not listener:
+            at = next(i for i, (one, _) in enumerate(parties) if one is listener)
+            parties[0], parties[at] = parties[at], parties[0]
+
+    async def _load(self) -> None:
+        """Load the heads of what is in ``_waiting``, and take it out."""
+        delay = _RETRY_SECONDS
+        while self._waiting:
+            seqs: Sequence[int] = sorted(self._waiting)
+            settled, self._settled, self._waiting = self._settled, None, None
+            while seqs:
+                try:
+                    seqs = await self._load_first(seqs)
+                    delay = _RETRY_SECONDS
+                except (StoreError, FormatError) as error:
+                    if isinstance(error, (NotFound, FormatError)):
+                        # What cannot be read cannot be counted out either; the ack holds all the same.
+                        self._tasks.warn("acked messages stay: %s", error)
+                        seqs = seqs[1:]
+                        continue
+                    self._tasks.warn("acked messages stay for now, trying again in %g s: %s", delay, error)
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, _RETRY_SECONDS_MAX)
+            if settled is not None and not settled.done():
+                settled.set_result(None)
+        self._loading = False
+
+    async def _load_first(self, seqs: Sequence[int]) -> Sequence[int]:
+        """Take out those of ``seqs`` in the first of their blocks; returns the others. Raises: StoreError; FormatError."""
+        live = self._live
+        await live.look()
+        block = self._block_at(seqs[0])
+        if block is None:
+            return seqs[1:]
+        rows = await self._heads.of(block)
+        here = next((i for i, seq in enumerate(seqs) if seq > block.last_seq), len(seqs))
+        if rows is not None and live.holds(block) and (
+                part := self._unwaited(block, rows, self._alive(block, rows, seqs[:here]))):
+            self._retention.remove_unneeded(block, part, rows)
+            self._log.lazy(self._owner)
+        return seqs[here:]
+
+    # --- sweeps -------------------------------------------------------------------------------------------------------
+
+    def consumer_left(self, above_seq: int) -> asyncio.Task[None] | None:
+        """A consumer, which waited for messages above ``above_seq`` at most, is gone or has other filters. Returns: the sweep
+        that this calls for, which is under way, or None."""
+        self.changed()
+        return self.sweep(above_seq + 1) if self.selective else None
+
+    def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
+        """Look from ``start`` on for messages that nobody waits for any more, and take them out.
+
+        Args: ``acked``: only such as some consumer got, not those that no consumer's filters match; all, where there is none.
+        Returns: the task that does it; None: there is nothing to do.
+        """
+        if not self._live.msgs:
+            return None
+        sweep = max(start, 1), acked
+        if self._sweeps is None:
+            self._sweeps = []
+        self._sweeps.append(sweep)
+        self._say()
+        return self._start(self._sweep(sweep), "sweep of interest")
+
+    def resume(self, extra: Mapping[str, Any]) -> None:
+        """Begin again with the sweep that a crash interrupted; ``extra`` is what the stream's records say besides."""
+        begun = extra.get(SWEEP)
+        if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int) and self.active:
+            self.sweep(begun[0], acked=bool(begun[1]))
+
+    def _say(self) -> None:
+        """Have the sweeps under way in the store, as one that does the work of all."""
+        if self._owner.stored:
+            sweeps = self._sweeps
+            sweep = [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
+            self._log.block(self._owner).add(StreamUpdate(self._owner.config.to_json(), {SWEEP: sweep}))
+            self._log.lazy(self._owner)
+
+    async def _sweep(self, sweep: tuple[int, bool]) -> None:
+        delay = _RETRY_SECONDS
+        while True:
+            try:
+                await self._swept(*sweep)
+            except (StoreError, FormatError) as error:
+                self._tasks.warn("messages without interest stay for now, trying again in %g s: %s", delay, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _RETRY_SECONDS_MAX)
+            else:
+                break
+        if self._sweeps is not None:
+            self._sweeps.remove(sweep)
+        self._say()
+
+    async def _swept(self, start: int, acked: bool) -> None:
+        live, log = self._live, self._log
+        await live.look()
+        end = live.last_seq
+        if not self._listeners.by_name and not self._unknown:
+            await self._remove_all(end)
+            return
+        blocks = (block for block in blocks_from(live, start, end) if not self._all_waited_for(block))
+        async with aclosing(self._heads.each(blocks)) as walk:
+            async for block, rows in walk:
+                first, last = max(block.first_seq, start), min(block.last_seq, end)
+                while first <= last and self.active and not self._unknown:
+                    seqs = live.live_seqs(block, rows, first, min(last, first + _ROWS_AT_ONCE - 1))
+                    first += _ROWS_AT_ONCE
+                    if acked and seqs:
+                        seqs = self._wanted(rows, seqs)
+                    if seqs and (seqs := self._unwaited(block, rows, seqs)):
+                        self._retention.remove_unneeded(block, seqs, rows)
+                        log.urgent()
+                    await asyncio.sleep(0)
+                    if not live.holds(block):
+                        break
+
+    async def _remove_all(self, end: int) -> None:
+        """No consumer is left: take out everything up to ``end``, unless one comes meanwhile."""
+        live = self._live
+        while live.first_seq <= end and live.msgs and not self._listeners.by_name:
+            await decide(live, self._heads, lambda: self._retention.remove_slice(end + 1))
+            self._log.urgent()
+            await asyncio.sleep(0)
+
+    def _all_waited_for(self, block: LiveBlock) -> bool:
+        """Whether a consumer that gets all messages has yet to get those of ``block``, as is so for most of a backlog."""
+        return any(filters is None and listener.waits_from(block.first_seq) for listener, filters in self._asked())
+
+    def _wanted(self, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:
+        """Those of ``seqs`` that some consumer gets."""
+        parties = self._asked()
+        if any(filters is None for _, filters in parties):
+            return seqs
+        matches = [filters.match for _, filters in parties if filters is not None]
+        return [seq for seq in seqs if any(match(rows.subject_of(rows.ordinal_of(seq))) for match in matches)]
+
+
+def _rising(seqs: Sequence[int]) -> bool:
+    return isinstance(seqs, range) or len(seqs) == 1 or all(map(lt, seqs, islice(seqs, 1, None)))
+
+
+def _without(seqs: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    """``seqs`` less ``others``, which are among them."""
+    if len(others) == len(seqs):
+        return ()
+    taken = set(others)
+    return [seq for seq in seqs if seq not in taken]

@@ -1,0 +1,370 @@
+"""Work queues and interest streams against a model: what is kept is what somebody waits for, over restarts and crashes.
+
+The model is a set of sequences for each consumer: those that it has yet to get, or to ack. The broker is JetStream on a real log
+and reader, with a cache so small that heads must mostly be loaded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.jetstream.bus import Msg
+from broker.jetstream.engine import JetStream
+from broker.jetstream.stream.stream import Stream
+from broker.protocol.subject import collide, subset
+from broker.server.routing.router import Router
+from broker.storage.format.header import Position
+from broker.storage.log.log import Log
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths, object_key
+from broker.storage.read.cache import Cache
+from broker.storage.read.reader import BlockReader
+from broker.storage.state.applied import ShardState
+from tests.jetstream.caller import Caller
+
+SEEDS = 18
+STEPS = 40
+SHARD = ShardPaths(0)
+SUBJECTS = ["s.a", "s.b", "s.c.d"]
+FILTERS: list[list[str]] = [[], ["s.a"], ["s.b"], ["s.*"], ["s.a", "s.c.>"], [">"]]
+NAMES = ["A", "B", "C"]
+POLICIES = ["explicit", "explicit", "all", "none"]
+
+
+class Reader:
+    """One consumer, and what its client was sent."""
+
+    def __init__(self, filters: list[str], policy: str) -> None:
+        self.filters = filters
+        self.policy = policy
+        self.waits: set[int] = set()
+        self.got: dict[int, bytes] = {}
+        """Delivered and not acked: by sequence, where acks go."""
+        self.doubtful: dict[int, bytes] = {}
+        """The same of what is acked, and which a crash may undo."""
+
+    def matches(self, subject: str) -> bool:
+        return not self.filters or any(subset(subject.encode(), one.encode()) for one in self.filters)
+
+
+class Broker:
+    """JetStream without sockets. ``crash`` forgets all that is not persisted."""
+
+    def __init__(self, cache_bytes: int, segment_count: int) -> None:
+        self.clock = SystemClock()
+        self.store = MemoryStore()
+        self.state = ShardState()
+        self.state.apply_segment(Position(1, 0))
+        self.cache_bytes = cache_bytes
+        self.log_settings = LogSettings(segment_count=segment_count)
+        self.router = Router(self.clock, random.Random(1), asyncio.get_running_loop().call_soon)
+        self.js = JetStream(self.clock, random.Random(1), JetStreamSettings())
+        self.caller = Caller(self.router)
+        self.deliveries: list[tuple[bytes, bytes]] = []
+        self.came = asyncio.Event()
+        self.router.subscribe(b"_D.*", self._on_delivery)
+
+    async def open(self) -> None:
+        if not self.js.accounts:
+            await self.js.add_account("$G", self.router, AccountLimits())
+            self.js.listen()
+        self.log = Log(self.store, SHARD.log, 1, bytes(16), self.state, self.clock, random.Random(1), self.log_settings)
+        self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref))
+        await self.js.open(self.log, self.reader)
+
+    async def crash(self) -> None:
+        await self.js.close()
+        await self.log.close()
+        await self.reader.close()
+
+    @property
+    def stream(self) -> Stream:
+        return self.js.accounts["$G"].streams["S"]
+
+    def _on_delivery(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
+        self.deliveries += [(reply, body[:hlen]) for _, reply, hlen, body in ops[start:end]]
+        self.came.set()
+
+    async def pull(self, consumer: str, batch: int) -> list[bytes]:
+        """Where the acks of what is there go, up to ``batch`` messages."""
+        self.deliveries.clear()
+        request = json.dumps({"batch": batch, "no_wait": True}).encode()
+        self.send(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}".encode(), request, b"_D.1")
+        while len(replies := [reply for reply, _ in self.deliveries if reply]) < batch and not any(
+                headers.startswith(b"NATS/1.0 4") for _, headers in self.deliveries):
+            self.came.clear()
+            await self.came.wait()
+        return replies
+
+    def send(self, subject: bytes, body: bytes, reply: bytes = b"") -> None:
+        self.router.route([(subject, reply, 0, body)], 0, 1, self.caller, self.clock.now_ns())  # type: ignore[arg-type]
+
+
+class History:
+    """The broker and the model, fed the same at random."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = random.Random(seed)
+        self.loop = asyncio.new_event_loop()
+        self.errors: list[dict[str, Any]] = []
+        self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
+        self.queue = seed % 3 == 0
+        self.subjects: dict[int, str] = {}
+        self.live: set[int] = set()
+        self.readers: dict[str, Reader] = {}
+        self.last_seq = 0
+
+        async def make() -> None:
+            self.broker = Broker(rng.choice([0, 1 << 20]), rng.choice([2, 5, 20_000]))
+            await self.broker.open()
+            await self.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"],
+                                               "retention": "workqueue" if self.queue else "interest"})
+
+        self.run(make())
+
+    def play(self) -> None:
+        """A history to its end."""
+        steps = {self.publish: 30, self.create: 12, self.narrow: 2, self.pull: 25, self.ack: 30, self.delete: 3,
+                 self.delete_msg: 2, self.purge: 1, self.crash: 4}
+        for step in self.rng.choices(list(steps), list(steps.values()), k=STEPS):
+            step()
+            self.what_is_waited_for_is_kept()
+        self.end()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+
+    async def api(self, subject: str, body: Any = None) -> dict[str, Any]:
+        answer = await self.broker.caller.api(subject, body)
+        assert "error" not in answer, (subject, body, answer)
+        return answer
+
+    def end(self) -> None:
+        self.run(self.drain())
+        self.run(self.broker.crash())
+        self.run(self.broker.js.stop())
+        self.loop.close()
+        assert not self.errors
+
+    # ---- steps
+
+    def publish(self) -> None:
+        subjects = self.rng.choices(SUBJECTS, k=self.rng.randint(1, 8))
+
+        async def work() -> None:
+            answers = await asyncio.gather(*(self.broker.caller.request(subject, b"x" * 20) for subject in subjects))
+            for subject, answer in zip(subjects, answers, strict=True):
+                self.last_seq += 1
+                assert answer == {"stream": "S", "seq": self.last_seq}
+                waiting = [reader for reader in self.readers.values() if reader.matches(subject)]
+                if waiting or self.queue:
+                    self.live.add(self.last_seq)
+                    self.subjects[self.last_seq] = subject
+                for reader in waiting:
+                    reader.waits.add(self.last_seq)
+
+        self.run(work())
+
+    def create(self) -> None:
+        name, filters, policy = self.rng.choice(NAMES), self.rng.choice(FILTERS), self.rng.choice(POLICIES)
+        if name in self.readers:
+            return
+        if self.queue:
+            policy = "explicit"
+            if self.readers:
+                filters = [SUBJECTS[NAMES.index(name)]]
+            if any(_collide(filters, reader.filters) for reader in self.readers.values()):
+                return
+        reader = Reader(filters, policy)
+        reader.waits = {seq for seq in self.live if reader.matches(self.subjects[seq])}
+        self.run(self.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
+            "durable_name": name, "ack_policy": policy, "filter_subjects": filters, "ack_wait": 3_600_000_000_000}}))
+        self.readers[name] = reader
+
+    def narrow(self) -> None:
+        """Other filters, all of which the present ones cover."""
+        name, reader = self.one(lambda reader: not self.queue)
+        if reader is None or reader.filters in (["s.a"], ["s.b"]):
+            return
+        reader.filters = ["s.a"]
+        self.run(self.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
+            "durable_name": name, "ack_policy": reader.policy, "filter_subjects": ["s.a"], "ack_wait": 3_600_000_000_000}}))
+        reader.waits = {seq for seq in reader.waits if self.subjects[seq] == "s.a"}
+        self.forget()
+
+    def pull(self) -> None:
+        name, reader = self.one(lambda reader: bool(reader.waits))
+        if reader is None:
+            return
+        for reply in self.run(self.broker.pull(name, self.rng.randint(1, 9))):
+            seq = int(reply.split(b".")[5])
+            assert seq in reader.waits
+            if reader.policy == "none":
+                reader.waits.discard(seq)
+                reader.doubtful[seq] = reply
+            else:
+                reader.got[seq] = reply
+        self.left()
+
+    def ack(self) -> None:
+        _, reader = self.one(lambda reader: bool(reader.got))
+        if reader is None:
+            return
+        body, double = self.rng.choice([b"", b"+ACK", b"+TERM", b"+TERM why"]), self.rng.random() < 0.4
+        acked = self.rng.sample(sorted(reader.got), self.rng.randint(1, min(len(reader.got), 6)))
+        if reader.policy == "all":
+            acked = acked[:1]
+
+        async def work() -> None:
+            answers = []
+            for seq in acked:
+                if double:
+                    answers.append(self.broker.caller.send(reader.got[seq].decode(), body))
+                else:
+                    self.broker.send(reader.got[seq], body)
+            await asyncio.gather(*answers)
+            if not double:
+                await self.broker.log.persisted()
+
+        self.run(work())
+        for seq in acked:
+            reader.doubtful[seq] = reader.got[seq]
+            for one in [one for one in reader.got if one <= seq] if reader.policy == "all" else [seq]:
+                reader.got.pop(one, None)
+                reader.waits.discard(one)
+            if reader.policy == "all":
+                reader.waits = {one for one in reader.waits if one > seq}
+            if self.queue:
+                self.live.discard(seq)
+        self.left()
+
+    def delete(self) -> None:
+        name, reader = self.one(lambda reader: True)
+        if reader is not None:
+            del self.readers[name]
+            self.run(self.api(f"CONSUMER.DELETE.S.{name}"))
+            self.forget()
+
+    def delete_msg(self) -> None:
+        if self.live:
+            seq = self.rng.choice(sorted(self.live))
+            self.run(self.api("STREAM.MSG.DELETE.S", {"seq": seq}))
+            self.gone({seq})
+
+    def purge(self) -> None:
+        wanted = self.rng.choice([None, *SUBJECTS])
+        self.run(self.api("STREAM.PURGE.S", {"filter": wanted} if wanted else None))
+        self.gone({seq for seq in self.live if wanted in (None, self.subjects[seq])})
+
+    def crash(self) -> None:
+        """A crash may undo acks that were not answered, and deliveries: clients answer again what is delivered again."""
+        persisted = self.rng.random() < 0.4
+
+        async def work() -> None:
+            if persisted:
+                await self.barrier()
+            await self.broker.crash()
+            await self.broker.open()
+            for name, reader in self.readers.items():
+                for seq in sorted(reader.doubtful):
+                    if reader.policy != "none" and not persisted:
+                        await self.broker.caller.send(reader.doubtful[seq].decode())
+                while reader.policy == "none" and not persisted and (found := await self.broker.pull(name, 20)):
+                    seqs = {int(reply.split(b".")[5]) for reply in found}
+                    assert seqs <= reader.waits | set(reader.doubtful)
+                    reader.waits -= seqs
+                reader.doubtful.clear()
+            await self.barrier()
+
+        self.run(work())
+        self.left()
+
+    def one(self, fits: Callable[[Reader], bool]) -> tuple[str, Reader | None]:
+        names = [name for name, reader in self.readers.items() if fits(reader)]
+        name = self.rng.choice(names) if names else ""
+        return name, self.readers.get(name)
+
+    # ---- the model
+
+    def forget(self) -> None:
+        if not self.queue:
+            self.live &= set().union(*(reader.waits for reader in self.readers.values()))
+
+    left = forget
+
+    def gone(self, seqs: set[int]) -> None:
+        self.live -= seqs
+        for reader in self.readers.values():
+            reader.waits -= seqs
+            for seq in seqs:
+                reader.got.pop(seq, None)
+
+    # ---- what must hold
+
+    async def barrier(self) -> None:
+        self.broker.log.barrier(self.broker.stream)
+        await self.broker.log.persisted()
+
+    async def kept(self) -> set[int]:
+        """The live sequences, by gets; and the stream's numbers are those of them."""
+        stream = self.broker.stream
+        found, seq = set(), 1
+        while (msg := await stream.get_next(b">", seq)) is not None:
+            assert msg.subject.decode() == self.subjects[msg.seq]
+            found.add(msg.seq)
+            seq = msg.seq + 1
+        return found
+
+    def what_is_waited_for_is_kept(self) -> None:
+        async def work() -> None:
+            await self.broker.stream.interest.finished()  # heads are on their way
+            kept = await self.kept()
+            assert kept == self.live
+            stream = self.broker.stream
+            assert (stream.msgs, stream.last_seq) == (len(kept), self.last_seq)
+            assert stream.first_seq == min(kept, default=stream.first_seq)
+
+        self.run(work())
+
+    async def drain(self) -> None:
+        """Once everything is acked, nothing is left but what no consumer gets, and the store says the same."""
+        for name, reader in self.readers.items():
+            while True:
+                for seq in sorted(reader.got):
+                    await asyncio.wait_for(self.broker.caller.send(reader.got.pop(seq).decode()), 5)
+                    reader.waits.discard(seq)
+                    if self.queue:
+                        self.live.discard(seq)
+                found = await self.broker.pull(name, 20)
+                if not found:
+                    break
+                if reader.policy != "none":
+                    reader.got = {int(reply.split(b".")[5]): reply for reply in found}
+        await self.barrier()
+        await self.broker.stream.interest.finished()
+        kept = await self.kept()
+        assert not any(reader.matches(self.subjects[seq]) for seq in kept for reader in self.readers.values())
+        assert self.queue or not kept
+        stored = self.broker.state.streams[self.broker.stream.stream_id]
+        await self.barrier()
+        assert stored.msgs == len(kept)
+
+
+def _collide(mine: list[str], theirs: list[str]) -> bool:
+    return not mine or not theirs or any(collide(a.encode(), b.encode()) for a in mine for b in theirs)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 6))
+def test_what_is_waited_for_is_kept(first: int) -> None:
+    """Publishes, consumers that come, go and narrow, acks of every kind, deletes, purges, restarts, crashes."""
+    for seed in range(first, first + 6):
+        History(seed).play()
