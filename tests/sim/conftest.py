@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import broker.jetstream.stream.publish.ceiling as ceiling
 import broker.jetstream.stream.publish.sequencer as sequencer
-import broker.jetstream.stream.stream as stream
 import broker.storage.checkpoint.checkpointer as checkpointer
 import broker.storage.state.pages as pages
 import broker.storage.state.table as table
@@ -30,5 +30,5 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
     monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
-    monkeypatch.setattr(stream, "_CEILING_STEP", 64)
+    monkeypatch.setattr(ceiling, "_STEP", 64)
     monkeypatch.setattr(sequencer, "_CEILING_MARGIN", 16)

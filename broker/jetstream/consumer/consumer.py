@@ -32,7 +32,6 @@ from broker.clock import Clock
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
-from broker.jetstream.consumer.acks.held import HeldAcks
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
@@ -40,6 +39,7 @@ from broker.jetstream.consumer.delivery.admission import PullAdmission, pulls, s
 from broker.jetstream.consumer.delivery.flow_control import Replay
 from broker.jetstream.consumer.delivery.loop import DeliveryLoop, Verdict
 from broker.jetstream.consumer.delivery.push import PushSide
+from broker.jetstream.consumer.held_acks import HeldAcks
 from broker.jetstream.consumer.inactivity import InactivityTimer
 from broker.jetstream.consumer.info import consumer_info
 from broker.jetstream.consumer.prefetch import Prefetcher
@@ -89,9 +89,10 @@ class Consumer:
         self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead)
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
-        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".", self._told)
+        self._held = HeldAcks(stream, bus, self._changed, stored=config.stored)
+        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".", self._held.acked)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, ack_prefix, self._request,
-                                self._told)
+                                self._held.acked)
         if restored:
             # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
@@ -112,7 +113,6 @@ class Consumer:
         self._was_paused = False
         self._scheduled = False
         self._dirty = False
-        self._held = HeldAcks(self._released)
         self._blocked = False
         self._resume_at_ns = 0
         self._adopt(config)
@@ -143,6 +143,7 @@ class Consumer:
         if text and self._admission is not None and not self._closed:
             self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
+        self._held.close()
         if self._push is not None:
             self._push.close()
         self._timer.cancel()
@@ -315,7 +316,7 @@ class Consumer:
         replies = self._answers.take(ops, start, end, now_ns, mono_ns)
         acks.advance_floor()
         if replies:
-            self._acknowledge(replies)
+            self._held.answer(replies)
         if acks.changed:
             self._changed()
             self._timer.set(acks.next_due_ns)
@@ -339,26 +340,6 @@ class Consumer:
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
         if self._admission is not None:
             self._admission.sweep(mono_ns, at_end=at_end, heartbeats=heartbeats)
-
-    # ---- answers
-
-    def _acknowledge(self, replies: list[bytes]) -> None:
-        """Answer double acks once the state that they made is persisted."""
-        if self._held:
-            self._held.answer(replies)
-            return
-        stream = self.stream
-        if not self.config.stored or stream.config.persist_mode == "async":
-            self._answer_all(replies)
-            return
-        self._changed()
-        stream.log.barrier(stream)
-        stream.log.wait(self._answer_all, replies, of=stream)
-
-    def _answer_all(self, replies: list[bytes]) -> None:
-        publish = self._bus.publish
-        for reply in replies:
-            publish(reply, b"", 0, b"")
 
     # ---- delivery
 
@@ -498,6 +479,7 @@ class Consumer:
     def _adopt(self, config: ConsumerConfig) -> None:
         """Hand the configuration to the parts."""
         delivery = self._delivery
+        self._held.stored = config.stored
         self._answers.configure(config, self._clock.now_ns(), self._clock.monotonic_ns())
         delivery.acked = config.ack_policy != "none"
         delivery.ack_pending_max = max(config.max_ack_pending, 0) if delivery.acked else 0
@@ -505,19 +487,6 @@ class Consumer:
         if self._admission is not None:
             self._admission.configure(config, self.events, self._clock, self._rng)
         self._was_paused = self.paused
-
-    def _told(self, seqs: Sequence[int]) -> None:
-        """We no longer wait for ``seqs``."""
-        removal = self.stream.acked(seqs)
-        if removal is not None:
-            self._held.until(removal)
-
-    def _released(self, replies: list[bytes]) -> None:
-        """Acks that had to wait may be stored and answered."""
-        if not self._ended:
-            self._changed()
-            if replies:
-                self._acknowledge(replies)
 
     def _changed(self) -> None:
         """The state has something new to store; before it is open, ``open`` sees to that."""

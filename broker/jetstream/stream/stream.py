@@ -33,6 +33,7 @@ from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.publish.batching import Batching
 from broker.jetstream.stream.publish.blocked import BlockedPublish
+from broker.jetstream.stream.publish.ceiling import SequenceCeiling
 from broker.jetstream.stream.publish.context import CheckContext
 from broker.jetstream.stream.publish.copies import Copies
 from broker.jetstream.stream.publish.dedupe import Dedupe
@@ -65,7 +66,6 @@ from broker.jetstream.wire.advisories import StreamEvents
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.storage.format.block import Outcome
-from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.stream_update import StreamUpdate
 
@@ -86,8 +86,6 @@ __all__ = ["Stream"]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-_CEILING_STEP = 65_536
 
 _TIDY_SECONDS = 0.1
 
@@ -123,9 +121,8 @@ class Stream:
         self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
         """Called when nothing of the stream can be stored any more; ``offline`` says why."""
-        self.ceiling = 0
         self.stored = config.storage != "memory"
-        self._ceiling_asked = 0
+        self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
         self.heads = Heads(self.live, self)
         self.positions = Positions(state.extra if state is not None else {})
@@ -164,8 +161,8 @@ class Stream:
             if config.first_seq:
                 self.live.first_seq, self.live.last_seq = config.first_seq, config.first_seq - 1
                 self.live.persisted_seq = config.first_seq - 1
-            if self._asynchronous:
-                self._ask_ceiling(self.live.last_seq)
+            if self._asynchronous():
+                self.ceiling.ask(self.live.last_seq)
         else:
             self._restore(state)
         self.renumbered()
@@ -186,7 +183,6 @@ class Stream:
         live.msgs, live.size_bytes = state.msgs, state.bytes
         live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
-        self.ceiling = self._ceiling_asked = state.ceiling
         if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
             # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
@@ -329,38 +325,15 @@ class Stream:
         """A consumer no longer waits for ``seqs``. See ``Interest.acked``."""
         return self.interest.acked(seqs) if self.interest.active else None
 
-    # --- ceilings -----------------------------------------------------------------------------------------------------
+    # --- start and stop of async streams ------------------------------------------------------------------------------
 
-    @property
-    def _asynchronous(self) -> bool:
-        # A mirror hands out no sequence of its own, and a gap would never be filled.
+    def _asynchronous(self) -> bool:  # a mirror hands out no sequence of its own, and a gap would never be filled
         return self.config.persist_mode == "async" and self.stored and self.config.mirror is None
-
-    def _ask_ceiling(self, last_seq: int) -> None:
-        ceiling = self._ceiling_asked = (last_seq // _CEILING_STEP + 2) * _CEILING_STEP
-        self.log.block(self).add(Ceiling(ceiling))
-        self.log.wait(self._ceiling_persisted, ceiling, of=self)
-
-    def raise_ceiling(self, last_seq: int) -> None:
-        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless that is under way."""
-        if last_seq >= self._ceiling_asked - _CEILING_STEP // 2:
-            self._ask_ceiling(last_seq)
-            self.log.urgent()
-
-    def _ceiling_persisted(self, ceiling: int) -> None:
-        self.ceiling = ceiling
-
-    def wait_for_ceiling(self) -> None:
-        """Queue publishes until the ceiling that was asked for is persisted."""
-        self.queue.begin()
-        self.log.wait(self.queue.end, of=self)
 
     def prepare_shutdown(self) -> None:
         """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
-        if self._asynchronous and self._ceiling_asked > self.live.last_seq + 1:
-            self._ceiling_asked = self.ceiling = self.live.last_seq + 1
-            self.log.block(self).add(Ceiling(self.ceiling))
-            self.log.urgent()
+        if self._asynchronous():
+            self.ceiling.lower(self.live.last_seq + 1)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.publish.batching import Batching
     from broker.jetstream.stream.publish.blocked import BlockedPublish
+    from broker.jetstream.stream.publish.ceiling import SequenceCeiling
     from broker.jetstream.stream.publish.context import CheckContext
     from broker.jetstream.stream.state.subject_index import SubjectIndex
     from broker.storage.log.log import Log
@@ -63,6 +64,8 @@ _TELL_NS = 1_000_000_000
 class Queue(Protocol):
     """The queue that runs come from."""
 
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
     def requeue(self, run: tuple[Sequence[Msg], int, int, Source | None, int]) -> None: ...
 
 
@@ -74,9 +77,7 @@ class Owner(BlockOwner, Protocol):
     @property
     def queue(self) -> Queue: ...
     @property
-    def ceiling(self) -> int: ...
-    def raise_ceiling(self, last_seq: int) -> None: ...
-    def wait_for_ceiling(self) -> None: ...
+    def ceiling(self) -> SequenceCeiling: ...
 
 
 class Retention(Protocol):
@@ -139,12 +140,12 @@ class Sequencer:
         """Sequence ops[start:end]; what must wait goes back to the queue."""
         live = self._live
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
-        if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling - _CEILING_MARGIN
+        if (self._async and (last_seq := live.last_seq + end - start) >= self._owner.ceiling.value - _CEILING_MARGIN
                 and live.last_seq < SEQ_MAX):
-            self._owner.raise_ceiling(last_seq)
-            if last_seq >= self._owner.ceiling:
+            self._owner.ceiling.near(last_seq)
+            if last_seq >= self._owner.ceiling.value:
                 self._owner.queue.requeue((ops, start, end, source, now_ns))
-                self._owner.wait_for_ceiling()
+                self._owner.ceiling.wait(self._owner.queue)
                 return
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
