@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.state import matching
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows
 from broker.protocol.subject import matches
 from broker.storage.format.index import Head, decode_index
+from broker.storage.format.subject_filter import may_hold
+from broker.storage.log.settings import LogSettings
+from tests.jetstream.stream.world import World, ask, everything, pub, publish
 from tests.storage.format.whole import Row, encode, head_of, open_block
 
 
@@ -46,3 +50,30 @@ def test_one_subject_is_found_without_a_look_at_the_others() -> None:
     filters.match = lambda subject: bool(asked.append(subject)) or subject == b"S.7"
     assert matching_rows(rows, cast(LiveBlock, None), filters) == [(17, b"S.7"), (517, b"S.7")]
     assert len(asked) < 10
+
+
+async def test_a_roll_up_of_a_key_asks_no_other_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have a thousand of them, and a stream any number of blocks with subject filters."""
+    world = World(settings=LogSettings(segment_count=40))
+    stream = world.stream(allow_rollup_hdrs=True)
+    for start in range(0, 400, 40):
+        publish(world, stream, *[pub(b"S.%d" % i) for i in range(start, start + 40)])
+        await world.settle(stream)
+    stream = await world.restart(stream)
+    await ask(world, stream, pub(b"S.399", Nats_Rollup="sub"))  # reads the subjects
+    asked: list[object] = []
+
+    def counted(*args: Any) -> bool:
+        asked.append(args)
+        return may_hold(*args)
+
+    monkeypatch.setattr(matching, "may_hold", counted)
+    for i in range(20):
+        await ask(world, stream, pub(b"S.%d" % i, b"new", Nats_Rollup="sub"))
+    assert not asked
+    await ask(world, stream, pub(b"S.30"))
+    await ask(world, stream, pub(b"S.30", Nats_Rollup="sub"))
+    assert asked
+    assert [subject for _, subject, _ in await everything(stream)] == [
+        *(b"S.%d" % i for i in range(20, 399) if i != 30), b"S.399", *(b"S.%d" % i for i in range(20)), b"S.30"]
+    await world.close()
