@@ -119,7 +119,11 @@ class SubscribeRules:
             return None
         if not any(collide(pattern.subject, subject) for pattern in self._denied):
             return None
-        return lambda delivered: self._denies(delivered, queue)
+        return self.denials(queue)
+
+    def denials(self, queue: bytes) -> Callable[[bytes], bool]:
+        """Which subjects are denied to a subscription in that queue group, if any, whatever it subscribes to."""
+        return lambda subject: self._denies(subject, queue)
 
     def _denies(self, subject: bytes, queue: bytes) -> bool:
         match = self._deny.match(subject)

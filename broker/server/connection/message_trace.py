@@ -43,14 +43,19 @@ class Publisher(Peer, Protocol):
 
 
 class Traced:
-    """A message to trace. ``only``: it is not delivered."""
+    """A message to trace. ``only``: it is not delivered. ``dest``: where the event goes, if that is a subject."""
 
-    __slots__ = ("_dest", "_msg", "only")
+    __slots__ = ("_msg", "dest", "only")
 
     def __init__(self, msg: Msg, dest: bytes, only: bool) -> None:
         self._msg = msg
-        self._dest = dest
+        self.dest = dest
         self.only = only
+
+    @property
+    def publishable(self) -> bool:
+        """Whether ``dest`` is a subject to publish to."""
+        return is_valid(self.dest) and is_literal(self.dest)
 
     def tell(self, client: Publisher, now_ns: int) -> None:
         """Publish the event for a message of ``client``; call it before the message is routed."""
@@ -70,16 +75,16 @@ class Traced:
                                "sub": _text(sub.subject), **({"queue": _text(sub.queue)} if sub.queue else {})})
         if self.only and len(events) == 1 and reply and client.wants_no_responders:
             client.no_responders(subject, reply)
-        if not (is_valid(self._dest) and is_literal(self._dest)):
+        if not self.publishable:
             _log.error('cid:%d - Destination "%s" is not valid, won\'t be able to trace events', client.cid,
-                       _text(self._dest))
+                       _text(self.dest))
             return
         shown: dict[str, list[str]] = {}
         for name, value in headers.items(body[:hlen]):
             shown.setdefault(_text(name), []).append(_text(value))
         event = {"server": client.server_identity(at), "request": {"header": shown, "msgsize": len(body)},
                  "events": events}
-        router.publish(self._dest, b"", 0, json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+        router.publish(self.dest, b"", 0, json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def traced(msg: Msg) -> Traced | None:

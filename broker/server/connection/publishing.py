@@ -80,12 +80,19 @@ class Publishing:
             msg = ops[at]
             trace = traced(msg)
             if trace is not None and not client.router.refuses(msg[0]) and self._permits(msg[0]):
+                if trace.publishable and not self._may_trace_to(trace.dest):
+                    client.refuse_publish(trace.dest)
+                    continue
                 trace.tell(client, now_ns)
                 if trace.only:
                     if self._verbose:
                         client.send_line(encoder.OK)
                     continue
             self._publish_checked(ops, at, at + 1, now_ns)
+
+    def _may_trace_to(self, dest: bytes) -> bool:
+        """Whether the client may have the events of a trace published to ``dest``; being allowed to respond there does not do."""
+        return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
     def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
         if self._verbose or self._pedantic:

@@ -37,19 +37,21 @@ class Subscriber(Peer, Protocol):
 class Subscribing:
     """``subs`` by sid."""
 
-    __slots__ = ("_client", "_max", "_replies", "_rules", "subs")
+    __slots__ = ("_client", "_hiding", "_max", "_replies", "_rules", "subs")
 
     def __init__(self, client: Subscriber) -> None:
         self._client = client
         self._max = -1
         self._rules: SubscribeRules | None = None
         self._replies: ReplyPermissions | None = None
+        self._hiding = False
         self.subs: dict[bytes, Subscription] = {}
 
     def restrict(self, rules: SubscribeRules | None, replies: ReplyPermissions | None) -> None:
         """What may be subscribed to from now on, None: everything; ``replies`` is told of messages that may be replied to."""
         self._rules = rules
         self._replies = replies
+        self._hiding = False
 
     def limit(self, most: int) -> None:
         """So many subscriptions at once; -1: no limit. A client with more is closed."""
@@ -78,9 +80,20 @@ class Subscribing:
         self.subs[sub.sid] = sub
         if self._rules is not None:
             sub.denies = self._rules.filter(sub.subject, sub.queue)
+            self._hide(self._rules, sub)
         if self._replies is not None:
             sub.on_delivery = self._received
         self._client.router.add(sub)
+
+    def _hide(self, rules: SubscribeRules, sub: Subscription) -> None:
+        """From the first subscription on that covers a denied subject, no subscription of the client is shown one by a
+        consumer, as on nats-server."""
+        if self._hiding:
+            sub.hides = rules.denials(sub.queue)
+        elif sub.denies is not None:
+            self._hiding = True
+            for one in self.subs.values():
+                one.hides = rules.denials(one.queue)
 
     def _refuse(self, op: Sub) -> None:
         subject, queue = quoted(op.subject), quoted(op.queue) if op.queue else ""

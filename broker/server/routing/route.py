@@ -57,7 +57,7 @@ class Subscription:
     ``ended``: it was removed from the router.
     """
 
-    __slots__ = ("delivered", "denies", "ended", "handler", "max", "on_delivery", "peer", "queue", "sid", "stream",
+    __slots__ = ("delivered", "denies", "ended", "handler", "hides", "max", "on_delivery", "peer", "queue", "sid", "stream",
                  "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
@@ -71,6 +71,9 @@ class Subscription:
         """The stream that receives by it, for message traces."""
         self.denies: Callable[[bytes], bool] | None = None
         """Which of the subjects that it covers its client may not receive; None: it may receive them all."""
+
+        self.hides: Callable[[bytes], bool] | None = None
+        """The same for what consumers deliver, which is shown under another subject than it is routed by."""
 
         self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
         """Told of the messages that its client gets by it."""
@@ -114,6 +117,14 @@ class Route:
         if len(self.clients) == 1 and not self.handlers and not self.limited and not self._spreads:
             return self.clients[0]
         return None
+
+    def shown(self, subject: bytes) -> Match[Subscription]:
+        """The receivers whose clients may be shown ``subject``."""
+        match: Match[Subscription] = Match()
+        for sub in self.receivers:
+            if sub.hides is None or not sub.hides(subject):
+                (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
+        return match
 
     def batch(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> int:
         """Send ops[start:end] to all receivers. Returns: the number of deliveries."""

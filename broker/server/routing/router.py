@@ -200,7 +200,7 @@ class Router:
             return 0
         numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
         sub = route.only_client()
-        if sub is not None:
+        if sub is not None and sub.hides is None:
             if queue:
                 return 0
             peer = sub.peer
@@ -220,8 +220,16 @@ class Router:
         replies = [b"%b%d.%d.%d.%d.%d" % (prefix, *row) for row in zip(*numbers, strict=True)] if prefix else [
             b""] * count
         msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
-        taken = route.spread(msgs, None, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        hidden = any(sub.hides is not None for sub in route.receivers)
+        taken = [self._show(route, msg, now_ns) for msg in msgs] if hidden else route.spread(msgs, None, now_ns)
         return taken.index(0) if 0 in taken else count
+
+    def _show(self, route: Route, msg: Msg, now_ns: int) -> int:
+        """Send a message to those of ``route`` who may be shown its subject; returns how many received it. One that nobody
+        may be shown counts as received, since it would hold up what is behind it."""
+        match = route.shown(msg[0])
+        return self._build(match).spread([msg], None, now_ns)[0] if match.plain or match.groups else 1
 
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:

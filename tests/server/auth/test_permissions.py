@@ -31,6 +31,12 @@ def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...]
     return Permissions(SubjectPermission(pub, pub_deny), SubjectPermission(sub, sub_deny), responses)
 
 
+def traced(subject: bytes, dest: bytes, *, only: bool = False) -> bytes:
+    """A publish whose way is told at ``dest``."""
+    block = b"NATS/1.0\r\nNats-Trace-Dest: %b\r\n%b\r\n" % (dest, b"Nats-Trace-Only: true\r\n" if only else b"")
+    return b"HPUB %b %d %d\r\n%bx\r\n" % (subject, len(block), len(block) + 1, block)
+
+
 ACCOUNTS = [
     AccountSettings("$G", default_permissions=permissions(pub=("default.>",), sub=("default.>", "_INBOX.>"))),
     AccountSettings("A"), AccountSettings("B", default_permissions=permissions(pub_deny=("no",), sub_deny=("no",))),
@@ -84,6 +90,17 @@ DIALOGUES: dict[str, list[Step]] = {
     "publish pedantically": [("a", connect("pub", pedantic=True)),
                              ("a", b"PUB foo 1\r\na\r\nPUB no.* 1\r\nb\r\nPUB bar.* 1\r\nc\r\n")],
     "request without permission": [("a", connect("pub", **QUIET)), ("a", b"SUB in 1\r\nPUB no in 1\r\na\r\nPUB foo in 0\r\n\r\n")],
+    "trace to what is denied": [
+        ("a", connect("nopub", headers=True)), ("b", connect("a2", headers=True)), ("b", b"SUB > 1\r\n"),
+        ("a", traced(b"ok", b"foo") + traced(b"ok", b"bar.x", only=True) + traced(b"ok", b"$NRG.x") + traced(b"ok", b"_GR_.x")
+              + b"PUB ok 1\r\nz\r\n"),
+        ("a", traced(b"ok", b"a..b", only=True) + b"PUB ok 1\r\nz\r\n")],
+    "trace to where one may respond": [
+        ("a", connect("reply", headers=True)), ("b", connect("a2", headers=True)), ("a", b"SUB foo 1\r\n"),
+        ("b", b"SUB rep.> 1\r\nPUB foo rep.1 1\r\nx\r\nPUB foo rep.2 1\r\nx\r\n"),
+        ("a", traced(b"rep.1", b"rep.2"))],
+    "trace to what is denied, verbosely": [
+        ("a", connect("nopub", headers=True, verbose=True)), ("a", traced(b"ok", b"foo") + traced(b"ok", b"foo", only=True))],
     # Subscribing
     "subscribe, allowed": [
         ("a", connect("sub")), ("a", b"SUB foo 1\r\nSUB bar.* 2\r\nSUB baz.> 3\r\nSUB baz.*.x 4\r\nSUB bar.x q 5\r\nUNSUB 4\r\n"),

@@ -14,7 +14,6 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.errors import TimeoutError as NatsTimeout
 
 from tests.harness import BrokerProcess, NatsServerProcess
 
@@ -35,13 +34,20 @@ PUBLISHES: list[tuple[str, dict[str, str]]] = [
 ]
 
 
-async def _all_of(subscription: Subscription, seconds: float = 0.15) -> list[Any]:
-    found: list[Any] = []
-    try:
-        while True:
-            found.append(await subscription.next_msg(timeout=seconds))
-    except NatsTimeout:
-        return found
+LAST = "s.last"
+"""A traced message to it follows each of PUBLISHES: once its PubAck and its event are there, nothing else is to come."""
+
+
+async def _received(subscription: Subscription) -> list[Any]:
+    """What has been received by now."""
+    return [await subscription.next_msg() for _ in range(subscription.pending_msgs)]
+
+
+async def _events_before_last(traces: Subscription) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while (event := json.loads((await traces.next_msg(timeout=10)).data))["events"][0]["subj"] != LAST:
+        found.append(event)
+    return found
 
 
 def _shown(event: dict[str, Any]) -> dict[str, Any]:
@@ -61,9 +67,11 @@ async def _play(client: Client) -> list[Any]:
     for subject, headers in PUBLISHES:
         inbox = await client.subscribe(client.new_inbox())
         await client.publish(subject, b"x" if not subject.startswith("$") else b"", headers=headers, reply=inbox.subject)
-        replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _all_of(inbox)]
-        played.append((subject, headers, replies, [len(await _all_of(one, 0.01)) for one in heard],
-                       [_shown(json.loads(msg.data)) for msg in await _all_of(traces)]))
+        await client.request(LAST, b"", headers=DEST, timeout=10)
+        await client.request("$JS.API.INFO", b"", timeout=10)
+        events = await _events_before_last(traces)
+        replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _received(inbox)]
+        played.append((subject, headers, replies, [len(await _received(one)) for one in heard], list(map(_shown, events))))
         await inbox.unsubscribe()
     info = json.loads((await client.request("$JS.API.STREAM.INFO.S", b"", timeout=5)).data)
     played.append(info["state"]["messages"])
@@ -89,8 +97,8 @@ async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
         inbox = await client.subscribe(client.new_inbox())
         for i in range(20):
             await client.publish("s.a", b"%d" % i, reply=inbox.subject, headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})
-        await client.flush()
-        assert [json.loads(msg.data)["seq"] for msg in await _all_of(inbox)] == list(range(1, 20))
+        assert json.loads((await client.request("s.a", b"last", timeout=10)).data)["seq"] == 20
+        assert [json.loads(msg.data)["seq"] for msg in await _received(inbox)] == list(range(1, 20))
         last = await client.jetstream().get_msg("S", seq=8)
         assert last.data == b"8"
         await client.close()

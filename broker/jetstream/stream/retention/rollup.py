@@ -159,6 +159,10 @@ class Rollups:
         """The blocks that may have some at or after ``start``, the newest first."""
         live = self._live
         lasts = [index.last(name, live.first_seq) for name in wanted]
+        if (len(wanted) == 1 and (last := lasts[0]) and index.count(wanted[0], live.first_seq) == 1
+                and (block := live.find(last)) is not None):
+            # Keys mostly have one message, whose place is known: no other block is asked.
+            return iter((block,) if block.last_seq >= start else ())
         # Of a subject whose last message was removed it is not known where the one before it lies.
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
         return candidates(blocks_back(live, end, start), filters)

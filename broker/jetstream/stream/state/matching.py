@@ -60,6 +60,10 @@ def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[
     if not isinstance(rows, Head):
         match = filters.match
         return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
+    if len(filters.literals) == len(filters.subjects) == 1:
+        # What a roll-up asks for, of which there may be one for each subject of a block.
+        subject_id = rows.subject_id(filters.subjects[0])
+        return [] if subject_id is None else [(rows.seq_of(at), filters.subjects[0]) for at in rows.postings(subject_id)]
     subjects = rows.subjects
     wanted = {i for i, subject in enumerate(subjects) if filters.match(subject)}
     if not wanted:
