@@ -6,8 +6,8 @@ Owns: how long that may take, and what happens to the publish afterwards. Does n
     begin ──> loaded in time ───> the queue goes on with the publish
          ├──> it takes too long > the publish is refused, and loading continues. Until it ends, publishes that need
          │                        something loaded are refused at once; all others go on
-         └──> it failed ────────> the publish is refused, and the failure logged. After repeated failures, publishes that
-                                  need something loaded are refused at once for a while, longer each time
+         └──> it failed ────────> the publish is refused, and the failure logged. After repeated failures, publishes
+                                  that need something loaded are refused at once for a while, longer each time
 """
 
 from __future__ import annotations
