@@ -399,7 +399,7 @@ class Queries:
                 if at:
                     await asyncio.sleep(0)
                 total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
-            # Few subjects are counted in one turn; for many, the sum is consistent only if nothing changed meanwhile.
+            # Few subjects are counted in one turn; for many, the sum is consistent only if nothing changed.
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total
 

@@ -414,7 +414,7 @@ class Stream:
                     async with asyncio.timeout(WAIT_SECONDS):
                         return await self.retention.purge_front(seq, keep)
                 except TimeoutError:
-                    # Publishes wait meanwhile, and not for as long as a store may take.
+                    # Publishes wait meanwhile, and must not wait as long as a store may take.
                     raise ApiError(NOT_AVAILABLE) from None
         await self.queue.quiet()
         return await self.retention.purge_matching(filters, seq, keep)

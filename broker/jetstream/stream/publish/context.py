@@ -44,7 +44,7 @@ class Scheduler(Protocol):
 
 
 class Interest(Protocol):
-    """What consumers wait for, where only that is stored."""
+    """What consumers wait for, in a stream that stores only that."""
 
     def wants(self, subject: bytes) -> bool: ...
     def wants_all(self, subjects: Iterable[bytes]) -> bool: ...

@@ -104,7 +104,7 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def _json(sources: Sources) -> bytes:
-    """As nats-server writes it: keys in order, and ``<``, ``>`` and ``&`` escaped."""
+    """JSON as nats-server writes it: keys sorted, and ``<``, ``>`` and ``&`` escaped."""
     text = json.dumps(sources, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

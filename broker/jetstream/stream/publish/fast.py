@@ -7,7 +7,7 @@ Each carries its place in its reply subject, to which the client subscribes by a
 
 and is answered there with one of:
 
-    {"type":"ack","seq":…,"msgs":…}          stored up to this place; messages from now on per ack
+    {"type":"ack","seq":…,"msgs":…}          stored up to this place; messages per ack from now on
     {"type":"gap","last_seq":…,"seq":…}      this message came instead of last_seq
     {"type":"err","seq":…,"error":{…}}       this message was refused
     a PubAck with ``batch`` and ``count``    the batch has ended: by its commit, or by a gap or error if gap is ``fail``

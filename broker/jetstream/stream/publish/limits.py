@@ -45,7 +45,7 @@ class Limits:
         self.trim_each = self.whole and bool(self.per_subject)
 
     def exceeded(self, live: Live, msgs: int, size: int) -> bool:
-        """Whether ``msgs`` more messages of ``size`` in all take the stream past max_msgs or max_bytes."""
+        """Whether ``msgs`` more messages of ``size`` in total take the stream past max_msgs or max_bytes."""
         return bool((self.max_msgs and live.msgs + msgs > self.max_msgs)
                     or (self.max_bytes and live.size_bytes + size > self.max_bytes))
 

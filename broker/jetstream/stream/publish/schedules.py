@@ -1,6 +1,6 @@
 """Scheduled messages: which publishes are schedules, which end one, and what a schedule has the stream publish.
 
-    Nats-Schedule: @every 1h          a schedule: the only message of its subject (it rolls the subject up)
+    Nats-Schedule: @every 1h          a schedule: one per subject (it rolls its subject up)
     Nats-Schedule-Target: orders.tick      where it publishes, with headers and payload of the schedule, or of the last
     Nats-Schedule-Source: orders.latest    message of another subject
     Nats-Schedule-Next: purge         with Nats-Scheduler: a message that ends the schedule under that subject

@@ -62,7 +62,7 @@ _TELL_NS = 1_000_000_000
 
 
 class Queue(Protocol):
-    """The queue that runs come from."""
+    """The queue that supplies the runs."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -162,7 +162,7 @@ class Sequencer:
         self._log.urgent()
 
     def one(self, msg: Msg, now_ns: int) -> bool:
-        """``run`` for a single message without checks, which is how publishes to many streams in turn arrive.
+        """``run`` for a single message that needs no checks, which is how publishes to many streams in turn arrive.
         Returns: False if it needs ``run``."""
         subject, reply, hlen, body = msg
         size = len(body)

@@ -1,7 +1,7 @@
 """A mirror: each message of the origin under its own sequence and time.
 
 Messages that the origin has removed, or that filters exclude, are gaps here too. The stream's last sequence is also the
-mirror's position: after a restart it continues after it. Messages that the origin removes later stay.
+mirror's position, from which it continues after a restart. Messages that the origin removes later stay.
 
 Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirrorMsg; server/consumer.go, selectStartingSeqNo.
 """

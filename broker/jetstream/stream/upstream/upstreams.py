@@ -27,7 +27,7 @@ class Upstreams:
         self._clock = clock
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
-        """Origin name → its followers, each → its stream's name."""
+        """Name of an origin → follower → name of the stream that copies."""
 
     def configure(self, stream: Target) -> None:
         """Follow what the stream's configuration names, and nothing else. Unchanged sources continue undisturbed."""
