@@ -84,7 +84,7 @@ class Queries:
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
         """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
 
-        Returns: a Loading when the chunk is not in memory; None when there is none up to ``persisted_seq``.
+        Returns: a Loading when something must be loaded first; None when there is no match up to ``persisted_seq``.
         The messages that follow in the chunk may be dead (``block.dead``) or not match.
         """
         live = self._live

@@ -66,8 +66,8 @@ class MsgIds:
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
     async def load(self) -> None:
-        """Load the ids of the window, and that of the last message, from the cores of recent blocks: the newest first,
-        as many as may be held, a slice per turn of the loop."""
+        """Load the ids of the window, and that of the last message, from the cores of recent blocks: newest first, as
+        many as may be held, a slice per turn of the loop."""
         live, dedupe = self._live, self._dedupe
         await live.look()
         blocks, more = self._with_ids, True
