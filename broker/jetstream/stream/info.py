@@ -20,13 +20,13 @@ from broker.jetstream.stream.state.subject_state import SubjectState
 __all__ = ["StreamInfo"]
 
 _SORTED_MAX = 100_000
-"""Up to so many subjects are put in order here; more are answered in pages, and ordered by what makes the pages."""
+"""Up to this many subjects are sorted here; more are answered in pages, and sorted by the code that pages them."""
 
 _COUNTED_AT_ONCE = 4096
 
 
 class StreamInfo:
-    """Reads the live state, whose blocks the caller has looked at, and loads what an answer needs of the store."""
+    """Reads the live state, whose blocks the caller has loaded, and loads what an answer needs from the store."""
 
     def __init__(self, live: Live, heads: Heads, subjects: SubjectState) -> None:
         self._live = live

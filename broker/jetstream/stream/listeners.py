@@ -1,7 +1,7 @@
-"""Tells a stream's consumers what happens to it, and collects what they have to store.
+"""Notifies a stream's consumers of its events, and collects what they have to store.
 
-Owns: who is told of what, and that one consumer's failure stops neither the others nor the stream. Does not own: which
-consumers there are (account), what leaves the stream (retention), when a block is sealed (log).
+Owns: which consumer is notified of what; one consumer's failure stops neither the others nor the stream. Does not own:
+which consumers exist (account), what leaves the stream (retention), when a block is sealed (log).
 
 Source: nats-server, server/stream.go, purgeLocked.
 """
@@ -36,13 +36,13 @@ class Listener(Changed, Protocol):
 
     @property
     def filters(self) -> Sequence[str]:
-        """The subjects that it gets; empty: all."""
+        """The subjects it receives; empty: all."""
 
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, rising, that it has yet to get or to see acked, whatever their subjects."""
+        """Those of ``seqs``, ascending, that it has not yet received or had acked, whatever their subjects."""
 
     def waits_from(self, seq: int) -> bool:
-        """Whether it has yet to get everything from ``seq`` on, whatever the subjects."""
+        """Whether it has yet to receive everything from ``seq`` on, whatever the subjects."""
 
     def wake(self) -> None:
         """``persisted_seq`` moved."""
@@ -52,31 +52,31 @@ class Listener(Changed, Protocol):
         """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given."""
 
     def purged(self, next_seq: int) -> None:
-        """Everything that it could get below ``next_seq`` was purged."""
+        """Everything it could receive below ``next_seq`` was purged."""
 
     def doubt(self) -> None:
-        """One of the calls above failed: count again what is to come."""
+        """One of the calls above failed: recount the pending messages."""
 
 
 class Listeners:
     """The listeners of one stream.
 
-    Args: ``by_name`` is the owner's own mapping: it adds and removes consumers, this only reads.
+    Args: ``by_name`` is the owner's mapping: the owner adds and removes consumers, this class only reads it.
     """
 
     def __init__(self, stream: str, by_name: Mapping[str, Listener]) -> None:
         self.by_name = by_name
         self.followers: set[Callable[[], None]] = set()
-        """Streams that copy from this one: told when ``persisted_seq`` moves."""
+        """Streams that copy from this one: notified when ``persisted_seq`` moves."""
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
 
     def dirty(self, listener: Changed) -> None:
-        """Its state changed: ``take_deltas`` asks for it."""
+        """The listener's state changed: ``take_deltas`` collects it."""
         self._dirty[listener.name] = listener
 
     def take_deltas(self) -> Iterator[ConsumerDelta]:
-        """What has changed since the last call, of those that still exist."""
+        """The changes since the last call, of consumers that still exist."""
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for listener in dirty.values():
@@ -92,7 +92,7 @@ class Listeners:
 
     @property
     def any(self) -> bool:
-        """Whether somebody reads what is stored next."""
+        """Whether anything reads the messages stored next."""
         return bool(self.by_name or self.followers)
 
     def removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
@@ -114,18 +114,18 @@ class Listeners:
     # --- purges -------------------------------------------------------------------------------------------------------
 
     def any_within(self, filters: Filters) -> bool:
-        """Whether one of them gets nothing but what matches ``filters``."""
+        """Whether some listener receives only what matches ``filters``."""
         return any(_within(listener, filters) for listener in self.by_name.values())
 
     def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None:
-        """What matches ``filters`` was purged: each goes on where it may.
+        """What matches ``filters`` was purged: each listener continues where it can.
 
-        Args: ``next_seq``: the first message left that matches, or the next one to come; ``front_seq``: the first one
-            left of all.
+        Args: ``next_seq``: the first remaining message that matches, or else the next to be stored; ``front_seq``:
+            the stream's first remaining message.
 
-        A consumer that gets nothing but what was purged goes on at ``next_seq``; one that gets more moves with the front.
-        nats-server passes over all before ``next_seq`` once a single filter of several was purged; here that is not
-        done, since messages of the other filters would be lost.
+        A consumer that receives only purged subjects continues at ``next_seq``; any other moves with the front.
+        nats-server skips everything before ``next_seq`` even if only one of several filters was purged; that is not
+        done here, since messages of the other filters would be lost.
         """
         for listener in list(self.by_name.values()):
             if filters.all:
@@ -137,6 +137,6 @@ class Listeners:
 
 
 def _within(listener: Listener, filters: Filters) -> bool:
-    """Whether all that ``listener`` gets matches ``filters``."""
+    """Whether everything ``listener`` receives matches ``filters``."""
     own = listener.filters
     return bool(own) and all(subset(subject.encode(), filters.subjects[0]) for subject in own)

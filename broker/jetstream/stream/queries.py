@@ -1,13 +1,13 @@
-"""Queries a live stream: chunks for consumers, single messages, counts and places to start.
+"""Queries a live stream: chunks for consumers, single messages, counts and start positions.
 
 Owns: finding which block and which message answers a question, over the live state.
 Does not own: loading and caching (storage.read), the subjects (subject_state), the consumers' cursors.
 
-Consumers see messages at or below ``persisted_seq``. Gets, counts by subject and start positions take the whole live
-stream, the acknowledged tail included.
+Consumers see messages at or below ``persisted_seq``. Gets, counts by subject and start positions use the whole live
+stream, including the acknowledged tail.
 
 A block whose object was swept during a query raises NotFound in the reader: its messages have left the stream, so the
-query runs again on the current state.
+query is repeated on the current state.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _PICKS_MAX = 64
 """Blocks whose matching messages are remembered, for all filtered readers of a stream together."""
 
 _SUBJECTS_AT_ONCE = 8192
-"""Looked up in one turn of the loop: about 3 ms."""
+"""Subjects looked up in one turn of the loop: about 3 ms."""
 
 _TRIES = 5
 """A message may be removed, and its block swept, while it is looked up; the next try sees the current state."""
 
 
 class Loading:
-    """A chunk or a head that is on its way from the store. ``ready`` may be awaited by several; then ask again.
+    """A chunk or a head being loaded from the store. ``ready`` may be awaited by several callers, which then ask again.
 
-    What it brought is in memory for as long as the Loading is held, however small the cache: so who asks again finds it.
-    There is nothing that was asked for below ``seq``: ask from there on, and what was passed over is not needed again.
+    What was loaded stays in memory for as long as the Loading is held, however small the cache, so the repeated call
+    finds it. There is no match below ``seq``: ask from there on, so that skipped blocks are not needed again.
     """
 
     __slots__ = ("ready", "seq")
@@ -84,7 +84,7 @@ class Queries:
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
         """The chunk with the first persisted live message at or after ``seq`` that matches, and its place in it.
 
-        Returns: a Loading when that is not in memory; None when there is none up to ``persisted_seq``.
+        Returns: a Loading when something must be loaded first; None when there is no match up to ``persisted_seq``.
         The messages that follow in the chunk may be dead (``block.dead``) or not match.
         """
         live = self._live
@@ -140,7 +140,7 @@ class Queries:
         return -1
 
     def _picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
-        """Ordinals of the messages of ``block`` that match; remembered, since a reader comes back for each chunk."""
+        """Ordinals of the matching messages of ``block``; cached, since a reader calls again for each chunk."""
         key = filters, block
         picks = self._picks.get(key)
         if picks is not None:
@@ -169,7 +169,7 @@ class Queries:
         return Loading(self._tasks.start(self._load(block, ordinal), "read"), seq)
 
     async def _load(self, block: LiveBlock, ordinal: int | None) -> tuple[object, ...]:
-        """Load a head, and the chunk with message ``ordinal``; returned to be held."""
+        """Load a head, and the chunk with message ``ordinal``; the caller holds what is returned."""
         reader = self._reader
         try:
             head = await reader.head(block)
@@ -232,7 +232,7 @@ class Queries:
             seq = found
         return None
 
-    # --- places -------------------------------------------------------------------------------------------------------
+    # --- positions ----------------------------------------------------------------------------------------------------
 
     async def next_seq(self, filters: Filters, seq: int) -> int:
         """The first live sequence at or after ``seq`` that matches, or 0."""
@@ -247,7 +247,7 @@ class Queries:
         return 0
 
     async def _next_cold(self, filters: Filters, seq: int) -> int:
-        """``next_seq`` from a block on whose head is not in memory."""
+        """``next_seq``, starting with a block whose head is not in memory."""
         live = self._live
         blocks = candidates(blocks_from(live, seq, live.last_seq), filters)
         async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
@@ -289,12 +289,12 @@ class Queries:
         return found[-1] if found else 0
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
-        """The last live sequence that matches any of ``filters``, in a list; an empty one when there is none."""
+        """The last live sequence that matches any of ``filters``, in a list; an empty list when there is none."""
         last = await self.last_seq_of(filters or ALL)
         return [last] if last else []
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, rising."""
+        """Sequence of the last live message at or below ``up_to_seq`` of each matching subject, ascending."""
         live, state = self._live, self._subjects
         names = await state.matching(filters)
         found: list[int] = []
@@ -313,7 +313,7 @@ class Queries:
         return [seq for seq in found if seq >= live.first_seq]
 
     async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
-        """For subjects whose last message came later: the last one at or below ``up_to_seq``, from the blocks."""
+        """For subjects whose last message is later: the last one at or below ``up_to_seq``, from the blocks."""
         live, found = self._live, []
         wanted = Filters(subjects)
         left = set(subjects)
@@ -344,7 +344,7 @@ class Queries:
             if block.first_time_ns < time_ns:
                 rows = live.resident(block)
                 if rows is None:
-                    # Held until the next look, which finds it.
+                    # Held until the next iteration, which finds it.
                     rows = await self._heads.of(block)
                     continue
                 at = rows.ordinal_at(time_ns)
@@ -356,7 +356,7 @@ class Queries:
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many persisted live messages at or after ``seq`` match, and the ``persisted_seq`` up to which that holds.
 
-        What is removed while the count goes on may or may not be in it: consumers are told of it.
+        Messages removed during the count may or may not be included: consumers are notified of removals.
         """
         live = self._live
         if filters is None or filters.all:
@@ -384,7 +384,7 @@ class Queries:
         return total, end
 
     async def count(self, filters: Filters) -> int:
-        """How many live messages match, the tail included."""
+        """How many live messages match, including the tail."""
         live, state = self._live, self._subjects
         if filters.all:
             return live.msgs
@@ -399,12 +399,12 @@ class Queries:
                 if at:
                     await asyncio.sleep(0)
                 total += sum(index.count(name, live.first_seq) for name in names[at:at + _SUBJECTS_AT_ONCE])
-            # A few subjects are counted in one go; of very many the sum is of one moment when nothing moved meanwhile.
+            # Few subjects are counted in one turn; for many, the sum is consistent only if nothing changed.
             if len(names) <= _SUBJECTS_AT_ONCE or as_of == (state.index, index.merged_seq, live.first_seq, live.msgs):
                 return total
 
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:
-        """Live matches at or after ``seq`` in each block that is not persisted yet."""
+        """Live matches at or after ``seq`` in each block not yet persisted."""
         live, counts = self._live, []
         for block in reversed(live.blocks):
             if block.open is None:
@@ -419,7 +419,7 @@ class Queries:
         return counts
 
     async def _decided(self, ask: Callable[[], T]) -> T:
-        """``ask()``, with what it misses brought in."""
+        """``ask()``, after loading what it needs."""
         return await decide(self._live, self._heads, ask)
 
 

@@ -1,16 +1,16 @@
-"""The queue before a stream's sequencer: what must wait its turn, and who is slowed or refused meanwhile.
+"""The queue before a stream's sequencer: which publishes wait, and which sources are slowed or refused meanwhile.
 
-Owns: the order of publishes and mutations while one of them waits for the store, back-pressure on publishers.
-Does not own: what a publish leads to (sequencer), nor how full the log is (log).
+Owns: the order of publishes and mutations while one of them waits for the store; back-pressure on publishers.
+Does not own: the effects of a publish (sequencer), how full the log is (log).
 
-A stream is mostly *open*: publishes pass straight through. It is
+A stream is usually *open*: publishes pass straight through. It is
 
-    busy    while an operation that needs not_loaded heads loads them: later publishes and mutations queue behind it
+    busy    while an operation loads heads that it needs: later publishes and mutations queue behind it
     full    while the log has no room: publishes queue
 
-Queued bytes are bounded; who brings more is refused. Sources of queued publishes are held (their reads pause) for at most
-``HOLD_SECONDS``. If the log still has no room then, the queued publishes and all that come later are refused until it has:
-with a reply by 429 and error 10167, without one they are dropped and counted.
+Queued bytes are bounded; publishes beyond that are refused. Sources of queued publishes are held (their reads pause)
+for at most ``HOLD_SECONDS``. If the log still has no room then, the queued publishes and all later ones are refused
+until it has: with 429 and error 10167 if they have a reply subject; otherwise they are dropped and counted.
 
 Source of the refusal: nats-server, server/stream.go, queueInbound.
 """
@@ -31,17 +31,17 @@ __all__ = ["HOLD_SECONDS", "PublishQueue", "Room", "Run"]
 HOLD_SECONDS = 1.0
 
 _ROW_BYTES = 200
-"""A queued message beside the bytes of its body and names: its tuple, and theirs as objects."""
+"""Memory of a queued message besides the bytes of its body and names: its tuple and object headers."""
 
 _MSGS_AT_ONCE = 4000
-"""Sequenced in one turn of the loop when a queue drains: about 2 ms."""
+"""Messages sequenced in one turn of the loop when a queue drains: about 2 ms."""
 
 Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
-"""ops, start, end, source, now_ns: as the bus hands them over."""
+"""ops, start, end, source, now_ns: as the bus passes them."""
 
 
 class Room(Protocol):
-    """What is asked of the log here."""
+    """What the queue needs of the log."""
 
     def room(self) -> bool: ...
 
@@ -51,7 +51,7 @@ class Room(Protocol):
 class PublishQueue:
     """One stream's queue.
 
-    Args: ``sequence`` takes a run when its turn has come; ``refuse`` answers one that is not taken.
+    Args: ``sequence`` takes a run when its turn comes; ``refuse`` answers a run that is not accepted.
     Attributes: ``closed``: publishes must come here first; ``refused``: messages refused since the start.
     """
 
@@ -93,14 +93,14 @@ class PublishQueue:
             self._drain()
 
     def requeue(self, run: Run) -> None:
-        """Put the rest of a run back at the head of the queue: it waits for what it found missing."""
+        """Put the rest of a run back at the head of the queue: it waits for something to be loaded."""
         size = _size(run[0][run[1]:run[2]])
         self._queue.appendleft((run, size))
         self.bytes += size
         self.closed = True
 
     def drop_first(self, msg: Msg) -> bool:
-        """Take ``msg``, which cannot be decided, out of the queue; False when it is not the first one, having been refused
+        """Take ``msg``, which cannot be decided, out of the queue; False when it is not the first, since it was refused
         meanwhile."""
         for at, item in enumerate(self._queue):
             if not isinstance(item, asyncio.Future):
@@ -116,7 +116,7 @@ class PublishQueue:
         return False
 
     async def quiet(self) -> None:
-        """Return once nothing that came before now is waiting."""
+        """Return when nothing queued before this call is waiting."""
         if self.busy or self._queue:
             async with self.turn():
                 pass
@@ -124,7 +124,7 @@ class PublishQueue:
     # --- busy ---------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The operation at hand waits for the store: queue what comes until ``end``. Only when not busy."""
+        """The current operation waits for the store: queue everything until ``end``. Only when not busy."""
         if self.busy:
             raise RuntimeError("one operation at a time waits for the store")
         self.busy = self.closed = True
@@ -137,7 +137,7 @@ class PublishQueue:
         self._drain()
 
     def ticket(self) -> asyncio.Future[None]:
-        """A place in the queue, at once; for ``turn``."""
+        """Reserve a place in the queue immediately; for ``turn``."""
         ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.busy or self._queue:
             self._queue.append(ticket)
@@ -148,7 +148,7 @@ class PublishQueue:
 
     @asynccontextmanager
     async def turn(self, ticket: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
-        """Wait until everything that came before (the ticket) is done, and keep all that comes later waiting."""
+        """Wait until everything before this call (or the ticket) is done, and make everything later wait."""
         ticket = ticket or self.ticket()
         try:
             if not ticket.done():
@@ -163,11 +163,11 @@ class PublishQueue:
             self.end()
 
     def shut(self) -> None:
-        """Let nothing pass any more: what comes is queued until ``refuse_all`` or ``close``."""
+        """Let nothing more pass: publishes are queued until ``refuse_all`` or ``close``."""
         self._shut = self.closed = True
 
     def refuse_all(self, refuse: Callable[[Sequence[Msg]], None]) -> None:
-        """Refuse what is queued."""
+        """Refuse the queued publishes."""
         queue, self._queue = self._queue, deque()
         for item in queue:
             if isinstance(item, asyncio.Future):
@@ -178,7 +178,7 @@ class PublishQueue:
         self.bytes = 0
 
     def close(self) -> None:
-        """Drop what is queued, without an answer: the stream is gone or no longer ours."""
+        """Drop the queue without replying: the stream is gone or no longer ours."""
         for item in self._queue:
             if isinstance(item, asyncio.Future):
                 item.cancel()
@@ -186,7 +186,7 @@ class PublishQueue:
         self.bytes = 0
         self._release()
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         queue, taken = self._queue, 0
@@ -210,7 +210,7 @@ class PublishQueue:
             try:
                 self._sequence(*item[0])
             except BaseException:
-                # Told by whoever called; what is queued behind it goes on.
+                # The caller reports it; the rest of the queue goes on.
                 asyncio.get_running_loop().call_soon(self._has_room)
                 raise
         if not queue:

@@ -1,13 +1,13 @@
-"""Publishes what a stream's scheduled messages ask for, when it is due.
+"""Publishes for a stream's scheduled messages when they are due.
 
-Owns: when each schedule is due next, the timer, reading a schedule and publishing for it, what is recorded of it.
+Owns: when each schedule is next due, the timer, reading a schedule and publishing for it, its record in the store.
 Does not own: which messages are schedules, and what they publish (publish.schedules); patterns (publish.cron).
 
-    commit of a schedule ──> set ──> schedules ── timer ──> fire ──> publish, as every message is published
+    commit of a schedule ──> set ──> schedules ── timer ──> fire ──> publish, like any message
     commit of what it published ──> set: due again, or the schedule is purged with it, in one block
 
-A schedule fires once for all the times that it missed. It is void once a later message of its subject is neither a schedule,
-which rolls it up, nor came from one. What cannot be published is tried again every 2 seconds.
+A schedule fires once for all the times it missed. It becomes void when its subject gets a message that is neither a
+schedule, which rolls it up, nor published by one. A failed publish is retried every 2 seconds.
 
 Nothing fires while the clock is not trusted.
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler"]
 
 _APART_NS = 250_000_000
-"""As on nats-server, at least this long passes before anything fires: what is due with it goes out with it."""
+"""As on nats-server, at least this long passes before anything fires: schedules due close together fire together."""
 
 _TIMER_NS_MAX = 3_600_000_000_000
-"""The wall clock may be set meanwhile, so it is looked at again at least this often."""
+"""The wall clock may be set meanwhile, so it is read again at least this often."""
 
 _RETRY_NS = 2_000_000_000
 _AT_ONCE = 64
-"""Fired between two turns of the loop."""
+"""Schedules fired in one turn of the loop."""
 
 
 class Queries(Protocol):
@@ -61,23 +61,23 @@ class Queries(Protocol):
 
 
 class _Own:
-    """The publisher of what schedules publish."""
+    """The source of messages that schedules publish."""
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Nothing that is published for a schedule has a reply."""
+        """No message published for a schedule has a reply subject."""
 
     def identity(self) -> dict[str, Any]:
         return {}
 
     def hold(self) -> None:
-        """What is due waits in the queue like everything else."""
+        """Due messages wait in the queue like any other."""
 
     def release(self) -> None:
         """See ``hold``."""
 
 
 class Scheduler:
-    """The schedules of one stream. ``publish`` takes messages of ``source``, as the stream takes every publish."""
+    """The schedules of one stream. ``publish`` takes messages of ``source``, like any publish."""
 
     def __init__(self, live: Live, subjects: SubjectState, queries: Queries, log: Log | MemoryLog, tasks: Tasks, clock: Clock,
                  publish: Callable[[Sequence[Msg], Source], None]) -> None:
@@ -94,12 +94,12 @@ class Scheduler:
         self._timer_due_ns = 0
         self._pass: asyncio.Task[None] | None = None
         self._changed: dict[int, int] = {}
-        """What is not recorded yet: sequence → when it is due."""
+        """Changes not yet recorded: sequence → due time."""
         self._fired: dict[bytes, tuple[int, int, int]] = {}
-        """Subject of a schedule that was published for: its sequence, when it is due next, when that was."""
+        """Subject of a schedule that fired → its sequence, its next due time, the time it fired."""
 
     def restore(self, known: Expiries) -> None:
-        """Take what was persisted."""
+        """Restore the persisted schedules."""
         if known:
             self.schedules = known.copy()
             self.arm()
@@ -118,7 +118,7 @@ class Scheduler:
         return not seq or bool(self.schedules.rows(seq, seq)[0])
 
     def next_of(self, subject: bytes) -> tuple[int, int] | None:
-        """Sequence and next time of the schedule that has just been published for."""
+        """Sequence and next time of the schedule that has just fired."""
         fired = self._fired.get(subject)
         return None if fired is None else fired[:2]
 
@@ -133,11 +133,11 @@ class Scheduler:
             self.arm()
 
     def removed(self, first: int, last: int) -> None:
-        """The messages first..last are no more."""
+        """The messages first..last were removed."""
         self.schedules.remove(first, last)
 
     def record(self) -> Schedule | None:
-        """What changed since the last block."""
+        """The changes since the last block."""
         if not self._changed:
             return None
         changed = sorted((seq, due_ns) for seq, due_ns in self._changed.items()
@@ -148,7 +148,7 @@ class Scheduler:
     # --- firing -------------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """See to it that what is due next is published in time."""
+        """Start the timer for the next due schedule."""
         if self._timer is None and self._pass is None and (due_ns := self.schedules.next_ns) != NEVER:
             self._arm(due_ns, _APART_NS)
 
@@ -159,7 +159,7 @@ class Scheduler:
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.fire)
 
     def fire(self) -> None:
-        """Publish what is due: the timer's call."""
+        """Publish what is due: the timer's callback."""
         self.close()
         if self._pass is not None:
             return
@@ -227,14 +227,14 @@ class Scheduler:
         return False
 
     def _drop(self, seq: int) -> None:
-        """It never fires again, though the message stays."""
+        """Remove a schedule, which never fires again, though its message stays."""
         self.schedules.remove(seq, seq)
         self._changed[seq] = 0
         self._log.urgent()
 
 
 def _shown(at_ns: int, zone_name: bytes | None) -> bytes:
-    """RFC 3339 in the zone of the schedule."""
+    """A time in RFC 3339, in the schedule's zone."""
     if zone_name is None:
         return format_time(at_ns).encode()
     local = datetime.fromtimestamp(at_ns // 1_000_000_000, ZoneInfo(zone_name.decode()))

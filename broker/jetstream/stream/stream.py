@@ -1,21 +1,21 @@
-"""A live stream: the owner object that everything about one stream goes through.
+"""A live stream: the owner object for everything about one stream.
 
-Owns: how its parts stand together, its side of the log (sealing, persisted), restart, and what it shows of itself.
-Does not own: which streams exist, their records of creation and their subscriptions (account).
+Owns: how its parts are connected, its side of the log (sealing, persisted), restart, and its info.
+Does not own: which streams exist, their creation records and subscriptions (account).
 
     publish ──> publish_queue ──> sequencer ──> live ──> open block ──> log
                              │            ^
               dedupe, subject_state   retention (limits, age, deletes, purges)
     consumers, gets <── reading <── live, storage.reader
 
-Two layers: ``live`` is what has been sequenced, and every decision is taken from it at once; ``log.state`` is what has been
-persisted. A reply that shows live state goes through ``log.wait``, so nobody hears of what a crash could take back.
+Two layers: ``live`` is what has been sequenced, and every decision is made from it at once; ``log.state`` is what has
+been persisted. A reply that shows live state goes through ``log.wait``, so no client sees what a crash could undo.
 
-    ceiling     an async stream hands out only sequences below a ceiling that is persisted. After a crash it goes on at
-                the ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
+    ceiling     an async stream hands out only sequences below a persisted ceiling. After a crash it continues at the
+                ceiling, after a clean stop (``rest``) where it was, so no sequence ever names two messages.
 
-Nothing heavy happens at a restart: blocks are taken from the applied state at the first use, subjects and message ids when
-a publish or a request first asks for them.
+A restart does no heavy work: blocks are taken from the applied state at first use, subjects and message ids when a
+publish or a request first needs them.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ _TIDY_SECONDS = 0.1
 class Stream:
     """One live stream.
 
-    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts for all streams
-        of its storage, ``inflight`` for the open batches of all; ``listeners`` are its consumers by name, in a mapping that
+    Args: ``state`` is the stream as its persisted blocks left it, None for a new one; ``usage`` counts all streams
+        of its storage, ``inflight`` the open batches of all; ``listeners`` are its consumers by name, in a mapping that
         the owner keeps; ``bytes_max`` bounds what queues while the stream waits for the store, ``dedupe_bytes_max`` its
         window of message ids.
     Attributes: ``offline``: why it cannot be used, or None.
@@ -120,7 +120,7 @@ class Stream:
         self.domain = domain
         self.listeners = Listeners(self.name, {} if listeners is None else listeners)
         self.on_failed: Callable[[Stream], object] = lambda stream: stream.close()
-        """Called when nothing of the stream can be stored any more; ``offline`` says why."""
+        """Called when the stream can no longer store anything; ``offline`` says why."""
         self.stored = config.storage != "memory"
         self.ceiling = SequenceCeiling(self, log, state.ceiling if state is not None else 0)
         self.live = Live(self._cached_head, self._applied if self.stored else None, self._looked, usage)
@@ -177,23 +177,23 @@ class Stream:
     # --- restart ------------------------------------------------------------------------------------------------------
 
     def _restore(self, state: StreamState) -> None:
-        """Take the numbers; the blocks wait for the first look at them."""
+        """Restore the counters; the blocks are loaded at first use."""
         live = self.live
         live.first_seq, live.last_seq = state.first_seq, state.last_seq
         live.msgs, live.size_bytes = state.msgs, state.bytes
         live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
-            # A crash: sequences up to the ceiling may have been seen. Who compares with the last one gets the one before.
+            # A crash: sequences up to the ceiling may have been seen, so the last one becomes the one below it.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
-        # A crash may have come between an update and what it removes.
+        # A crash may have come between an update and its removals.
         self.enforcement.resume(state.extra, state.msgs)
         self.ttls.restore(state.expiries)
         self.scheduler.restore(state.schedules)
         self.interest.resume(state.extra)
         if self.config.max_age > 0 and state.msgs:
-            # Without looking at the blocks; the timer's own look is exact.
+            # Without loading the blocks; the timer's own check is exact.
             self.retention.arm_at(state.first_time_ns)
 
     def _applied(self) -> StreamState | None:
@@ -203,7 +203,7 @@ class Stream:
         self.msg_ids.looked(blocks)
 
     async def look(self) -> None:
-        """Have the blocks in ``live``: to be awaited before anything but a publish. See ``Live.look``."""
+        """Load the blocks into ``live``: await this before anything but a publish. See ``Live.look``."""
         if not self.live.looked:
             await self.live.look()
 
@@ -227,7 +227,7 @@ class Stream:
 
     @property
     def first_time_ns(self) -> int:
-        """Time of the first live message, or its block's first time while its head is not in memory. Looks at nothing."""
+        """Time of the first live message, or its block's first time while its head is not in memory. Loads nothing."""
         live = self.live
         return live.first_time[0] if live.looked else live.first_time_ns if live.msgs else 0
 
@@ -250,7 +250,7 @@ class Stream:
             self.sequencer.run(ops, start, end, source, now_ns)
 
     def _publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
-        """Publish what the stream itself has to say."""
+        """Publish messages of the stream itself."""
         self.publish(msgs, 0, len(msgs), source, self.clock.now_ns())
 
     def _publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
@@ -259,7 +259,7 @@ class Stream:
     # --- the log (BlockOwner) -----------------------------------------------------------------------------------------
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        """The segment closes: say how the stream stands, and what else nobody has waited for."""
+        """The segment closes: add the stream's outcome and the records that nothing has waited for."""
         live = self.live
         recorded = self.dedupe.take_recorded()
         if recorded:
@@ -295,11 +295,11 @@ class Stream:
             self.listeners.wake()
 
     def _tidy_memory(self) -> None:
-        """Keep the blocks of a memory stream few, and free of what was removed."""
+        """Keep the blocks of a memory stream few and free of removed messages."""
         if self._tidy_timer is not None:
             self._tidy_timer.cancel()
             self._tidy_timer = None
-        held = self.queue.busy or self.heads.walks  # an operation under way holds on to blocks
+        held = self.queue.busy or self.heads.walks  # a running operation holds blocks
         if not held and not memory_blocks.rewrite(self.live, self._shrunk):
             memory_blocks.join_small(self.live)
         if self._shrunk:
@@ -307,7 +307,7 @@ class Stream:
             self._tidy_timer = asyncio.get_running_loop().call_later(_TIDY_SECONDS if held else 0, self._tidy_memory)
 
     def failed(self, error: Exception) -> None:
-        """What we have to say cannot be stored: take nothing more at once, and leave once the decision at hand is over."""
+        """The stream's records cannot be stored: accept nothing more, and leave after the current decision."""
         self.offline = f"it cannot be stored: {error!r}"
         self.queue.shut()
         asyncio.get_running_loop().call_soon(self.on_failed, self)
@@ -327,11 +327,11 @@ class Stream:
 
     # --- start and stop of async streams ------------------------------------------------------------------------------
 
-    def _asynchronous(self) -> bool:  # a mirror hands out no sequence of its own, and a gap would never be filled
+    def _asynchronous(self) -> bool:  # a mirror assigns no sequences, and a gap would never be filled
         return self.config.persist_mode == "async" and self.stored and self.config.mirror is None
 
     def prepare_shutdown(self) -> None:
-        """Before a clean stop, when nothing is published any more: the next start goes on where we are."""
+        """Before a clean stop, after the last publish: the next start continues at the current sequence."""
         if self._asynchronous():
             self.ceiling.lower(self.live.last_seq + 1)
 
@@ -346,7 +346,7 @@ class Stream:
         return self.live.find(seq) is not None
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence that holds."""
+        """How many persisted live messages at or after ``seq`` match (None: all), and up to which sequence."""
         await self.look()
         return await self.queries.count_from(seq, filters)
 
@@ -371,7 +371,7 @@ class Stream:
         return await self.queries.last_seqs(filters)
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """The last sequence at or below ``up_to_seq`` of each matching subject, rising. Raises: as ``get``."""
+        """The last sequence at or below ``up_to_seq`` of each matching subject, ascending. Raises: as ``get``."""
         await self._readable_blocks()
         return await self.queries.last_seqs_by_subject(filters, up_to_seq)
 
@@ -391,7 +391,7 @@ class Stream:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     async def delete_msg(self, seq: int, erase: bool) -> bool:
-        """Remove one message; False when it is not there. ``erase`` asks for its bytes to go too, which compaction does.
+        """Remove one message; False when it is not there. ``erase``: compaction is to erase its bytes too.
 
         Returns once that is sequenced: the caller answers through ``log.wait``.
         """
@@ -414,26 +414,26 @@ class Stream:
                     async with asyncio.timeout(WAIT_SECONDS):
                         return await self.retention.purge_front(seq, keep)
                 except TimeoutError:
-                    # Publishes wait meanwhile, and not for as long as a store may take.
+                    # Publishes wait meanwhile, and must not wait as long as a store may take.
                     raise ApiError(NOT_AVAILABLE) from None
         await self.queue.quiet()
         return await self.retention.purge_matching(filters, seq, keep)
 
     def update(self, config: StreamConfig) -> asyncio.Future[None]:
-        """Take a new configuration at once; what no longer fits max_msgs and max_bytes leaves before anything else is
+        """Apply a new configuration at once; messages beyond max_msgs and max_bytes are removed before anything else is
         published.
 
-        Returns: done once all limits hold; failed where the store is in the way, and then that is tried again.
+        Returns: done once all limits hold; failed when the store fails, and then retried.
         """
         self._configure(config)
         self.retention.arm()
-        self.ttls.arm()  # also where the limits below have to wait for the store
+        self.ttls.arm()  # even if the limits below have to wait for the store
         self.subjects.set_tracked(config.max_msgs_per_subject > 0)
         self.dedupe.window_ns = config.duplicate_window
         return self.enforcement.updated()
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
-        """Messages have left, all of ``subject`` when it is given: tell the consumers, if it concerns them."""
+        """Messages were removed, all of ``subject`` when it is given: notify the consumers if ``told``."""
         if not self.stored:
             self._shrunk.update((id(removal.block), removal.block) for removal in gone)
         if told and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
@@ -459,12 +459,12 @@ class Stream:
         self.sequencer.renumbered()
 
     def trim_soon(self) -> None:
-        """A trim needs the store, or has left some for later: go on with it in the next turn."""
+        """A trim needs the store or is incomplete: continue it in the next turn."""
         self.enforcement.soon()
 
     def close(self) -> None:
-        """Stop at once; nothing is written, and nothing more is answered, except that what waits before a stream that went
-        offline is refused."""
+        """Stop at once; nothing more is written or answered, except that the queue of a stream that went offline is
+        refused."""
         if self.offline is not None:
             error = ApiError(STREAM_OFFLINE, err=self.offline)
             self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
@@ -479,7 +479,7 @@ class Stream:
         self.msg_ids.close()
         self._tasks.cancel()
 
-    # --- what it shows ------------------------------------------------------------------------------------------------
+    # --- info ---------------------------------------------------------------------------------------------------------
 
     async def info_state(self, deleted_details: bool = False, subjects_filter: bytes = b"") -> dict[str, Any]:
         """JetStream's StreamState as JSON values, less ``consumer_count``.

@@ -1,10 +1,10 @@
-"""Atomic batches that are not committed yet: their messages, kept aside in memory.
+"""Atomic batches that are not yet committed: their messages, staged in memory.
 
     first message ──> open ──> more messages, in order ──> the commit ──> all stored, or none (sequencer)
-                        └──> a gap, too many, idle for too long ──> abandoned, and those who listen are told
+                        └──> a gap, too many, idle for too long ──> abandoned, with an advisory
 
-Owns: which messages belong together, and the bounds on them. Does not own: what a commit checks (atomic_checks), nor how it is
-stored (sequencer). An open batch does not survive a restart, as on nats-server.
+Owns: which messages belong together, and the bounds on them. Does not own: what a commit checks (atomic_checks), how it
+is stored (sequencer). An open batch does not survive a restart, as on nats-server.
 
 Source: nats-server, server/stream.go, processJetStreamAtomicBatchMsg; server/jetstream_batching.go.
 """
@@ -35,15 +35,15 @@ Reason = Literal["timeout", "large", "incomplete", "unsupported"]
 _ID_BYTES_MAX = 64
 
 _ROW_BYTES = 200
-"""A staged message beside the bytes of its body and subject."""
+"""Memory of a staged message besides the bytes of its body and subject."""
 
 
 class Batch:
     """An open batch.
 
     Attributes: ``last``: its last message's place in it, from 1; ``msgs`` as they will be stored; ``size`` in memory;
-        ``commit``: the message that asks for the commit, once it has come; ``plans``: what its roll-ups take out, as far as
-        that has been found.
+        ``commit``: the message that asks for the commit, once received; ``plans``: what its roll-ups remove, as far as
+        known.
     """
 
     __slots__ = ("batch_id", "commit", "deadline_ns", "last", "msgs", "plans", "size")
@@ -61,7 +61,7 @@ class Batch:
 class AtomicBatches:
     """The open batches of one stream.
 
-    Args: ``inflight`` counts those of all streams; ``abandoned`` tells that one is dropped, and why.
+    Args: ``inflight`` counts the batches of all streams; ``abandoned`` is called for a dropped batch, with the reason.
     """
 
     def __init__(self, inflight: Inflight, clock: Clock, abandoned: Callable[[bytes, Reason], None]) -> None:
@@ -72,9 +72,9 @@ class AtomicBatches:
         self._timer = IdleTimer(clock, self.expire)
 
     def take(self, msg: Msg, batch_id: bytes, headers: Mapping[bytes, bytes]) -> Batch | None:
-        """Keep a message aside.
+        """Stage a message.
 
-        Returns: the batch if ``msg`` is to commit it, whatever comes of that, to be told to ``close``; None: it goes on.
+        Returns: the batch if ``msg`` commits it: ``close`` it, whatever the outcome; None: it stays open.
         Raises: ApiError.
         """
         if len(batch_id) > _ID_BYTES_MAX:
@@ -87,7 +87,7 @@ class AtomicBatches:
         count = place - eob
         batch = self._open.get(batch_id)
         if batch is not None and batch.commit is msg:
-            # It has waited for what its checks needed.
+            # It waited for what its checks need.
             return batch
         max_msgs = self._inflight.limits.max_msgs
         if batch is None:
@@ -131,13 +131,13 @@ class AtomicBatches:
             self._inflight.staged_bytes -= batch.size
 
     def clear(self) -> None:
-        """Drop all batches: the stream takes none any more."""
+        """Drop all batches: the stream accepts no more of them."""
         for batch in list(self._open.values()):
             self.close(batch)
         self._timer.cancel()
 
     def expire(self, now_ns: int) -> int | None:
-        """Abandon those that have been idle for too long; returns when the next one will have been."""
+        """Abandon batches that have been idle for too long; returns the next deadline."""
         for batch in list(self._open.values()):
             if batch.deadline_ns <= now_ns:
                 self.close(batch)

@@ -1,7 +1,7 @@
 """The checks of an atomic batch's messages at its commit, where they differ from those of single messages.
 
-All messages are checked before the first one is stored, so a check sees the stream as it is before the batch, and the messages
-of the batch before its own in ``candidate.pending``, a ``StagedPending``: its ``append`` does nothing.
+All messages are checked before the first one is stored, so a check sees the stream as it is before the batch, and the
+preceding messages of the batch in ``candidate.pending``, a ``StagedPending`` whose ``append`` does nothing.
 
 Source: nats-server, server/jetstream_batching.go, checkMsgHeadersPreClusteredProposal.
 """
@@ -33,8 +33,8 @@ __all__ = ["StagedPending", "discard_new", "duplicate", "first_of_subject", "las
 class StagedPending(Pending):
     """The messages of a batch whose checks have passed, numbered as if they were in the stream.
 
-    Attributes: ``subjects``: how many there are of each; ``lasts``: subjects' last sequences before the batch, as far as
-        they were asked for.
+    Attributes: ``subjects``: the number of messages of each; ``lasts``: subjects' last sequences before the batch, as
+        far as looked up.
     """
 
     __slots__ = ("_last_of", "batch", "lasts", "subjects")
@@ -51,7 +51,7 @@ class StagedPending(Pending):
         return self._last_of.get(subject, 0)
 
     def accept(self, candidate: Candidate) -> None:
-        """Its checks have passed."""
+        """Add a message whose checks have passed."""
         msg = candidate.subject, candidate.reply, candidate.hlen, candidate.body
         self.add(msg, candidate.size, candidate.msg_id, ())
         self.subjects[candidate.subject] += 1
@@ -73,10 +73,10 @@ def last_msg_id(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10201 for what a single message would be told to be a duplicate; 10167."""
+    """10201 where a single message would be answered as a duplicate; 10167."""
     single = duplicates.duplicate(context, config)
     if single is None:
-        return None  # a mirror, which takes no batches
+        return None  # a mirror, which accepts no batches
     dedupe = context.dedupe
 
     def check(candidate: Candidate) -> None:
@@ -84,14 +84,14 @@ def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
             single(candidate)
         except Duplicate:
             raise ApiError(10201) from None
-        # Within a batch, ids count also where the stream has no window.
+        # Within a batch, ids count even if the stream has no window.
         if candidate.msg_id and not dedupe.window_ns and candidate.msg_id in candidate.pending.ids:
             raise ApiError(10201)
     return check
 
 
 def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10166, also for what is no TTL."""
+    """10166, even if the header is not a TTL."""
     def check(candidate: Candidate) -> None:
         if candidate.headers[TTL]:
             raise ApiError(10166)
@@ -99,7 +99,7 @@ def ttl_disabled(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def last_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071, with the sequence before the message's; 10164 where that is one of the batch."""
+    """10071, with the sequence before the message's; 10164 where that is in the batch."""
     single = expectations.last_sequence(context, config)
 
     def check(candidate: Candidate) -> None:
@@ -132,7 +132,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
-    """10111: a roll-up of a subject is the batch's first message with it, one of all the batch's first message."""
+    """10111: a roll-up of a subject must be its first message in the batch, a roll-up of all the batch's first."""
     def check(candidate: Candidate) -> None:
         staged = _staged(candidate)
         if candidate.rollup == b"sub" and candidate.subject in staged.subjects:
@@ -143,7 +143,7 @@ def first_of_subject(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def storage(context: CheckContext, config: StreamConfig) -> Check:
-    """10023 and 10002, with all of the batch so far."""
+    """10023 and 10002, counting all of the batch so far."""
     live = context.live
 
     def check(candidate: Candidate) -> None:
@@ -155,7 +155,7 @@ def storage(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10077. Unlike a single message, one of a batch makes no room by what it replaces."""
+    """10077. Unlike a single message, a batched one makes no room by what it replaces."""
     limits, live = Limits(config), context.live
     per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
     subject_is_full = config.discard_new_per_subject
@@ -174,14 +174,14 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:
-    """Refuses nothing: finds what the roll-up removes, all of which was stored before the batch."""
+    """Refuses nothing: finds what the roll-up removes, which was all stored before the batch."""
     rollups = context.rollups
 
     def check(candidate: Candidate) -> None:
         if candidate.rollup == b"all":
             candidate.after = rollups.plan(None)
         elif candidate.rollup:
-            # Kept while the commit waits for what others remove: a search holds what it found for one roll-up only.
+            # Kept while the commit waits for other roll-ups: a search keeps its result for one roll-up only.
             plans, subject = _staged(candidate).batch.plans, candidate.subject
             if subject not in plans:
                 plans[subject] = rollups.plan(subject)

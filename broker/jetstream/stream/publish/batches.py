@@ -1,7 +1,7 @@
-"""Which publishes belong to a batch, and what refuses them before their batch is looked at.
+"""Which publishes belong to a batch, and the checks that refuse them before the batch is looked up.
 
-    atomic batch        messages with ``Nats-Batch-Id`` are kept aside until one with ``Nats-Batch-Commit`` stores them all
-    fast-ingest batch   messages with a reply subject that ends in ``.$FI`` are stored one by one, and acknowledged now and then
+    atomic batch        messages with ``Nats-Batch-Id`` are staged until one with ``Nats-Batch-Commit`` stores them all
+    fast-ingest batch   messages with a reply subject that ends in ``.$FI`` are stored one by one and acked periodically
 
 Does not own: the batches (atomic, fast), what a commit checks (atomic_checks).
 
@@ -30,11 +30,11 @@ REQUIRED_LEVEL: Final = b"Nats-Required-Api-Level"
 HEADERS: Final = frozenset((BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT, REQUIRED_LEVEL))
 
 FAST_INGEST: Final = b".$FI"
-"""Replies that end so belong to a fast-ingest batch."""
+"""Reply subjects with this ending belong to a fast-ingest batch."""
 
 
 class BatchMember(Exception):
-    """The message belongs to an atomic batch, whose commit decides on it."""
+    """The message belongs to an atomic batch, and is decided by its commit."""
 
     def __init__(self, batch_id: bytes) -> None:
         super().__init__(batch_id)
@@ -46,7 +46,7 @@ class FastMember(Exception):
 
 
 def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
-    """10205; before it, what refuses any message of such a stream. Raises: FastMember for all others."""
+    """10205, after the checks that apply to any message. Raises: FastMember for a message that passes."""
     def check(candidate: Candidate) -> None:
         if candidate.reply.endswith(FAST_INGEST):
             _check_all(context, candidate, config)
@@ -57,7 +57,7 @@ def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def atomic(context: CheckContext, config: StreamConfig) -> Check:
-    """10174; before it, what refuses any message of such a stream. Raises: BatchMember for all others."""
+    """10174, after the checks that apply to any message. Raises: BatchMember for a message that passes."""
     def check(candidate: Candidate) -> None:
         if batch_id := candidate.headers.get(BATCH_ID):
             _check_all(context, candidate, config)

@@ -1,6 +1,6 @@
-"""What becomes of publishes that belong to a batch: kept aside, stored all at once, or stored and acknowledged now and then.
+"""Handles publishes that belong to a batch: staged and stored all at once, or stored singly and acked periodically.
 
-Owns: the order of these steps. Does not own: the batches (atomic, fast), how one message gets into the stream (sequencer).
+Owns: the order of these steps. Does not own: the batches (atomic, fast), how a message enters the stream (sequencer).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sequencer(Protocol):
-    """The way of one message into the stream."""
+    """What appends one message to the stream."""
 
     def add(self, pending: Pending, candidate: Candidate) -> Callable[[], None] | None: ...
     def follow_up(self, after: Callable[[], None]) -> None: ...
@@ -46,8 +46,8 @@ class Sequencer(Protocol):
 class Batching:
     """The batches of one stream. ``configure`` follows each change of its configuration.
 
-    Args: ``inflight`` counts the batches of all streams; ``events`` makes what tells of those that are dropped: there may be
-        thousands of streams, most of which allow no batches.
+    Args: ``inflight`` counts the batches of all streams; ``events`` makes the reporter of dropped batches when needed:
+        there may be thousands of streams, most of which allow no batches.
     """
 
     def __init__(self, log: Log | MemoryLog, context: CheckContext, replies: Replies, inflight: Inflight | None,
@@ -61,7 +61,7 @@ class Batching:
         self._fast: FastBatches | None = None
 
     def configure(self, config: StreamConfig) -> None:
-        """Take what ``config`` says about batches; those that it does not allow are dropped."""
+        """Apply the batch settings of ``config``; batches that it does not allow are dropped."""
         self._config = config
         self.renumbered()
         if not config.allow_atomic and self._atomic is not None:
@@ -84,14 +84,14 @@ class Batching:
                 batches.clear()
 
     def lost(self) -> None:
-        """Messages that were accepted are not in the stream, for an unforeseen error: nothing may be acknowledged beyond."""
+        """An unforeseen error kept accepted messages out of the stream: nothing after them may be acknowledged."""
         if self._fast is not None:
             self._fast.clear()
 
     # --- atomic -------------------------------------------------------------------------------------------------------
 
     def take(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg, batch_id: bytes) -> None:
-        """Keep one message aside, or store its batch with it.
+        """Stage one message, or store its batch with it.
 
         Raises: ApiError, NotLoaded; nothing is stored then.
         """
@@ -115,13 +115,13 @@ class Batching:
             if not stored:
                 pending.begin(self._live.last_seq + 1)
                 if self._live.last_seq >= first_seq:
-                    # A part of it must not reach the store; a restart finds the stream as it was before.
+                    # A partial batch must not reach the store; a restart finds the stream as before the batch.
                     error = RuntimeError(f"stream {self._config.name}: a batch was sequenced in part")
                     _log.critical("%s, so nothing more is stored", error)
                     self._log.fail(error)
         if not stored:
             raise ApiError(NOT_AVAILABLE)
-        # In an interest stream those that no consumer waits for leave in the block that they came in.
+        # In an interest stream, messages that no consumer waits for are removed in the block that adds them.
         self._context.interest.drop_unwanted(first_seq)
         self._replies.committed(msg[1], batch_id, len(staged), self._live.last_seq)
 
@@ -143,7 +143,7 @@ class Batching:
     # --- fast ingest --------------------------------------------------------------------------------------------------
 
     def ingest(self, sequencer: Sequencer, pending: Pending, candidate: Candidate, msg: Msg) -> None:
-        """Store one message of a fast-ingest batch, and answer it if that is due.
+        """Store one message of a fast-ingest batch, and answer it if an answer is due.
 
         Raises: ApiError, NotLoaded.
         """
@@ -190,13 +190,13 @@ class Batching:
         return None if self._fast is None else self._fast.run_of(replies)
 
     def ingested(self, run: FastRun, replies: Sequence[bytes]) -> None:
-        """A whole run is in the stream, whose last message is its last: answer those of its messages that are to be."""
+        """A whole run is in the stream, at its end: send the answers that are due."""
         if self._fast is not None:
             for at, answer in self._fast.stored_run(run, len(replies), self._live.last_seq):
                 self._replies.told(replies[at], answer)
 
     def _answer(self, pending: Pending, reply: bytes, answers: Sequence[bytes]) -> None:
-        """Answer by what is sequenced, which has to be in the stream before."""
+        """Answer from the sequenced state, after appending what is pending."""
         if answers and pending.append():
             for answer in answers:
                 self._replies.told(reply, answer)

@@ -1,13 +1,13 @@
-"""Makes the publish at the head of the queue wait for what its decision needs to load; all that is queued behind it waits too.
+"""Makes the publish at the head of the queue wait while its decision loads data; everything queued behind it waits too.
 
 Owns: how long that may take, and what happens to the publish afterwards. Does not own: the queue (queue), the loading
 (decision), the bytes of the refusal (replies).
 
     begin ──> loaded in time ───> the queue goes on with the publish
-         ├──> it takes too long > the publish is refused, and loading continues. Until that ends, publishes that need
-         │                        something to be loaded are refused at once; all others go on
-         └──> it failed ────────> the publish is refused, and the failure logged. If that happens again and again, publishes
-                                  that need something to be loaded are refused at once for a while, longer each time
+         ├──> it takes too long > the publish is refused, and loading continues. Until it ends, publishes that need
+         │                        something loaded are refused at once; all others go on
+         └──> it failed ────────> the publish is refused, and the failure logged. After repeated failures, publishes
+                                  that need something loaded are refused at once for a while, longer each time
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Queue(Protocol):
 
 
 class Owner(Protocol):
-    """What this module asks of the stream."""
+    """What this module needs of the stream."""
 
     @property
     def queue(self) -> Queue: ...
 
 
 class BlockedPublish:
-    """The publish at the head of one stream's queue, while its decision needs something that is not loaded."""
+    """The publish at the head of one stream's queue, while its decision needs data that is not loaded."""
 
     def __init__(self, owner: Owner, live: Live, heads: Heads, tasks: Tasks, replies: Replies, clock: Clock) -> None:
         self._owner = owner
@@ -69,12 +69,12 @@ class BlockedPublish:
         self._not_before_ns = 0
 
     def begin(self, msg: Msg, not_loaded: NotLoaded) -> bool:
-        """Make publishes and requests wait until what ``msg`` needs is loaded; False: there is no waiting for it."""
+        """Make publishes and requests wait until what ``msg`` needs is loaded; False: it cannot wait."""
         now_ns = self._clock.monotonic_ns()
         if self._late is not None or now_ns < self._not_before_ns:
             return False
         if self._decision is None or self._msg is not msg:
-            # The decision of another publish is left over if that was refused for a full log while it waited.
+            # A decision is left over when its publish was refused for a full log while it waited.
             self._msg = msg
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
@@ -83,7 +83,7 @@ class BlockedPublish:
         return True
 
     def decided(self) -> None:
-        """The decision was taken: release what was loaded for it."""
+        """The decision was made: release what was loaded for it."""
         self._msg = self._decision = None
 
     async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:

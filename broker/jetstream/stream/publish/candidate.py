@@ -28,28 +28,28 @@ class Duplicate(Exception):
 
 
 class Unwanted(Exception):
-    """No consumer waits for the message: it passes as stored, and is not. What was accepted before it is in the stream."""
+    """No consumer waits for the message: it is acknowledged, not stored. Those accepted before are in the stream."""
 
 
 class Candidate:
-    """A message as it will be stored, unless a check refuses it. A check that changes it keeps ``size`` true.
+    """A message as it will be stored, unless a check refuses it. A check that changes it keeps ``size`` correct.
 
-    One object serves a whole run, for making one for each message cost a tenth of its decision.
+    One object serves a whole run: making one for each message took a tenth of the time of its decision.
 
     Attributes:
         hlen, body: headers (the first ``hlen`` bytes of ``body``) and payload.
         size: what it counts for in the stream's ``bytes``.
-        headers: those that the stream's checks read, parsed where ``Nats-`` occurs at all.
+        headers: those that the stream's checks read, parsed only if ``Nats-`` occurs.
         copied: whether it comes from another stream, not from a client.
-        pending: what was accepted before it and is not in the stream yet.
+        pending: messages accepted before it that are not yet in the stream.
         msg_id: the id to remember, or b"".
         rollup: b"", b"sub" or b"all".
-        ttl: seconds to live, -1 for ever, 0 as long as the stream's limits allow.
-        total: its subject's total with it, in a stream of counters; else None.
-        due: of a schedule when it is due, as (0, time); of what one published, the schedule's sequence and next time.
+        ttl: seconds to live; -1: forever; 0: as long as the stream's limits allow.
+        total: its subject's total including it, in a stream of counters; otherwise None.
+        due: for a schedule, (0, due time); for a message published by one, the schedule's sequence and next time.
         ends: subject of the schedule that it ends, or b"".
-        index: where a stream that limits subjects counts it.
-        after: what follows once it is the stream's last message, or None.
+        index: the index that counts it, in a stream that limits subjects.
+        after: called when it has become the stream's last message, or None.
     """
 
     __slots__ = ("after", "body", "copied", "due", "ends", "headers", "hlen", "index", "msg_id", "pending", "reply", "rollup",
@@ -60,7 +60,7 @@ class Candidate:
         self.copied = False
 
     def begin(self, msg: Msg) -> None:
-        """Be ``msg``, as it would be stored if no check refused or changed it."""
+        """Become ``msg``, as it would be stored if no check refused or changed it."""
         subject, self.reply, hlen, body = msg
         size = ROW_BYTES
         if hlen:

@@ -1,7 +1,7 @@
-"""The sequence below which an async stream may hand out sequences without a word in the store.
+"""The sequence below which an async stream may assign sequences without persisting them first.
 
-With ``persist_mode: async`` a publisher is told a sequence before its message is stored. A crash may lose the message, but its
-sequence is not handed out again: a restart goes on at the last ceiling that was persisted.
+With ``persist_mode: async`` a publisher gets a sequence before its message is stored. A crash may lose the message, but
+its sequence is not assigned again: a restart continues at the last persisted ceiling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Queue(Protocol):
 
 
 class SequenceCeiling:
-    """The ceiling of ``owner``, a stream. ``value``: the one that is persisted; 0: none."""
+    """The ceiling of ``owner``, a stream. ``value``: the persisted one; 0: none."""
 
     __slots__ = ("_asked", "_log", "_owner", "value")
 
@@ -38,24 +38,24 @@ class SequenceCeiling:
         self.value = self._asked = value
 
     def ask(self, last_seq: int) -> None:
-        """Have a ceiling well above ``last_seq`` persisted."""
+        """Persist a ceiling well above ``last_seq``."""
         ceiling = self._asked = (last_seq // _STEP + 2) * _STEP
         self._log.block(self._owner).add(Ceiling(ceiling))
         self._log.wait(self._persisted, ceiling, of=self._owner)
 
     def near(self, last_seq: int) -> None:
-        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless that is under way."""
+        """``last_seq`` is near the ceiling, or beyond it: ask for a higher one, unless one is already on its way."""
         if last_seq >= self._asked - _STEP // 2:
             self.ask(last_seq)
             self._log.urgent()
 
     def wait(self, queue: Queue) -> None:
-        """Queue publishes until the ceiling that was asked for is persisted."""
+        """Queue publishes until the requested ceiling is persisted."""
         queue.begin()
         self._log.wait(queue.end, of=self._owner)
 
     def lower(self, next_seq: int) -> None:
-        """Nothing is published any more: the next start goes on at ``next_seq``."""
+        """After the last publish: the next start continues at ``next_seq``."""
         if self._asked > next_seq:
             self._asked = self.value = next_seq
             self._log.block(self._owner).add(Ceiling(next_seq))

@@ -1,33 +1,33 @@
 """The checks that a publish passes before it becomes a message: nats-server's, in nats-server's order.
 
 Owns: the table of checks, and which of them a stream's configuration and a message's headers call for.
-Does not own: the checks (modules beside this one), what an accepted or refused candidate leads to (sequencer).
+Does not own: the checks (sibling modules), what happens to an accepted or refused candidate (sequencer).
 
     TABLE ── configuration ──> the stream's checks ── its headers ──> the message's checks ── all return ──> accepted
 
 A check is a function of the candidate. It returns, or raises
 
     ApiError    the message is refused
-    Duplicate   it was stored before, and its publisher is told the sequence
-    BatchMember it belongs to an atomic batch, whose commit decides on it by ATOMIC
+    Duplicate   it was stored before, and its publisher gets that sequence
+    BatchMember it belongs to an atomic batch, whose commit checks it by ATOMIC
     Unwanted    it is acknowledged and not stored, since no consumer waits for it
-    NotLoaded   something has to be loaded first; then the decision is taken again, from the first check on
+    NotLoaded   something has to be loaded first; then the decision is repeated from the first check
 
-It changes nothing but the candidate: subject, headers and body (together with ``size``), or what follows once the message is
+It changes only the candidate: subject, headers and body (together with ``size``), or what follows when the message is
 stored (``after``). ``context.live`` does not include the messages of the same run that were accepted just before: a check
 either adds them (``candidate.pending``), or calls ``context.commit_pending`` first.
 
-To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration does not need
-the check), and add a row to TABLE where nats-server does the same, and one to ATOMIC, for the messages of atomic batches. The
-columns of a row:
+To add a feature, write a module with a function ``(context, config) -> Check | None`` (None: this configuration
+does not need the check), and add a row to TABLE where nats-server does the same, and one to ATOMIC, for the messages of
+atomic batches. The columns of a row:
 
     make      that function
-    headers   the headers that the check reads: it is called for messages with one of them, and finds in
-              ``candidate.headers`` those that any check reads. ANY: every message with headers; None: every message.
-              A check that depends on what an earlier one wrote into the candidate lists that one's headers too
-    bulk      of checks for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.one`` may pass over it, since they test
-              the same for a whole run, or leave such runs alone. False is always correct: where such a check is needed,
-              every run is decided message by message. With a ``Nats-`` header other than an id, it always is
+    headers   the headers that the check reads: it is called for messages with one of them;
+              ``candidate.headers`` has all that any check reads. ANY: every message with headers; None: every message.
+              A check that depends on what an earlier check wrote into the candidate lists its headers too
+    bulk      for ANY and None: whether ``Sequencer._bulk`` and ``Sequencer.one`` may skip the check, since they test
+              the same for a whole run, or do not handle such runs. False is always correct: where such a check is
+              needed, every run is decided message by message, as is any run with a ``Nats-`` header other than an id
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; server/filestore.go, storeRawMsg.
 """
@@ -63,14 +63,14 @@ if TYPE_CHECKING:
 __all__ = ["ANY", "ATOMIC", "COPIED", "FAST", "TABLE", "Checks", "Rule", "may_go_in_bulk"]
 
 ANY: Final[frozenset[bytes]] = frozenset()
-"""Messages that have headers, whichever."""
+"""Messages that have any headers."""
 
 _COMBINATIONS_MAX: Final = 64
-"""Combinations of headers whose checks are remembered: publishers use few, but could make up any number."""
+"""Combinations of headers whose checks are cached: publishers use few, but could invent any number."""
 
 
 Make = Callable[["CheckContext", "StreamConfig"], "Check | None"]
-"""Makes a check, or None where the configuration does not call for it."""
+"""Makes a check, or None if the configuration does not need it."""
 
 
 class Rule(NamedTuple):
@@ -86,7 +86,7 @@ TABLE: Final = (
     Rule(limits.trim_before, bulk=True),
     Rule(limits.record_size, bulk=True),                                                            # 10077
     Rule(batches.fast_ingest, bulk=True),                                                           # 10205
-    Rule(batches.atomic, batches.HEADERS),                                             # 10174; else the batch takes it
+    Rule(batches.atomic, batches.HEADERS),                                             # 10174; otherwise to the batch
     Rule(limits.sealed),                                                                            # 10109
     Rule(limits.payload_size, bulk=True),                                                           # 10054
     Rule(limits.header_size, ANY, bulk=True),                                                       # 10097
@@ -112,7 +112,7 @@ TABLE: Final = (
     Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),
 )
-"""In order; beside each row, the errors that its check raises."""
+"""In order; next to each row, the errors that its check raises."""
 
 ATOMIC: Final = (
     Rule(transform.transform),
@@ -138,19 +138,19 @@ ATOMIC: Final = (
     Rule(atomic_checks.plan, {rollup.ROLLUP}),
     Rule(republish.republish),
 )
-"""The same for the messages of an atomic batch, each of which passes them when the batch is committed, before any is stored."""
+"""The same for each message of an atomic batch, at the commit, before any is stored."""
 
 FAST: Final = tuple(rule for rule in TABLE if rule.make not in (batches.fast_ingest, batches.atomic, unwanted.unwanted))
-"""The same for a message of a fast-ingest batch, once that has given it its place; it is stored, and then taken out if unwanted."""
+"""The same for a message of a fast-ingest batch, after it got its place; if unwanted, it is stored and then removed."""
 
 _OF_CLIENTS: Final = frozenset((
     batches.fast_ingest, batches.atomic, counters.valid, counters.add, ttl.disabled, schedules.valid, schedules.plan,
     sources.forged, unwanted.unwanted))
-"""What only clients send, and what only they may not do: a copied message has been accepted by its origin. One that no consumer
-waits for is stored, and then taken out."""
+"""Checks for clients only: a copied message has been accepted by its origin. One that no consumer waits for is stored
+and then removed."""
 
 COPIED: Final = tuple(rule for rule in TABLE if rule.make not in _OF_CLIENTS)
-"""For messages copied from another stream. Those come without the headers of expectations and batches."""
+"""For messages copied from another stream, which come without headers of expectations and batches."""
 
 _READ: Final = frozenset(name for rule in (*TABLE, *ATOMIC) for name in rule.headers or ())
 """The headers that some check reads."""
@@ -159,13 +159,13 @@ _ONE_BY_ONE: Final = tuple(rule.make for rule in TABLE if not rule.bulk and not 
 
 
 def may_go_in_bulk(context: CheckContext, config: StreamConfig) -> bool:
-    """Whether a stream's runs may pass over its checks: see ``bulk`` in the module's docstring."""
+    """Whether a stream's runs may skip its checks: see ``bulk`` in the module's docstring."""
     return not any(make(context, config) for make in _ONE_BY_ONE)
 
 
 class Checks:
-    """The checks of one stream under one configuration. Each is made for the first message that needs it: there may be thousands
-    of streams, most of which only get messages that go in bulk.
+    """The checks of one stream under one configuration. Each is made for the first message that needs it: there may be
+    thousands of streams, most of which only get messages that go in bulk.
 
     Attributes: ``of_all``: the checks of a message without headers.
     """
@@ -181,7 +181,7 @@ class Checks:
         self.of_all = self._of_rules(rule for rule in table if rule.headers is None)
 
     def of(self, candidate: Candidate) -> tuple[Check, ...]:
-        """The checks that a message with headers has to pass, in order; finds its headers for them."""
+        """The checks that a message with headers has to pass, in order; parses its headers for them."""
         names: tuple[bytes, ...] = ()
         body, hlen = candidate.body, candidate.hlen
         if body.find(HINT, 0, hlen) >= 0:

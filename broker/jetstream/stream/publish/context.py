@@ -1,4 +1,4 @@
-"""What the checks of a stream are made from."""
+"""The parts of a stream from which its checks are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CheckContext"]
 
 
 class Retention(Protocol):
-    """The limits, where a check depends on what they remove."""
+    """The limits, for checks that depend on what they remove."""
 
     @property
     def over(self) -> bool: ...
@@ -28,7 +28,7 @@ class Retention(Protocol):
 
 
 class Rollups(Protocol):
-    """What roll-ups take out."""
+    """What roll-ups remove."""
 
     def plan(self, subject: bytes | None) -> Callable[[], None]: ...
 
@@ -44,7 +44,7 @@ class Scheduler(Protocol):
 
 
 class Interest(Protocol):
-    """What consumers wait for, where only that is stored."""
+    """What consumers wait for, in a stream that stores only that."""
 
     def wants(self, subject: bytes) -> bool: ...
     def wants_all(self, subjects: Iterable[bytes]) -> bool: ...
@@ -52,10 +52,10 @@ class Interest(Protocol):
 
 
 class CheckContext:
-    """The parts of one stream that its checks read. They change nothing there, except through ``commit_pending``.
+    """The parts of one stream that its checks read, and change only through ``commit_pending``.
 
-    Attributes: ``publish_when_stored``: publish a message (subject, header length, headers and payload) to whoever listens, once
-        all that the stream has sequenced so far is in the store.
+    Attributes: ``publish_when_stored``: publish a message (subject, header length, headers and payload) to subscribers
+        when everything that the stream has sequenced so far is in the store.
     """
 
     __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups",
@@ -79,9 +79,9 @@ class CheckContext:
         self._retention = retention
 
     def commit_pending(self, pending: Pending) -> None:
-        """Have what was accepted so far in the stream, and what its limits then remove out of it. Raises: NotLoaded."""
+        """Append the messages accepted so far, and apply the stream's limits. Raises: NotLoaded."""
         pending.append()
         self._retention.trim()
         if self._retention.over:
-            # One slice of very many blocks has left. The check counts on the others having left, too.
+            # Only one slice of very many blocks was removed; the check needs the others removed, too.
             raise NotLoaded("room within the limits", work=self.trim_all)

@@ -1,12 +1,12 @@
 """Messages copied from another stream: their way into this one, between publishes.
 
-Owns: waiting for the stream's turn, for room in the log, and for what a decision misses. Does not own: which messages (upstream),
-what becomes of each (sequencer).
+Owns: waiting for the stream's turn, for room in the log, and for loading what a decision needs. Does not own: which
+messages (upstream), what happens to each (sequencer).
 
     upstream ──> Copies ──(turn in the publish queue)──> sequencer.copy ──> live ──> open block ──> log
 
-Nobody waits for an answer, so nothing is refused here in place of waiting: what could not be stored is told, and tried again by
-who brought it.
+No client waits for an answer, so messages wait here instead of being refused; the caller gets the error of what could
+not be stored, and retries it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Copies", "Run"]
 
 
 class Run(NamedTuple):
-    """Messages that follow one another. ``first_seq`` 0: they take the next sequences, else these; all have one time."""
+    """Consecutive messages with one time. ``first_seq`` 0: they take the next sequences; otherwise those from it on."""
 
     first_seq: int
     time_ns: int
@@ -44,7 +44,7 @@ class Queue(Protocol):
 
 
 class Room(Protocol):
-    """The log, as far as it slows down who brings messages."""
+    """The log's back-pressure."""
 
     def room(self) -> bool: ...
     def when_room(self, fn: Callable[[], object]) -> None: ...
@@ -62,21 +62,21 @@ class Copies:
         self._log = log
 
     async def room(self) -> None:
-        """Return once the log takes more: back-pressure, however long it lasts."""
+        """Return when the log has room: back-pressure, however long it lasts."""
         while not self._log.room():
             room = asyncio.Event()
             self._log.when_room(room.set)
             await room.wait()
 
     def skip_to(self, last_seq: int) -> None:
-        """Use up the sequences up to ``last_seq`` without messages, as the origin did."""
+        """Skip the sequences up to ``last_seq``, as the origin did."""
         self._sequencer.skip_to(last_seq)
 
     async def store(self, runs: Sequence[Run], stored: Callable[[int], None]) -> ApiError | None:
         """Store messages in order, until one is refused; its error is returned.
 
-        ``stored(n)``: the first ``n`` of them all are in the stream, or were there before: called when they are, in the same turn
-        of the loop and before a segment may close, so that what the caller writes about them is stored with them.
+        ``stored(n)``: the first ``n`` of all messages are in the stream, or were before: called in the same turn of the
+        loop and before a segment may close, so that what the caller writes about them is stored with them.
         Raises: StoreError, FormatError, Stuck: what a decision needs cannot be read.
         """
         await self.room()
@@ -96,12 +96,12 @@ class Copies:
                                 decision = Decision(self._live, self._heads)
                             await decision.bring(error)
         except TimeoutError:
-            # Publishes wait meanwhile, and not for as long as a store may take.
+            # Publishes wait meanwhile, and must not wait as long as a store may take.
             return ApiError(NOT_AVAILABLE)
         return None
 
     def _copy(self, run: Run, at: int, done: int, stored: Callable[[int], None]) -> tuple[int, ApiError | NotLoaded | None]:
-        """Messages from ``at`` on; returns how many of all runs are done, ``done`` of which were, and why not the next."""
+        """Copy messages from ``at`` on; returns how many of all are done (``done`` before), and why not the next."""
         reached = done
 
         def note(count: int) -> None:

@@ -38,11 +38,11 @@ __all__ = ["INCREMENT", "add", "not_in_batches", "valid"]
 INCREMENT: Final = b"Nats-Incr"
 
 _ALONE: Final = (ROLLUP, STREAM, LAST_MSG_ID, SUBJECT, LAST_SEQUENCE, LAST_SUBJECT_SEQUENCE)
-"""Headers that an increment cannot have beside it."""
+"""Headers that an increment cannot be combined with."""
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10171 for what is no integer, 10168 where there are no counters, 10170 with a payload, 10171 beside other demands."""
+    """10171 if not an integer, 10168 without counters, 10170 with a payload, 10171 with a header of ``_ALONE``."""
     def check(candidate: Candidate) -> None:
         if not (text := candidate.headers.get(INCREMENT)):
             return
@@ -58,7 +58,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
-    """Counters cannot be in atomic batches yet: 10168, 10169 without an increment; elsewhere as ``valid``."""
+    """Counters cannot be in atomic batches yet: 10168, 10169 without an increment; otherwise as ``valid``."""
     def check(candidate: Candidate) -> None:
         counts = candidate.hlen and candidate.headers.get(INCREMENT)
         raise ApiError(10168 if counts else 10169)
@@ -71,7 +71,7 @@ def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def add(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10169 without an increment, 10172; else the message says the new total from here on."""
+    """10169 without an increment, 10172; otherwise the message gets the new total as its payload."""
     totals, trims = context.totals, Limits(config).whole
 
     def check(candidate: Candidate) -> None:
@@ -82,14 +82,14 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
         total = pending.totals.get(subject)
         if total is None:
             if trims:
-                # What was accepted before may push the subject's last message out.
+                # The messages accepted before may push the subject's last message out.
                 context.commit_pending(pending)
             total = totals.of(subject)
         if total.broken:
             raise ApiError(10172)
         try:
             value = b"%d" % (total.value + int(text))
-        except ValueError:  # of too many digits
+        except ValueError:  # too many digits
             raise ApiError(10171) from None
         block = candidate.body[:candidate.hlen]
         if total.sources:
@@ -97,14 +97,14 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
         payload = b'{"val":"%b"}' % value
         candidate.size += len(block) + len(payload) - len(candidate.body)
         candidate.hlen, candidate.body = len(block), block + payload
-        # Where a client made sources up, they are what the next message finds.
+        # If a client made up sources, the next message finds them.
         made_up = not total.sources and SOURCES in candidate.headers
         candidate.total = Total.of(block, payload)._replace(value=int(value)) if made_up else Total(int(value), total.sources)
     return check if config.allow_msg_counter else None
 
 
 def _json(sources: Sources) -> bytes:
-    """As nats-server writes it: keys in order, and ``<``, ``>`` and ``&`` escaped."""
+    """JSON as nats-server writes it: keys sorted, and ``<``, ``>`` and ``&`` escaped."""
     text = json.dumps(sources, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -23,7 +23,7 @@ _PREDEFINED: Final[Mapping[str, str]] = {
     "@daily": "0 0 0 * * *", "@midnight": "0 0 0 * * *", "@hourly": "0 0 * * * *"}
 
 _YEARS_MAX: Final = 5
-"""An expression that matches nothing for so long is refused."""
+"""An expression that matches nothing for this long is refused."""
 
 
 class Firing(NamedTuple):
@@ -34,10 +34,10 @@ class Firing(NamedTuple):
 
 
 def fires_at(pattern: str, zone: tzinfo | None, after_ns: int, now_ns: int) -> Firing:
-    """When ``pattern`` fires next after ``after_ns``; where that has passed by ``now_ns``, from now on: what was missed is
-    not made up for.
+    """When ``pattern`` fires next after ``after_ns``; if that time has passed by ``now_ns``, after now: missed firings
+    are not made up for.
 
-    Raises: ValueError when it is no pattern, or cannot have a zone.
+    Raises: ValueError when it is not a pattern, or cannot have a zone.
     """
     if pattern.startswith("@at "):
         if zone is not None:
@@ -78,7 +78,7 @@ _FIELDS: Final = (
 def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
     """The first second after ``after_ns`` that a cron expression matches in a time zone.
 
-    Raises: ValueError when it is none, or matches nothing for years.
+    Raises: ValueError when it is not one, or matches nothing for years.
     """
     fields = pattern.split()
     if len(fields) != len(_FIELDS):
@@ -92,8 +92,8 @@ def next_match(pattern: str, zone: tzinfo, after_ns: int) -> int:
         by_day, by_weekday = now.day in days, now.isoweekday() % 7 in weekdays
         return by_day and by_weekday if any_day or any_weekday else by_day or by_weekday
 
-    # From the largest field to the smallest. Going to the next value of one begins the smaller ones anew, and one that comes
-    # round may have changed a larger one.
+    # From the largest field to the smallest. Advancing one resets the smaller ones, and one that wraps around may have
+    # changed a larger one.
     while True:
         now = _local(at, zone)
         if now.year > limit:

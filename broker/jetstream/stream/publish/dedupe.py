@@ -1,17 +1,17 @@
-"""Which message ids a stream has seen within its ``duplicate_window``, and the id of its very last message.
+"""Which message ids a stream has seen within its ``duplicate_window``, and the id of its last message.
 
 Owns: the window's ids in memory, their expiry, and which ids the open block must record.
-Does not own: what a duplicate leads to (duplicates), nor where ids are stored (MSG_IDS records).
+Does not own: what happens to a duplicate (duplicates), where ids are stored (MSG_IDS records).
 
-Times never decrease, so ids are in order of time and of sequence alike: they are kept in runs, and expiry removes them from
-the front. Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
+Times never decrease, so ids are ordered by both time and sequence: they are kept in runs, and expire from the front.
+Removing messages does not forget their ids: an id lives for the window whatever happens to its message.
 
-There may be millions, so nothing here touches all of them at once. Each call to expire forgets a limited number, and those it
-has not reached yet count as forgotten. A restart brings the ids back in slices, the newest first, up to the bound. Where the
-bound is too low for all of them, ids are refused (``full``) until the missing ones have left the window: a duplicate is never
-stored.
+There may be millions, so nothing here touches all of them at once. Each call to expire forgets a limited number; those
+it has not reached yet count as forgotten. A restart reloads the ids in slices, the newest first, up to the bound. If
+the bound is too low for all, ids are refused (``full``) until the missing ones have left the window: a duplicate is
+never stored.
 
-Memory: about 140 bytes and the id itself for each id; ``bytes_max`` bounds it.
+Memory: about 140 bytes plus the id itself for each id; ``bytes_max`` bounds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY_BYTES = 140
 """A dictionary entry, the id's bytes object, its sequence and its place in the queue, as measured."""
 
 _EXPIRED_AT_ONCE = 256
-"""Ids forgotten by one publish: more than it adds, and 25 µs at most."""
+"""Ids forgotten by one publish: more than it adds, and at most 25 µs."""
 
 
 class _Run:
@@ -43,7 +43,7 @@ class Dedupe:
     """The ids of one stream. ``window_ns`` 0: nothing is remembered but the last id.
 
     Attributes:
-        last_id: id of the stream's last message, b"" if it had none; None: not loaded since the restart.
+        last_id: id of the stream's last message, b"" if it had none; None: not yet loaded after a restart.
         known: False after a restart until ``restored`` says that the window's ids are loaded.
         bytes: estimate of the memory used; ``full`` once it reaches ``bytes_max``.
     """
@@ -63,11 +63,11 @@ class Dedupe:
         self._begin = 0
         """Index of the first run that is not forgotten."""
         self._limit_ns = -1
-        """Ids of this time or earlier are no longer in the window, forgotten or not."""
+        """Ids of this time or earlier have left the window, forgotten or not."""
         self._older: list[_Run] = []
         """Runs loaded so far after a restart, the newest first."""
         self._unheld_ns = -1
-        """Time of the newest id of the window that there was no room for after a restart."""
+        """Time of the newest id of the window that did not fit after a restart."""
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -83,7 +83,7 @@ class Dedupe:
 
     @property
     def behind(self) -> bool:
-        """Whether ids that have left the window are still to be forgotten."""
+        """Whether some ids that have left the window are not yet forgotten."""
         runs, begin = self._runs, self._begin
         return begin < len(runs) and runs[begin].time_ns <= self._limit_ns
 
@@ -96,8 +96,8 @@ class Dedupe:
         return seq
 
     def add(self, ids: Mapping[bytes, int], last_id: bytes, time_ns: int, *, stored: bool = True) -> None:
-        """Remember the ids of messages sequenced at ``time_ns``, with their sequences, and that the open block must record
-        them, unless they are not ``stored``. ``last_id`` is the last message's, b"" if it has none."""
+        """Remember the ids of messages sequenced at ``time_ns``, with their sequences; if ``stored``, the open block
+        must record them. ``last_id`` is the last message's, b"" if it has none."""
         self.last_id = last_id
         if not ids:
             return
@@ -109,7 +109,7 @@ class Dedupe:
             self._runs.append(_Run(time_ns, max(ids.values()), list(ids)))
 
     def news(self, ids: Sequence[bytes]) -> bool:
-        """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False also where that is uncertain."""
+        """Whether no id in ``ids`` (b"": none) was seen before or occurs twice; False if uncertain."""
         given = [msg_id for msg_id in ids if msg_id]
         return self._seqs.keys().isdisjoint(given) and len(set(given)) == len(given)
 
@@ -133,7 +133,7 @@ class Dedupe:
             some = ids[-count:]
             for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
-                if seqs[msg_id] <= last_seq:  # else it was used again after its window, and belongs to a later run
+                if seqs[msg_id] <= last_seq:  # otherwise it was reused after its window, and belongs to a later run
                     del seqs[msg_id]
             count -= len(some)
             if len(some) < len(ids):
@@ -153,8 +153,8 @@ class Dedupe:
         return recorded
 
     def restore(self, ids: Sequence[tuple[int, bytes, int]], now_ns: int) -> bool:
-        """Load ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence, all before those of the previous
-        call, a few thousand at most. Returns whether older ones are wanted, too.
+        """Load ids that stored blocks recorded: (sequence, id, time_ns) in order of sequence, all before those of the
+        previous call, a few thousand at most. Returns whether older ones are needed, too.
 
         Called after a restart, before the first id is looked up: publishes with ids wait for ``restored``.
         """

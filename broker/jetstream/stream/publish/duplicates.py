@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["IDS", "duplicate"]
 
 IDS = "the ids of the duplicate window"
-"""What is not loaded, right after a restart."""
+"""What is not loaded right after a restart."""
 
 
 def duplicate(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Answers with the first message's sequence; 10167 where no more ids can be remembered. A mirror holds what its origin
-    holds."""
+    """Answers with the first message's sequence; 10167 if no more ids can be remembered. A mirror stores all that its
+    origin stores."""
     dedupe, load_ids = context.dedupe, context.load_ids
 
     def check(candidate: Candidate) -> None:

@@ -40,7 +40,7 @@ def stream(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
-    """10071, with the last sequence of the message's subject, or of the one that a second header names; 10193."""
+    """10071, with the last sequence of the message's subject, or of the subject in a second header; 10193."""
     live, subjects, last_seqs = context.live, context.subjects, context.last_seqs
     limits = Limits(config)
     tracked = limits.per_subject and not limits.whole
@@ -54,7 +54,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
             return
         index = subjects.index
         if tracked and not subject and index is not None and index.merged_seq == pending.last_seq:
-            # The index has what is pending too.
+            # The index includes pending messages.
             last = index.last(candidate.subject, live.first_seq) or 0
         else:
             context.commit_pending(pending)

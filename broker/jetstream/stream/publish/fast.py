@@ -1,19 +1,19 @@
-"""Fast-ingest batches: messages that are stored one by one, and acknowledged now and then.
+"""Fast-ingest batches: messages that are stored one by one and acknowledged periodically.
 
-Each carries its place in a reply subject, which the client listens to by a wildcard:
+Each carries its place in its reply subject, to which the client subscribes by a wildcard:
 
-    <inbox>.<batch>.<flow>.<gap>.<place>.<operation>.$FI     flow: acknowledge every so many messages, at most
+    <inbox>.<batch>.<flow>.<gap>.<place>.<operation>.$FI     flow: the most messages from one ack to the next
                                                              gap: ``ok`` or ``fail``; operation: ``Operation``
 
-and is answered there with one of
+and is answered there with one of:
 
-    {"type":"ack","seq":…,"msgs":…}          stored up to this place; how often acks come from now on
-    {"type":"gap","last_seq":…,"seq":…}      this message came in place of last_seq
+    {"type":"ack","seq":…,"msgs":…}          stored up to this place; messages per ack from now on
+    {"type":"gap","last_seq":…,"seq":…}      this message came instead of last_seq
     {"type":"err","seq":…,"error":{…}}       this message was refused
-    a PubAck with ``batch`` and ``count``    the batch is over: by its commit, or by a gap or error where gap is ``fail``
+    a PubAck with ``batch`` and ``count``    the batch has ended: by its commit, or by a gap or error if gap is ``fail``
 
-Owns: the open batches and these answers. Does not own: what stores or refuses a message (sequencer), when an answer may be sent
-(replies): a batch's state is that of the sequencer, as if all it has taken were stored.
+Owns: the open batches and these answers. Does not own: storing or refusing a message (sequencer), when an answer may be
+sent (replies): a batch's state follows the sequencer, as if all messages it has taken were stored.
 
 Source: nats-server, server/stream.go, getFastBatch, processJetStreamFastBatchMsg; server/jetstream_batching.go.
 """
@@ -40,11 +40,11 @@ _ID_BYTES_MAX = 64
 _FLOW_DEFAULT = 10
 _FLOW_MAX = 65_535
 _ACK_EVERY_MAX = 500
-"""Acknowledge at least every so many messages, those of all open batches of the stream together."""
+"""Acknowledge at least every this many messages, counting all open batches of the stream."""
 
 
 class Operation(IntEnum):
-    """What a message asks for; ``END`` commits without being stored."""
+    """The request of a message; ``END`` commits without being stored."""
 
     START = 0
     APPEND = 1
@@ -54,7 +54,7 @@ class Operation(IntEnum):
 
 
 class FastMessage(NamedTuple):
-    """What a reply subject says."""
+    """The fields of a reply subject."""
 
     batch_id: bytes
     flow: int
@@ -66,7 +66,7 @@ class FastMessage(NamedTuple):
     def parse(cls, reply: bytes) -> FastMessage:
         """Raises: ApiError 10206."""
         tokens = reply.rsplit(b".", 6)
-        if len(tokens) < 7:  # the inbox is at least one
+        if len(tokens) < 7:  # the inbox is at least one token
             raise ApiError(10206)
         _, batch_id, flow, gap, place, operation, _ = tokens
         number, at = decimal(operation), decimal(place)
@@ -84,9 +84,9 @@ class FastMessage(NamedTuple):
 class FastBatch:
     """An open batch.
 
-    Attributes: ``last``: its last message's place; ``done``: up to which place all is decided; ``acked``: the place that the
-        last ack named; ``every``: messages from one ack to the next, at most ``every_max``; ``seq``: the last one stored;
-        ``waiting``: a message that waits for what its checks need.
+    Attributes: ``last``: its last message's place; ``done``: the place up to which all is decided; ``acked``: the place
+        in the last ack; ``every``: messages from one ack to the next, at most ``every_max``; ``seq``: the last one
+        stored; ``waiting``: a message that waits for what its checks need.
     """
 
     __slots__ = ("acked", "batch_id", "deadline_ns", "done", "every", "every_max", "gap_ok", "last", "seq", "waiting")
@@ -101,14 +101,14 @@ class FastBatch:
 
 
 class FastRun(NamedTuple):
-    """Messages of a batch that follow each other, from place ``first`` on."""
+    """Consecutive messages of a batch, from place ``first`` on."""
 
     batch: FastBatch
     first: int
 
 
 class FastBatches:
-    """The open batches of one stream. What it returns are the answers to the message at hand, in order.
+    """The open batches of one stream. Methods return the answers to the current message, in order.
 
     Args: ``pub_ack`` makes the PubAck of a sequence, a batch and a count, for a duplicate or not.
     """
@@ -135,11 +135,11 @@ class FastBatches:
         return batch
 
     def take(self, batch: FastBatch, message: FastMessage, msg: Msg) -> tuple[list[bytes], bool]:
-        """Give a message its place. Returns: answers, and whether it is to be stored: then tell what came of that."""
+        """Give a message its place. Returns: answers, and whether to store it: the caller then reports the outcome."""
         if batch.waiting is msg:
             return [], True
         if batch.waiting is not None and not batch.gap_ok:
-            # That one was refused for having waited too long.
+            # That message was refused after waiting too long.
             batch.last -= 1
             return [self._end(batch)], False
         if message.operation == Operation.PING:
@@ -159,7 +159,7 @@ class FastBatches:
         return answers, True
 
     def run_of(self, replies: Sequence[bytes]) -> FastRun | None:
-        """What a run of messages goes on with, if all are the next ones of one open batch, and nothing else is asked."""
+        """The open batch that a run continues, if all messages are its next ones and request nothing else; or None."""
         head, place, operation, _ = replies[0].rsplit(b".", 3) if replies[0].count(b".") > 5 else (b"", b"", b"", b"")
         if operation != b"1" or not head.endswith((b".ok", b".fail")):
             return None
@@ -182,7 +182,7 @@ class FastBatches:
         return answers
 
     def begun(self, batch: FastBatch, message: FastMessage) -> bytes | None:
-        """The answer to a batch's first message, which promises nothing; None: it gets none."""
+        """The answer to a batch's first message, which promises nothing; None: no answer."""
         return _ack(0, batch.every) if message.place == 1 and not message.commits else None
 
     def stored(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:
@@ -204,7 +204,7 @@ class FastBatches:
         return answers
 
     def refused(self, batch: FastBatch, message: FastMessage, error: ApiError) -> list[bytes]:
-        """The message is not stored. Raises: ``error`` where it is answered as a single message would be."""
+        """The message is not stored. Raises: ``error`` if it is answered like a single message."""
         batch.waiting = None
         if not message.gap_ok and batch.last == 1:
             self.close(batch)
@@ -222,13 +222,13 @@ class FastBatches:
             self._inflight.fast -= 1
 
     def clear(self) -> None:
-        """Drop all batches: the stream takes none any more."""
+        """Drop all batches: the stream accepts no more of them."""
         for batch in list(self._open.values()):
             self.close(batch)
         self._timer.cancel()
 
     def expire(self, now_ns: int) -> int | None:
-        """Drop those that have been idle for too long; returns when the next one will have been."""
+        """Drop batches that have been idle for too long; returns the next deadline."""
         for batch in list(self._open.values()):
             if batch.deadline_ns <= now_ns:
                 self.close(batch)
@@ -238,7 +238,7 @@ class FastBatches:
         inflight = self._inflight
         if len(self._open) >= inflight.limits.fast_per_stream or inflight.fast >= inflight.limits.fast_total:
             raise ApiError(10211)
-        # A batch that has company begins slowly, and is given its share by ``_flow``.
+        # With other batches open, a batch begins slowly; ``_flow`` raises it to its share.
         every = 1 if self._open else min(_ACK_EVERY_MAX, message.flow)
         batch = self._open[message.batch_id] = FastBatch(message.batch_id, message.gap_ok, message.flow, every)
         inflight.fast += 1

@@ -1,9 +1,9 @@
 """The headers of a publish that a stream acts upon.
 
-Owns: finding them in a header block, and which headers are not stored. Does not own: what they lead to (checks), nor the
-header block's syntax (protocol.headers).
+Owns: finding them in a header block, and which headers are not stored. Does not own: their effects (checks), the header
+block's syntax (protocol.headers).
 
-Most messages carry none of them: ``find`` is asked only of blocks in which ``Nats-`` occurs.
+Most messages carry none of them: ``find`` is called only for blocks in which ``Nats-`` occurs.
 
 Source: nats-server, server/stream.go, getMsgId, getExpectedLastSeq, removeHeaderStatusIfPresent.
 """
@@ -19,7 +19,7 @@ from broker.protocol import headers as header_block
 __all__ = ["HINT", "MSG_ID", "as_stored", "find", "msg_ids", "parse_sequence"]
 
 HINT = b"Nats-"
-"""Every header that a stream acts upon begins so."""
+"""The prefix of every header that a stream acts upon."""
 
 MSG_ID = b"Nats-Msg-Id"
 
@@ -29,8 +29,8 @@ _MSG_ID_LINE = b"\r\nNats-Msg-Id:"
 
 
 def find(block: bytes, names: Container[bytes]) -> dict[bytes, bytes]:
-    """Those headers of a block that are in ``names``, all of which begin with ``Nats-``; of a repeated one the first value
-    counts."""
+    """The headers of a block that are in ``names``, all of which begin with ``Nats-``; the first value of a repeated
+    header counts."""
     found: dict[bytes, bytes] = {}
     for name, value in _HEADER.findall(block):
         if name in names and name not in found:
@@ -41,7 +41,7 @@ def find(block: bytes, names: Container[bytes]) -> dict[bytes, bytes]:
 def msg_ids(hlens: Iterable[int], bodies: Iterable[bytes]) -> list[bytes] | None:
     """The ``Nats-Msg-Id`` of each message of a run (b"": none), if nothing else in their headers could matter.
 
-    None: some header needs a closer look. This is the fast path for publishers that only deduplicate, and for those whose
+    None: some header has to be parsed. This is the fast path for publishers that only deduplicate, and for those whose
     headers mean nothing to the stream.
     """
     ids: list[bytes] = []
@@ -67,7 +67,7 @@ def parse_sequence(text: bytes) -> int:
 
 
 def as_stored(hlen: int, body: bytes) -> tuple[int, bytes]:
-    """Headers as they are stored: without a status, and without what the server alone may say of a request."""
+    """Headers as they are stored: without a status, and without headers that only the server may set."""
     block, payload = body[:hlen], body[hlen:]
     if block[8:10] != b"\r\n" and block.startswith(header_block.VERSION):
         line_end = block.find(b"\r\n")

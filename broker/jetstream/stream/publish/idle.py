@@ -1,4 +1,4 @@
-"""The timer of what ends when nothing comes for too long."""
+"""The timer of batches that end when idle for too long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["IdleTimer"]
 
 
 class IdleTimer:
-    """Calls ``expire(now_ns)`` when the oldest batch has been idle for too long; that returns when the next one will have
-    been, or None."""
+    """Calls ``expire(now_ns)`` when the oldest batch has been idle for too long; ``expire`` returns the next deadline,
+    or None."""
 
     __slots__ = ("_clock", "_expire", "_handle")
 

@@ -1,4 +1,4 @@
-"""The last sequence of a subject, or of what matches a filter, as publishes expect it."""
+"""The last sequence of a subject, or of the messages that match a filter, for publishes that expect it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LastSeqs:
         self._subjects = subjects
         self._last_seq_of = last_seq_of
         self._looked_up: dict[bytes, int] = {}
-        """What was looked up for the publish at the head of the queue: filter → last sequence. A batch may ask for many."""
+        """Lookups for the publish at the head of the queue: filter → last sequence. A batch may need many."""
         self._looked_up_at = 0
-        """The stream's last sequence then."""
+        """The stream's last sequence at that time."""
 
     def of(self, subject: bytes) -> int:
         """Last sequence of ``subject``, which may have wildcards; 0: none. Raises: NotLoaded."""

@@ -1,6 +1,6 @@
 """The limits of a stream, and the checks of its state and of sizes.
 
-Does not own: what limits remove after a publish (retention).
+Does not own: removing messages after a publish (retention).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ RECORD_BYTES_MAX: Final = 32 << 20
 HEADERS_BYTES_MAX: Final = 65_535
 
 _FAR: Final = SEQ_MAX >> 1
-"""A stream below it has sequences for a century of a billion messages a second."""
+"""A stream below this has sequences for a century at a billion messages a second."""
 
 
 class Limits:
     """A stream's limits as publishing uses them; 0: none.
 
-    Attributes: ``whole``: of the stream as a whole, not only of its subjects. ``trim_each``: removals by one kind of limit
-        make room for the other kind, so the order of replacing and trimming is visible to clients.
+    Attributes: ``whole``: some limit applies to the whole stream, not only to each subject. ``trim_each``: removals by
+        one kind of limit make room for the other kind, so clients see the order of replacing and trimming.
     """
 
     __slots__ = ("max_bytes", "max_msgs", "per_subject", "trim_each", "whole")
@@ -45,13 +45,13 @@ class Limits:
         self.trim_each = self.whole and bool(self.per_subject)
 
     def exceeded(self, live: Live, msgs: int, size: int) -> bool:
-        """Whether ``msgs`` more messages of ``size`` in all take the stream past max_msgs or max_bytes."""
+        """Whether ``msgs`` more messages of ``size`` in total take the stream past max_msgs or max_bytes."""
         return bool((self.max_msgs and live.msgs + msgs > self.max_msgs)
                     or (self.max_bytes and live.size_bytes + size > self.max_bytes))
 
 
 def trim_before(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: the stream is within its limits before each message. See ``Limits.trim_each``."""
+    """Refuses nothing: brings the stream within its limits before each message. See ``Limits.trim_each``."""
     limits, live = Limits(config), context.live
 
     def check(candidate: Candidate) -> None:
@@ -77,7 +77,7 @@ def sealed(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def payload_size(context: CheckContext, config: StreamConfig) -> Check | None:
-    """10054, by max_msg_size, in which headers count."""
+    """10054, by max_msg_size, which includes headers."""
     most = config.max_msg_size
 
     def check(candidate: Candidate) -> None:
@@ -95,14 +95,14 @@ def header_size(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def storage(context: CheckContext, config: StreamConfig) -> Check:
-    """10023 and 10002, by the bounds on all streams of this storage: the server's and the account's."""
+    """10023 and 10002, by the server's and the account's bounds on all streams of this storage."""
     live = context.live
 
     def check(candidate: Candidate) -> None:
         pending = candidate.pending
-        usage = live.usage  # another one once the account's limits change
+        usage = live.usage  # replaced when the account's limits change
         if usage.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > usage.bytes_max:
-            # What the stream's own limits remove for those before it makes room.
+            # The stream's own limits may remove messages for the pending ones, which makes room.
             context.commit_pending(pending)
             err_code = usage.refusal(candidate.size, pending.time_ns)
             if err_code:
@@ -111,7 +111,7 @@ def storage(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def subject_index(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: has the index at hand in a stream that limits subjects."""
+    """Refuses nothing: makes the index ready in a stream that limits subjects."""
     subjects = context.subjects
 
     def check(candidate: Candidate) -> None:

@@ -1,7 +1,7 @@
 """Maintains a stream's window of message ids: loads it after a restart, and lets it expire.
 
-Owns: which stored blocks have ids of the window, reading them, the expiry timer. Does not own: the ids (dedupe), what a
-duplicate leads to (duplicates), the records that store ids (stream).
+Owns: which stored blocks have ids of the window, reading them, the expiry timer. Does not own: the ids (dedupe), what
+happens to a duplicate (duplicates), the records that store ids (stream).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _IDS_AT_ONCE = 65_536
 """Messages in those blocks together, unless a single one has more: while they load, their ids are in memory twice."""
 
 _IDS_A_TURN = 2048
-"""Ids loaded or forgotten in one turn of the loop: about 2 ms."""
+"""Ids loaded or forgotten per turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS = 100_000_000
-"""If a block spans no more time than this, all its ids count from its last message's time."""
+"""If a block spans at most this time, all its ids count from its last message's time."""
 
 _last_time: Callable[[LiveBlock], int] = attrgetter("last_time_ns")
 
@@ -59,15 +59,15 @@ class MsgIds:
         """Take note of persisted blocks, as the stream loads their entries in order."""
         if self._dedupe.known or not blocks:
             return
-        # At once, since a message may be removed before its id is asked for.
+        # Immediately, since a message may be removed before its id is looked up.
         since_ns, noted = self._clock.now_ns() - self._dedupe.window_ns, self._with_ids
         if noted and noted[-1].last_time_ns <= since_ns:
-            noted.clear()  # of those that are too old only the last one matters
+            noted.clear()  # of the blocks that are too old, only the last one matters
         noted += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
     async def load(self) -> None:
-        """Load the ids of the window, and that of the last message, from the cores of the blocks that are recent enough: the
-        newest first, as many as may be held, a slice in each turn of the loop."""
+        """Load the ids of the window, and that of the last message, from the cores of recent blocks: newest first, as
+        many as may be held, a slice per turn of the loop."""
         live, dedupe = self._live, self._dedupe
         await live.look()
         blocks, more = self._with_ids, True

@@ -1,4 +1,4 @@
-"""Publishes that a run has accepted and not appended yet."""
+"""Publishes that a run has accepted but not yet appended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Pending"]
 class Pending:
     """Messages accepted and not yet appended: all of one publisher and one time, with consecutive sequences.
 
-    Neither the stream nor its window of ids knows of them, so leaving them out leaves nothing behind. The index of a
-    stream that limits subjects does: ``indexed`` while it may hold a message that is not here.
+    Neither the stream nor its window of ids includes them, so dropping them leaves no trace. The index of a stream that
+    limits subjects does: ``indexed`` while it may hold a message that is not here.
 
-    Args: ``append`` appends them to the stream and begins anew; returns whether they were appended.
+    Args: ``append`` appends them to the stream and empties this; returns whether they were appended.
     """
 
     __slots__ = ("_append", "bytes", "due", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
@@ -48,17 +48,17 @@ class Pending:
         self.due: list[tuple[int, int]] = []
         """(sequence, time) of schedules among them, and of those that are due again."""
         self.totals: dict[bytes, Total] = {}
-        """Of counters, by subject, with the last of them."""
+        """Of counters: subject → total including its last message."""
         self.values: list[int] = []
-        """Of counters, the total with each of them."""
+        """Of counters: the total including each message."""
 
     @property
     def last_seq(self) -> int:
-        """Sequence of the last one; of the stream's last message while there is none."""
+        """Sequence of the last one; if empty, of the stream's last message."""
         return self.first_seq + len(self.msgs) - 1
 
     def add(self, msg: Msg, size: int, msg_id: bytes, replaced: Sequence[tuple[int, int]], ttl: int = 0) -> None:
-        """Accept a message, which takes the place of messages (sequence, size)."""
+        """Accept a message, which replaces ``replaced`` as (sequence, size)."""
         msgs = self.msgs
         if msg_id:
             self.ids[msg_id] = self.first_seq + len(msgs)
@@ -73,7 +73,7 @@ class Pending:
                 self.removed_bytes += replaced_size
 
     def count(self, subject: bytes, total: Total) -> None:
-        """The message that was just added makes this its subject's total."""
+        """Record the subject's total including the message just added."""
         self.totals[subject] = total
         self.values.append(total.value)
 
@@ -85,5 +85,5 @@ class Pending:
         return 0
 
     def append(self) -> bool:
-        """Append them to the stream; False: they were refused, since that failed. Holds nothing afterwards."""
+        """Append them to the stream; False: that failed, and they were refused. Empty afterwards."""
         return self._append(self)

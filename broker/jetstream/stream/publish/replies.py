@@ -1,6 +1,6 @@
 """A stream's replies to publishers: PubAcks, duplicates and refusals, and when they are sent.
 
-Owns: their bytes, and that none reveals what is not persisted. Does not own: the decisions (checks, sequencer).
+Owns: their bytes, and that none reveals unpersisted state. Does not own: the decisions (checks, sequencer).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Replies:
     """The replies of one stream. ``configure`` follows each change of its configuration.
 
     Attributes: ``prefix``: how each PubAck begins; the sequence and a brace follow. ``dropped``: publishes without a reply
-        subject that there was no room for.
+        subject for which there was no room.
     """
 
     def __init__(self, owner: BlockOwner, log: Log | MemoryLog, bus: Bus, domain: str) -> None:
@@ -37,7 +37,7 @@ class Replies:
         self.dropped = 0
 
     def configure(self, config: StreamConfig) -> None:
-        """Take what ``config`` says about replies."""
+        """Apply the reply settings of ``config``."""
         self._acks = not config.no_ack
         self._async = config.persist_mode == "async" and config.storage != "memory"
         name = json.dumps(config.name, ensure_ascii=False)
@@ -45,7 +45,7 @@ class Replies:
         self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
         self._refusal_tail = f',"stream":{name},"seq":0}}'.encode()
 
-    # --- once it is persisted -----------------------------------------------------------------------------------------
+    # --- when persisted -----------------------------------------------------------------------------------------------
 
     def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
         """PubAcks for messages from ``first_seq`` on; b"" among ``replies`` asks for none."""
@@ -69,7 +69,7 @@ class Replies:
             self._later(self._bus.publish, reply, b"", 0, self.batch_ack(seq, batch_id, count))
 
     def told(self, reply: bytes, answer: bytes) -> None:
-        """What a fast-ingest batch answers by what is sequenced, also where the stream does not acknowledge."""
+        """A fast-ingest batch's answer, from the sequenced state; sent even if the stream does not acknowledge."""
         self._later(self._bus.publish, reply, b"", 0, answer)
 
     def batch_ack(self, seq: int, batch_id: bytes, count: int, duplicate: bool = False) -> bytes:
@@ -79,12 +79,12 @@ class Replies:
         return b'%b%d%b,"batch":%b,"count":%d}' % (self.prefix, seq, before, named, count)
 
     def refused(self, reply: bytes, error: ApiError) -> None:
-        """The message is not stored, by what the sequenced state says."""
+        """The message is not stored, as decided from the sequenced state."""
         if self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self._refusal(error))
 
     def _later(self, fn: object, *args: object) -> None:
-        """Send a reply: in log order, or at once where a PubAck depends on nothing."""
+        """Send a reply: in log order, or at once in an async stream, whose PubAcks do not wait for the store."""
         log = self._log
         if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
@@ -92,7 +92,7 @@ class Replies:
             log.wait(fn, *args, of=self._owner)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
-        """``items`` collected for ``pub_acks_each`` without those of this stream: what they acknowledge is not stored."""
+        """``items`` collected for ``pub_acks_each`` without those of this stream, whose messages are not stored."""
         if fn != self._bus.pub_acks_each:
             return items
         prefix = self.prefix
@@ -101,17 +101,17 @@ class Replies:
     # --- at once ------------------------------------------------------------------------------------------------------
 
     def staged(self, reply: bytes) -> None:
-        """The message is kept for the commit of its batch, which says nothing about the stream: publishers count these."""
+        """The message is staged for its batch's commit. Publishers count these replies, which reveal no state."""
         if self._acks and reply:
             self._bus.publish(reply, b"", 0, b"")
 
     def begun(self, reply: bytes, answer: bytes) -> None:
-        """A fast-ingest batch has begun, of which nothing is stored yet."""
+        """A fast-ingest batch has begun; none of it is stored yet."""
         if self._acks:
             self._bus.publish(reply, b"", 0, answer)
 
     def turn_away(self, run: Sequence[Msg]) -> None:
-        """Refuse publishes that there is no room for, at once: nothing was decided about them."""
+        """Refuse, at once, publishes for which there is no room: nothing was decided about them."""
         body = _TOO_MANY_REQUESTS + self._refusal(ApiError(10167))
         hlen = len(_TOO_MANY_REQUESTS)
         for _, reply, _, _ in run:

@@ -1,10 +1,10 @@
-"""Messages that a stream publishes again once they are stored, each with headers that say where it is.
+"""Messages that a stream republishes when they are stored, each with headers that locate it.
 
     Nats-Stream, Nats-Subject, Nats-Sequence, Nats-Time-Stamp     of the stored message
-    Nats-Last-Sequence                                            of the one before it with its subject, 0: none
+    Nats-Last-Sequence                                            of the previous one with its subject; 0: none
     Nats-Msg-Size                                                 in place of the payload, with ``headers_only``
 
-Does not own: when they go out (the log), nor that none enters a stream within a decision (bus).
+Does not own: when they are sent (the log), that none enters a stream during a decision (bus).
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch.
 """
@@ -31,7 +31,7 @@ _FIRST_LINE = b"NATS/1.0\r\n"
 
 
 def republish(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: has the message published again once it is stored. The last row: what it sends is what is stored."""
+    """Refuses nothing: republishes the message when it is stored. The last row, so that it sends what is stored."""
     given = config.republish
     made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
     if given is None or made is None:

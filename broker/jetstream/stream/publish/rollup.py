@@ -1,4 +1,4 @@
-"""The checks of roll-ups: which publishes are some, and what they will remove.
+"""The checks of roll-ups: which publishes are roll-ups, and what they will remove.
 
 Does not own: finding and removing it (retention.rollup).
 """
@@ -30,7 +30,7 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
             return
         if not allowed:
             if candidate.copied:
-                return  # it was one in the origin
+                return  # it was a roll-up in the origin
             raise ApiError(10111, err="rollup not permitted")
         if value not in (b"sub", b"all"):
             raise ApiError(10111, err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
@@ -39,12 +39,12 @@ def requested(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:
-    """Refuses nothing: finds what the roll-up removes, while it may still wait for that to be loaded."""
+    """Refuses nothing: finds what the roll-up removes, while the publish may still wait for loading."""
     rollups = context.rollups
 
     def check(candidate: Candidate) -> None:
         if candidate.rollup:
-            # A roll-up and what it removes are stored in one block, so nothing else may be on its way to another.
+            # A roll-up and its removals are stored in one block, so nothing else may be pending.
             context.commit_pending(candidate.pending)
             candidate.after = rollups.plan(candidate.subject if candidate.rollup == b"sub" else None)
     return check

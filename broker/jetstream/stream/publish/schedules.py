@@ -1,7 +1,7 @@
 """Scheduled messages: which publishes are schedules, which end one, and what a schedule has the stream publish.
 
-    Nats-Schedule: @every 1h          a schedule: kept under its subject, of which there is one (it rolls the subject up)
-    Nats-Schedule-Target: orders.tick      where it publishes, headers and payload being those of the schedule, or of the last
+    Nats-Schedule: @every 1h          a schedule: one per subject (it rolls its subject up)
+    Nats-Schedule-Target: orders.tick      where it publishes, with headers and payload of the schedule, or of the last
     Nats-Schedule-Source: orders.latest    message of another subject
     Nats-Schedule-Next: purge         with Nats-Scheduler: a message that ends the schedule under that subject
 
@@ -50,9 +50,9 @@ _FAMILIES_NOT_PASSED_ON: Final = (b"Nats-Schedule", b"Nats-Expected-")
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10188 where there are none; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for what ends one.
+    """10188 if not allowed; 10189, 10223, 10191, 10192, 10166, 10190, 10203 for a schedule; 10212 for its end.
 
-    What the stream's own scheduler publishes has passed them already.
+    Messages from the stream's own scheduler have passed them already.
     """
     scheduler, subjects = context.scheduler, config.subjects_bytes
 
@@ -92,7 +92,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
-    """Schedules cannot be in atomic batches yet: 10188, and 10212 for what would be refused anyway."""
+    """Schedules cannot be in atomic batches yet: 10188, and 10212 for those refused anyway."""
     def check(candidate: Candidate) -> None:
         get = candidate.headers.get
         name, zone = get(SCHEDULER, b""), get(_TIME_ZONE)
@@ -108,7 +108,7 @@ def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: finds the schedule that the message ends, while it may still wait for that to be loaded."""
+    """Refuses nothing: finds the schedule that the message ends, while the publish may still wait for loading."""
     def check(candidate: Candidate) -> None:
         if candidate.ends:
             context.commit_pending(candidate.pending)
@@ -156,7 +156,7 @@ def _publishable(subject: bytes) -> bool:
 
 
 def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) -> Firing | None:
-    """When a schedule fires; None where there is no pattern. Raises: ApiError 10223, 10189."""
+    """When a schedule fires; None if there is no pattern. Raises: ApiError 10223, 10189."""
     zone: tzinfo | None = None
     if zone_name is not None:
         try:
@@ -172,10 +172,10 @@ def firing(pattern: bytes, zone_name: bytes | None, after_ns: int, now_ns: int) 
 
 
 def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) -> bytes:
-    """The headers of what a schedule publishes.
+    """The headers of a message that a schedule publishes.
 
-    Args: schedule is its header block, content that of the message which is passed on, following the time of the next
-        firing, or ``PURGE``.
+    Args: ``schedule``: its header block; ``content``: that of the message to pass on; ``following``: the time of the
+        next firing, or ``PURGE``.
     """
     dropped = {name for name, _ in header_block.items(content)
                if name.startswith(_FAMILIES_NOT_PASSED_ON) or name in _NOT_PASSED_ON}
@@ -188,5 +188,5 @@ def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) 
 
 
 def zone_of(schedule: bytes) -> bytes | None:
-    """The name of the time zone that a schedule's headers have."""
+    """The name of the time zone in a schedule's headers."""
     return header_block.get(schedule, _TIME_ZONE)

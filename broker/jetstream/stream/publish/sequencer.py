@@ -1,8 +1,8 @@
-"""Publishes become messages of a stream, or refusals, by what the live state is at their turn.
+"""Turns publishes into messages of a stream, or refusals, by the live state at their turn.
 
-Owns: the order of a run, its sequences, and appending what the checks let pass. Does not own: the checks (checks), the live
-state (live), the subjects (subject_state), the ids (dedupe), what limits remove afterwards (retention), the wait of what
-comes before its turn (queue), the bytes of replies (replies).
+Owns: the order of a run, its sequences, and appending what passes the checks. Does not own: the checks (checks), the
+live state (live), the subjects (subject_state), the ids (dedupe), removal by limits afterwards (retention), waiting for
+a turn (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
                       ├─ the same, and a single message ─> the shortest way: many streams in turn        (``one``)
@@ -10,12 +10,12 @@ comes before its turn (queue), the bytes of replies (replies).
                                                             └──> members of batches                       (batching)
     messages copied from another stream ─────────────────> message by message, or all at once            (``copy``)
 
-Refusals come before sequencing, never after: what is appended gets a PubAck or no answer. A decision that needs what is
-not in memory raises ``NotLoaded`` before it has changed anything; the rest of the run then waits at the queue's head. Nothing
-enters the stream from inside a decision (see bus), and what a decision leads to is done in one place (``_commit``).
+Refusals come before sequencing, never after: an appended message gets a PubAck or no answer. A decision that needs data
+not in memory raises ``NotLoaded`` before changing anything; the rest of the run then waits at the head of the queue.
+Nothing enters the stream during a decision (see bus), and a decision takes effect in one place (``_commit``).
 
-An unexpected error refuses the message that caused it. What was appended stands with its PubAcks, and nothing remembers
-what was not; if even that does not hold, the log stops.
+An unexpected error refuses the message that caused it. Appended messages keep their PubAcks, and nothing remembers the
+others; if even that cannot be ensured, the log stops.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ __all__ = ["Sequencer"]
 _log = logging.getLogger(__name__)
 
 _CEILING_MARGIN = 32_768
-"""An async stream asks for its next ceiling this long before it needs it."""
+"""An async stream asks for its next ceiling this many sequences before it needs it."""
 
 _TELL_NS = 1_000_000_000
-"""Unexpected errors are logged no more often: they may come with each message."""
+"""Unexpected errors are logged at most this often: every message may cause one."""
 
 
 class Queue(Protocol):
-    """The queue that runs come from."""
+    """The queue that supplies the runs."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -70,7 +70,7 @@ class Queue(Protocol):
 
 
 class Owner(BlockOwner, Protocol):
-    """What this module asks of the stream."""
+    """What this module needs of the stream."""
 
     @property
     def name(self) -> str: ...
@@ -81,7 +81,7 @@ class Owner(BlockOwner, Protocol):
 
 
 class Retention(Protocol):
-    """The limits, carried out after publishes, and before those decisions that depend on them."""
+    """The limits, enforced after publishes, and before decisions that depend on them."""
 
     def enforce(self) -> None: ...
     def arm(self) -> None: ...
@@ -90,7 +90,7 @@ class Retention(Protocol):
 
 
 class Ttls(Protocol):
-    """When messages expire that have a TTL."""
+    """When messages with a TTL expire."""
 
     def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None: ...
 
@@ -111,7 +111,7 @@ class Sequencer:
         self._told_ns = -_TELL_NS
 
     def configure(self, config: StreamConfig) -> None:
-        """Take the limits of ``config``, and the checks that it calls for."""
+        """Apply the limits of ``config``, and the checks that it requires."""
         self._config = config
         self._limits = limits = Limits(config)
         self._limited, self._per_subject = limits.whole, limits.per_subject
@@ -126,7 +126,7 @@ class Sequencer:
         self._prefix = self.replies.prefix
 
     def renumbered(self) -> None:
-        """The stream's last sequence was set, not counted up: which checks are called for depends on it."""
+        """The stream's last sequence was set, not counted up: it determines which checks are needed."""
         self.checks: Checks | None = None
         self._batching.renumbered()
         self._checks_of_copies: Checks | None = None
@@ -150,7 +150,7 @@ class Sequencer:
         if not (self._bulky and self._all_at_once(ops if end - start == len(ops) else ops[start:end], source, time_ns)):
             done = self._one_by_one(ops, start, end, source, time_ns)
             if done < end:
-                # The queue is busy with it, so the rest of the run comes next.
+                # The queue is busy with this publish, so the rest of the run comes next.
                 self._owner.queue.requeue((ops, done, end, source, now_ns))
         try:
             if self._limited:
@@ -162,8 +162,8 @@ class Sequencer:
         self._log.urgent()
 
     def one(self, msg: Msg, now_ns: int) -> bool:
-        """``run`` for a single message that nothing limits, which is how publishes to many streams in turn arrive.
-        Returns: False if it has to be ``run``."""
+        """``run`` for a single message that needs no checks, which is how publishes to many streams in turn arrive.
+        Returns: False if it needs ``run``."""
         subject, reply, hlen, body = msg
         size = len(body)
         if (not self._plain or hlen or size > RECORD_BYTES_MAX // 2 or 0 <= self._max_msg_size < size
@@ -200,7 +200,7 @@ class Sequencer:
             return self._live.last_seq > last_seq
 
     def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
-        """Append a whole run at once, if no message in it has to be looked at on its own."""
+        """Append a whole run at once, if no message in it has to be checked on its own."""
         subjects: Sequence[bytes]
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
@@ -262,7 +262,7 @@ class Sequencer:
         return True
 
     def _one_by_one(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, time_ns: int) -> int:
-        """Decide on each message; returns the place of the first one that must wait, or ``end``."""
+        """Decide each message; returns the index of the first one that must wait, or ``end``."""
         replies = self.replies
         pending = Pending(self._live.last_seq + 1, source, time_ns, self._append)
         candidate = Candidate(pending)
@@ -292,7 +292,7 @@ class Sequencer:
                 pending.indexed = False
                 replies.refused(msg[1], ApiError(NOT_AVAILABLE))
             if i == start:
-                # A publish that waits is the first of its run.
+                # A waiting publish is the first of its run.
                 self._blocked.decided()
         pending.append()
         return end
@@ -300,7 +300,7 @@ class Sequencer:
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def skip_to(self, last_seq: int) -> None:
-        """Use up the sequences up to ``last_seq`` without messages."""
+        """Skip the sequences up to ``last_seq``."""
         live, index = self._live, self._subjects.index
         if index is not None and index.merged_seq == live.last_seq:
             index.merged_seq = last_seq
@@ -310,8 +310,8 @@ class Sequencer:
              stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
         """Append messages of another stream, with the sequences from ``first_seq`` on (0: the next) at ``time_ns`` or later.
 
-        ``stored(n)``: the first ``n`` of them are in the stream, or were there before. Nothing waits for the log here: the caller
-        calls ``log.urgent`` once its own state is whole.
+        ``stored(n)``: the first ``n`` of them are in the stream, or were before. Nothing waits for the log here: the
+        caller calls ``log.urgent`` when its own state is complete.
         Returns: why the next one is not stored, or None: all are.
         """
         live = self._live
@@ -326,7 +326,7 @@ class Sequencer:
         else:
             error = self._copy_one_by_one(run, time_ns, stored)
         try:
-            # In an interest stream those that no consumer waits for leave in the block that they came in.
+            # In an interest stream, messages that no consumer waits for are removed in the block that adds them.
             self.context.interest.drop_unwanted(last_seq + 1)
             if self._limited:
                 self._retention.enforce()
@@ -389,8 +389,8 @@ class Sequencer:
         return appended
 
     def _commit(self, pending: Pending) -> None:
-        """Turn what was accepted into messages: in the block, the counts and the window of ids. PubAcks are due from then on,
-        so they are queued before what the messages replace is removed."""
+        """Add the accepted messages to the block, the counts and the window of ids. Their PubAcks are due from then on,
+        so they are queued before replaced messages are removed."""
         live, first_seq, time_ns = self._live, pending.first_seq, pending.time_ns
         if first_seq != live.last_seq + 1:
             raise RuntimeError(f"accepted as {first_seq}, but the stream is at {live.last_seq}")
@@ -423,7 +423,7 @@ class Sequencer:
         live, seq, msg_id = self._live, self._live.last_seq + 1, candidate.msg_id
         block = self._log.block(self._owner)
         if block.empty:
-            # A sequence that no message has; without a word on it the outcome would not be stored.
+            # The sequence has no message; without this record the outcome would not be stored.
             block.remove(seq, seq, 0, 0)
         live.skip_to(seq)
         self._dedupe.add({msg_id: seq} if msg_id else {}, msg_id, pending.time_ns, stored=False)
@@ -433,16 +433,16 @@ class Sequencer:
             self.follow_up(candidate.after)
 
     def follow_up(self, after: Callable[[], None]) -> None:
-        """Do what follows the stream's last message (``Candidate.after``)."""
+        """Run the follow-up of the stream's last message (``Candidate.after``)."""
         try:
             after()
         except Exception as error:
             self._unforeseen(error, index=True)
 
     def _unforeseen(self, error: Exception, *, index: bool) -> None:
-        """Log an unexpected error, and make sure that nothing is built on a wrong state.
+        """Log an unexpected error, and ensure that nothing builds on a wrong state.
 
-        ``index``: the subjects may be out of step; they are read again from the messages.
+        ``index``: the subject index may be wrong; it is rebuilt from the messages.
         """
         if index:
             self._subjects.forget()
@@ -457,7 +457,7 @@ class Sequencer:
     # --- one message --------------------------------------------------------------------------------------------------
 
     def _accept(self, pending: Pending, checks: Checks, candidate: Candidate, msg: Msg) -> Callable[[], None] | None:
-        """Add one message to ``pending``. Returns: what follows once it is appended, or None.
+        """Add one message to ``pending``. Returns: the follow-up to run when it is appended, or None.
 
         Raises: ApiError or Duplicate when it is not stored; NotLoaded.
         """

@@ -1,4 +1,4 @@
-"""The header of messages that a stream copied from another: no client may claim to be one."""
+"""The header of messages that a stream copied from another: clients may not set it."""
 
 from __future__ import annotations
 

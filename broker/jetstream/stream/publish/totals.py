@@ -1,6 +1,6 @@
-"""The latest totals of a stream's counters, so that a busy one is not read from its last message each time.
+"""The latest totals of a stream's counters, so that a busy counter is not read from its last message each time.
 
-Owns: what a stored message of a counter says, and remembering that for some subjects. Does not own: a subject's last message
+Owns: parsing a counter's stored message, and caching that for some subjects. Does not own: a subject's last message
 (subject_state), reading it (queries).
 
 Source: nats-server, server/stream.go, CounterValue, CounterSources.
@@ -25,26 +25,26 @@ __all__ = ["DIGITS_MAX", "SOURCES", "Sources", "Total", "Totals", "integer"]
 SOURCES: Final = b"Nats-Counter-Sources"
 
 DIGITS_MAX: Final = 4000
-"""Of an increment: what Python converts without being told to, and far beyond any count."""
+"""Of an increment: within Python's default limit for conversion, and far beyond any count."""
 
 _TOTALS_MAX: Final = 8192
-"""Totals remembered for one stream."""
+"""Totals cached for one stream."""
 
 Sources = dict[str, dict[str, str]]
 """Stream → subject → the total that last came from there."""
 
 
 class Total(NamedTuple):
-    """What the last message of a subject says."""
+    """The content of a subject's last message."""
 
     value: int
     sources: Sources
     broken: bool = False
-    """Whether the message is not one of a counter: then nothing can be added."""
+    """Whether the message is not a counter's: then nothing can be added."""
 
     @classmethod
     def of(cls, headers: bytes, payload: bytes) -> Total:
-        """What a stored message says."""
+        """Parse a stored message."""
         try:
             said = json.loads(payload)
             value = said.get("val", "") if said is not None else ""
@@ -74,10 +74,10 @@ class Totals:
         self._subjects = subjects
         self._get = get
         self._latest: dict[bytes, tuple[int, Total]] = {}
-        """Of which message, by subject; the latest last."""
+        """Subject → sequence of its last message, and the total; the latest last."""
 
     def of(self, subject: bytes) -> Total:
-        """That of its last message. Raises: NotLoaded."""
+        """The total of ``subject``, from its last message. Raises: NotLoaded."""
         seq = self._subjects.last(subject)
         if not seq:
             return _NOTHING
@@ -87,7 +87,7 @@ class Totals:
         return known[1]
 
     def remember(self, subject: bytes, seq: int, total: Total) -> None:
-        """The last message of ``subject`` is ``seq``, and says this."""
+        """The last message of ``subject`` is ``seq``, with this total."""
         latest = self._latest
         latest.pop(subject, None)
         if len(latest) >= _TOTALS_MAX:
@@ -96,11 +96,11 @@ class Totals:
 
     async def _load(self, subject: bytes, seq: int) -> None:
         msg = await self._get(seq)
-        if msg is not None:  # else it has just been removed, and another one is the last
+        if msg is not None:  # otherwise it was just removed, and another one is the last
             self.remember(subject, seq, Total.of(msg.headers, msg.payload))
 
 
 def integer(text: str) -> int | None:
-    """As Go reads a decimal integer; None for any other text."""
+    """Parse a decimal integer as Go does; None for any other text."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX else None

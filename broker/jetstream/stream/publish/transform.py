@@ -1,6 +1,6 @@
-"""The subject by which a message is stored, where a stream transforms subjects.
+"""The subject under which a message is stored, in a stream that transforms subjects.
 
-Does not own: what the stream is subscribed to, which are the subjects as they are published.
+Does not own: what the stream is subscribed to, which are the subjects as published.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch.
 """
@@ -20,7 +20,7 @@ __all__ = ["transform"]
 
 
 def transform(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuses nothing: what does not match the transform's source keeps its subject."""
+    """Refuses nothing: a subject that does not match the transform's source is kept."""
     given = config.subject_transform
     made = make_transform(given.src.encode(), given.dest.encode()) if given is not None else None
     if made is None:

@@ -1,4 +1,4 @@
-"""A message's time to live: whether it may have one, and which.
+"""A message's time to live: whether it is allowed, and its value.
 
 Does not own: when messages expire (retention.ttl).
 
@@ -26,7 +26,7 @@ TTL = b"Nats-TTL"
 _SECOND = 1_000_000_000
 
 TTL_INVALID = 0
-"""What ``parse_ttl`` gives for text that is no TTL."""
+"""What ``parse_ttl`` returns for text that is not a TTL."""
 
 
 def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
@@ -38,8 +38,8 @@ def disabled(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def valid(context: CheckContext, config: StreamConfig) -> Check:
-    """10165; else the message has its TTL from here on, at least that of a delete marker: a marker that is there already
-    would otherwise outlive it, and the message would leave none."""
+    """10165; otherwise sets the message's TTL, at least that of a delete marker: an existing marker would otherwise
+    outlive the message, which would leave none."""
     least = config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
     allowed = config.allow_msg_ttl
 
@@ -55,13 +55,13 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             block = header_block.set(block, TTL, b"%d" % ttl)
             candidate.size += len(block) - candidate.hlen
             candidate.hlen, candidate.body = len(block), block + candidate.body[candidate.hlen:]
-        if allowed:  # a copied message may have one where it means nothing
+        if allowed:  # a copied message may have one that has no effect here
             candidate.ttl = ttl
     return check
 
 
 def delete_marker(config: StreamConfig) -> bytes:
-    """The headers of the message that takes the place of a subject's last one when that expires; b"": there is none."""
+    """The headers of the message that replaces a subject's last one when that expires; b"": none."""
     seconds = config.subject_delete_marker_ttl // _SECOND
     if not seconds:
         return b""

@@ -1,6 +1,6 @@
-"""The check for messages that no consumer waits for, in a stream that stores only what some consumer gets.
+"""The check for messages that no consumer waits for, in a stream that stores only what some consumer receives.
 
-Does not own: which subjects those are (retention.interest), what becomes of the message (sequencer).
+Does not own: which subjects those are (retention.interest), what happens to the message (sequencer).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["unwanted"]
 
 
 def unwanted(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Ends the checks: the message takes a sequence and gets its PubAck, and is not stored."""
+    """Ends the checks: the message takes a sequence and gets its PubAck, but is not stored."""
     interest, rollups = context.interest, context.rollups
 
     def check(candidate: Candidate) -> None:

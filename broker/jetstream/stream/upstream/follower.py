@@ -1,9 +1,9 @@
-"""Follows one origin: finds it, reads on when it grows, begins again when it is another.
+"""Follows one origin: finds it, reads on when it grows, starts over when it is replaced.
 
-Owns: the task, its waiting and its errors, and what stream info shows of it. Does not own: where to begin and what is stored
+Owns: the task, its waiting and its errors, and its part of stream info. Does not own: where to begin and what is stored
 (``start`` and ``store`` of mirror and source).
 
-    find ──> start ──> read ──> store ──> read ── nothing new ──> wait for the origin to grow, or to go ──> find
+    find ──> start ──> read ──> store ──> read ── nothing new ──> wait for the origin to grow or go away ──> find
       └── not there: shown as error; looked for when a stream appears            └── store fails: again after a pause
 """
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 _HEARTBEAT_NS = 1_000_000_000
-"""An origin is heard of so often, also when it has nothing new."""
+"""An origin counts as heard from this often, even when it has nothing new."""
 
 
 class Target(Protocol):
@@ -79,11 +79,11 @@ class Follower(ABC):
         return [one.src for one in given.subject_transforms] or ([given.filter_subject] if given.filter_subject else [])
 
     def wake(self) -> None:
-        """The origin grew, or may be another."""
+        """The origin grew, or may have been replaced."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Copy nothing more. What is stored stays."""
+        """Copy nothing more. Stored messages stay."""
         self._detach()
         self._task.cancel()
 
@@ -107,7 +107,7 @@ class Follower(ABC):
         return shown
 
     def subject(self, subject: bytes) -> bytes:
-        """A subject of the origin as it is stored here."""
+        """The subject under which a message of the origin is stored here."""
         for transform in self._transforms:
             if (made := transform.match(subject)) is not None:
                 return made
@@ -121,14 +121,14 @@ class Follower(ABC):
 
     @abstractmethod
     async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
-        """Store a batch, or the first messages of it: an error says why not the others."""
+        """Store a batch, or its first messages and return the error that stopped it."""
 
     @abstractmethod
     def next_seq(self, batch: Batch) -> int:
         """Where to read on after ``store``."""
 
     def position(self) -> int:
-        """The origin's sequence of the last message taken, as stream info shows it; 0: it does not."""
+        """The origin's sequence of the last message copied, for stream info; 0: not shown."""
         return 0
 
     # --- the task -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Follower(ABC):
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     async def _attach(self) -> OriginReader | None:
-        """A reader of the origin, wherever that is now; None while it is not there."""
+        """A reader of the current origin; None while there is none."""
         try:
             origin = self._find(self.given)
         except ApiError as error:
@@ -195,11 +195,11 @@ class Follower(ABC):
         if error is not None:
             raise error
         reader.next_seq = self.next_seq(found)
-        await asyncio.sleep(0)  # the loop's other work, between two batches
+        await asyncio.sleep(0)  # lets other work run between two batches
         return True
 
     def _tell(self, error: Exception) -> None:
-        """Log what keeps us from copying, once until something is copied again."""
+        """Log what prevents copying, once until something is copied again."""
         if (said := str(error)) != self._told:
             self._told = said
             _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, said)

@@ -1,7 +1,7 @@
 """A mirror: each message of the origin under its own sequence and time.
 
-What the origin has removed, or what filters leave out, is a gap here too. The stream's last sequence says how far it has come, so a
-mirror needs no position of its own: after a restart it goes on behind it. What the origin removes later stays.
+Messages that the origin has removed, or that filters exclude, are gaps here too. The stream's last sequence is also the
+mirror's position, from which it continues after a restart. Messages that the origin removes later stay.
 
 Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirrorMsg; server/consumer.go, selectStartingSeqNo.
 """
@@ -17,12 +17,12 @@ __all__ = ["Mirror"]
 
 
 class Mirror(Follower):
-    """The mirror of one stream, which takes no other messages."""
+    """The mirror of one stream, which accepts no other messages."""
 
     MIRRORS = True
 
     async def start(self, origin: Origin) -> int:
-        """An origin that was made anew has nothing for us until it is past what we have."""
+        """A re-created origin has nothing to copy until it is past the last sequence here."""
         given, last_seq = self.given, self._target.last_seq
         if last_seq:
             seq = last_seq + 1
@@ -38,7 +38,7 @@ class Mirror(Follower):
         return max(seq, self._target.last_seq + 1)
 
     async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
-        """As runs of what followed one another in the origin, at one time."""
+        """Store as runs with consecutive sequences in the origin and one time."""
         runs: list[Run] = []
         seqs, times_ns = batch.seqs, batch.times_ns
         msgs = [(self.subject(subject), b"", hlen, body)

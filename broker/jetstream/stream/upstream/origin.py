@@ -1,10 +1,10 @@
 """What a mirror or source reads from: another stream, as a sequence of batches.
 
-Owns: reading on from a sequence, through filters, what the origin has stored. Does not own: which stream that is (``Find``, which
-the account provides), where a reader begins, what becomes of the messages (mirror, source).
+Owns: reading what the origin has stored, from a sequence on, through filters. Does not own: which stream that is
+(``Find``, provided by the account), where a reader begins, what happens to the messages (mirror, source).
 
-An origin in this process is read directly: no consumer is made, nothing is acked, and slowness of the reader costs the origin
-nothing. A stream of another server would be another ``Origin``; nothing else here knows where one is.
+An origin in this process is read directly: no consumer is created, nothing is acked, and a slow reader costs the origin
+nothing. A stream of another server would be another ``Origin``; nothing else here depends on where an origin is.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader"]
 
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
-"""Read and stored in one go: a few milliseconds. A larger message comes alone."""
+"""Read and stored at once: a few milliseconds. A larger message makes a batch of its own."""
 
 _EXPECTATIONS = re.compile(rb"\r\nNats-(?:Expected|Batch)-[^\r\n]*")
-"""Headers that were meant for the origin alone."""
+"""Headers that were meant only for the origin."""
 
 _EMPTY_BLOCK = b"NATS/1.0\r\n\r\n"
 
 
 class Loading(Protocol):
-    """Messages on their way from the store; there is nothing to read below ``seq``."""
+    """Messages being loaded from the store; there is nothing to read below ``seq``."""
 
     @property
     def seq(self) -> int: ...
@@ -72,7 +72,7 @@ class Origin(Protocol):
 
 
 Find = Callable[[StreamSource], Origin]
-"""The stream that a mirror or source names. Raises: ApiError, as the origin's API would answer, when it is not there."""
+"""The stream that a mirror or source names. Raises: ApiError, as the origin's API would answer, if there is none."""
 
 
 class Batch:
@@ -90,7 +90,7 @@ class Batch:
 
 
 class OriginReader:
-    """Reads one origin from ``next_seq`` on. ``read`` moves that past what does not match; the caller past what it stored."""
+    """Reads one origin from ``next_seq`` on. ``read`` moves it past non-matches, the caller past what it stored."""
 
     def __init__(self, origin: Origin, filters: Sequence[str], next_seq: int) -> None:
         self.origin = origin
@@ -101,11 +101,11 @@ class OriginReader:
 
     @property
     def lag(self) -> int:
-        """Sequences of the origin that are still to be read; where there are filters, no fewer than messages."""
+        """Sequences of the origin that are still to be read; with filters, an upper bound on messages."""
         return max(self.origin.last_seq + 1 - max(self.next_seq, self.origin.first_seq), 0)
 
     def read(self) -> Batch | Loading | None:
-        """The next messages; what has to be loaded first; or None: there is nothing new."""
+        """The next messages; or what has to be loaded first; or None: there is nothing new."""
         while True:
             found = self.origin.next_chunk(self.next_seq, self._filters)
             if found is None:
@@ -113,7 +113,7 @@ class OriginReader:
                 self.next_seq = max(self.next_seq, self.origin.persisted_seq + 1)
                 return None
             if not isinstance(found, tuple):
-                self._held = found  # so that what it brings stays in memory until it is read
+                self._held = found  # keeps what it loads in memory until it is read
                 self.next_seq = max(self.next_seq, found.seq)
                 return found
             self._held = None

@@ -1,7 +1,7 @@
-"""How far each source of a stream has come: the last message taken of which origin.
+"""The position of each source of a stream: the last message copied, and of which origin.
 
-Written with the messages themselves, into the same block, beside the stream's configuration (record 2): so whatever is lost in a
-crash is lost together.
+Written into the same block as the messages, beside the stream's configuration (record 2), so a crash loses both or
+neither.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _KEY = "source:"
 
 
 class Position(NamedTuple):
-    """``seq`` of the origin that is called ``identity``; what a stream later of the same name is called differs."""
+    """``seq`` in the origin with this ``identity``; a later stream of the same name has another identity."""
 
     seq: int = 0
     identity: str = ""
 
 
 class Positions:
-    """The positions of one stream's sources, by their names (``source_name``). Those of sources that were taken out of the
-    configuration stay: one that comes back goes on where it was.
+    """The positions of one stream's sources, by their names (``source_name``). Those of sources removed from the
+    configuration are kept: a source that is added back continues where it was.
 
     Args: ``stored`` is what the stream's state keeps beside the configuration.
     Attributes: ``moved``: names of those that have moved since ``take_changes``.
@@ -33,7 +33,7 @@ class Positions:
 
     def __init__(self, stored: Mapping[str, Any]) -> None:
         self._by_name: dict[str, Position] = {}
-        # Most streams have neither sources nor anything else there.
+        # Most streams store nothing there.
         if stored:
             self._by_name = {key.removeprefix(_KEY): Position(*value) for key, value in stored.items() if key.startswith(_KEY)}
         self.moved: set[str] = set()
@@ -48,6 +48,6 @@ class Positions:
         self.moved.add(name)
 
     def take_changes(self) -> dict[str, Any]:
-        """What has moved since the last call, for the record."""
+        """The positions that have moved since the last call, for the record."""
         moved, self.moved = self.moved, set()
         return {_KEY + name: list(self._by_name[name]) for name in sorted(moved)}

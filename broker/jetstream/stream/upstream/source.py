@@ -1,9 +1,9 @@
-"""A source: messages of the origin, each as the next message of a stream, with a header that says where it was.
+"""A source: messages of the origin, each as the next message of a stream, with a header that says where it came from.
 
     Nats-Stream-Source: <origin> <its sequence there> <filters> <destinations> <its subject there> <identity of the origin>
 
-How far it has come is stored with the messages (positions), so a restart neither repeats nor leaves out anything, also when all
-that it copied was removed since.
+Its position is stored with the messages (positions), so a restart neither repeats nor skips anything, even if all
+copied messages have been removed since.
 
 Source: nats-server, server/stream.go, trySetupSourceConsumer, processInboundSourceMsg, genSourceHeader.
 """
@@ -40,7 +40,7 @@ class Source(Follower):
         super().__init__(target, given, find, clock)
 
     async def start(self, origin: Origin) -> int:
-        """Behind the last message taken from this very origin, else as the configuration says."""
+        """After the last message copied from this same origin; otherwise as configured."""
         given = self.given
         position = self._target.positions.of(self.name)
         if position.seq and position.identity == _identity(origin):
@@ -75,5 +75,5 @@ class Source(Follower):
 
 
 def _identity(origin: Origin) -> str:
-    """What no stream made later under the same name has: also what the API answers to those that make consumers for sources."""
+    """Differs for any later stream of the same name. The API also returns it to creators of consumers for sources."""
     return short_hash(format_time(origin.created_ns))

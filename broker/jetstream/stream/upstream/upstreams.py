@@ -1,4 +1,4 @@
-"""The mirrors and sources of one account's streams: which there are, by the streams' configurations."""
+"""The mirrors and sources of one account's streams, as the streams' configurations name them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Upstreams"]
 
 _MIRROR = ""
-"""A mirror's key among the followers of its stream: no source has it."""
+"""A mirror's key among the followers of its stream: no source has this name."""
 
 
 class Upstreams:
@@ -27,10 +27,10 @@ class Upstreams:
         self._clock = clock
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
-        """Of each stream name, who follows it: follower → its stream's name."""
+        """Name of an origin → follower → name of the stream that copies."""
 
     def configure(self, stream: Target) -> None:
-        """Follow what the stream's configuration names, and nothing else. Sources that stay go on undisturbed."""
+        """Follow what the stream's configuration names, and nothing else. Unchanged sources continue undisturbed."""
         config, followers = stream.config, self._followers.pop(stream.name, {})
         wanted = {source_name(source): source for source in config.sources if source is not None}
         if config.mirror is not None:
@@ -45,17 +45,17 @@ class Upstreams:
             self._followers[stream.name] = followers
 
     def leave(self, name: str) -> None:
-        """The stream is gone: it follows nothing any more."""
+        """The stream is gone: stop its mirror or sources."""
         for follower in self._followers.pop(name, {}).values():
             self._stop(follower)
 
     def leave_all(self) -> None:
-        """No stream follows anything any more."""
+        """Stop all mirrors and sources."""
         for name in list(self._followers):
             self.leave(name)
 
     def changed(self, name: str) -> None:
-        """A stream of that name came or went: who follows it looks for it again."""
+        """A stream of that name was created or removed: followers of it look for it again."""
         for follower in self._by_origin.get(name, ()):
             follower.wake()
 
