@@ -59,7 +59,7 @@ def _hash_or_none(beginning: bytes) -> int | None:
 
 
 def entries_of(subjects: Collection[bytes]) -> set[bytes]:
-    """The subjects, and every beginning of one that ends before a dot; no more levels of those than make too many."""
+    """The subjects, and every beginning of one that ends before a dot; up to the level that makes them too many."""
     entries = set(subjects)
     level: Collection[bytes] = subjects
     while level and len(entries) <= FILTER_ENTRIES_MAX:

@@ -111,7 +111,7 @@ class Log:
     def urgent(self) -> None:
         """Commit what is sequenced so far as soon as the schedule allows: something waits for it.
 
-        Call it when the stream's state is consistent: at twice a segment's bounds it cuts, and asks each owner for its outcome.
+        Call it when the stream's state is consistent: at twice a segment's bounds it cuts, asking owners for outcomes.
         """
         opened, settings = self._open, self.settings
         opened.urgent = True
@@ -137,9 +137,9 @@ class Log:
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
         """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
 
-        Past the lease it waits for a put that renews it, of an empty segment if necessary: what was decided on a state that
-        another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``. Once the
-        log has failed ``fn`` is never called.
+        Past the lease it waits for a put that renews it, of an empty segment if necessary: what was decided on a state
+        that another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``.
+        Once the log has failed ``fn`` is never called.
 
         Args: of is the stream that the call is about: if it goes offline, ``fn`` is not called either.
         """

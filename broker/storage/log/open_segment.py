@@ -65,8 +65,8 @@ class OpenSegment:
     def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
         """Ask every owner with changes for its outcome, and then the owners that these calls have changed.
 
-        Args: failed are streams that are offline; it may grow meanwhile. on_error is called for an owner that cannot give
-            its outcome.
+        Args: failed are streams that are offline; it may grow meanwhile. on_error is called for an owner that cannot
+            give its outcome.
         Returns: the blocks to store. Raises: as ``on_error``.
         """
         blocks = self.blocks

@@ -84,7 +84,7 @@ class SealedBlock(Generic[Owner]):
 
     @classmethod
     def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
-        """Of a block that ``small_block`` encodes from the lists in which it was gathered."""
+        """For a block that ``SmallEncoder`` encodes from the lists in which it was gathered."""
         sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
         sealed.opened = block
         return sealed

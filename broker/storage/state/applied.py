@@ -4,8 +4,8 @@ Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its pa
 readers without a broker share. Decides nothing: a block lists what its stream's limits, expiry and acks removed, so any
 version and any reader arrives at the same state, without a clock.
 
-A block is applied as follows: a stream is made by its create record; the block joins the table; ranges removed meanwhile are
-marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
+A block is applied as follows: a stream is made by its create record; the block joins the table; ranges removed
+meanwhile are marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
 
 Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
 Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
@@ -49,7 +49,7 @@ _LEFT_AT_ONCE = 1024
 class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not released, the blocks that live in it: 0 means that nothing refers to it.
+    ``segments`` counts, for each segment that is not released, the live blocks in it: 0 means that nothing refers to it.
     While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
@@ -157,7 +157,7 @@ class ShardState:
             stream.dirty = True
 
     def finish_replay(self) -> None:
-        """End a replay: make names and counts. Raises: Corrupt when there are blocks of a stream that nothing created."""
+        """End a replay: make names and counts. Raises: Corrupt when a stream has blocks that nothing created."""
         if self._unmade:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,

@@ -5,9 +5,10 @@ Owns: the times, by sequence, and which is the earliest. Does not own: the clock
     page │ seqs     5  6  9 …    rising; pages neither overlap nor are empty
          │ times    …            when each expires, or NEVER: not even by the stream's max_age
 
-The applied state has one table, which checkpoints copy page by page, and a live stream its own, which is further ahead. Every
-step is a union or a removal, so applying it once more changes nothing. A message costs 16 bytes; the earliest time of a page
-is known without reading its rows, so a stream of a million messages with 1 % due reads that 1 % and 250 numbers.
+The applied state has one table, which checkpoints copy page by page, and a live stream its own, which is further ahead.
+Every step is a union or a removal, so applying it once more changes nothing. A message costs 16 bytes; the earliest
+time of a page is known without reading its rows, so a stream of a million messages with 1 % due reads that 1 % and 250
+numbers.
 """
 
 from __future__ import annotations

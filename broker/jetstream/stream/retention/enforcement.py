@@ -6,12 +6,13 @@ Does not own: what a limit takes out (retention), expiry by age, which has a tim
     max_msgs, max_bytes     known from the stream's numbers alone, so each start compares them. It takes a head or two
     max_msgs_per_subject    known from the subject index alone, which takes the heads of all blocks
 
-Messages are removed in the stream's turn, before anything else is published. Where that takes too long, the sweep subject
-by subject continues outside the turn: each publish keeps its own subject within the limit.
+Messages are removed in the stream's turn, before anything else is published. Where that takes too long, the sweep
+subject by subject continues outside the turn: each publish keeps its own subject within the limit.
 
     STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create, or an
-    update that raises the limit, records its own; an update that lowers it leaves the value, and the end of the sweep records
-    the new one. A stream whose value exceeds its limit, or is missing (older versions), is swept at the next start.
+    update that raises the limit, records its own; an update that lowers it leaves the value, and the end of the sweep
+    records the new one. A stream whose value exceeds its limit, or is missing (older versions), is swept at the next
+    start.
 
 An update that cannot be enforced now is answered with the error; enforcing it is retried until it succeeds.
 """

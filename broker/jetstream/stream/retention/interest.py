@@ -8,15 +8,15 @@ Does not own: what a consumer waits for (its ack state, asked through ``Listener
     workqueue   always                      once it is acked
     interest    if some consumer gets it    once it is acked, or its last consumer goes or changes its filters
 
-There are no counts by message: consumers are asked whether they wait for a sequence, and their own state is bounded by what
-they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.
+There are no counts by message: consumers are asked whether they wait for a sequence, and their own state is bounded by
+what they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.
 
     ack ──> acked ──┬─ the heads are in memory: the message leaves at once, and ack and removal are stored in one block
                     └─ otherwise: the ack is answered and stored once the head has been loaded and the message has left
 
-So a crash never leaves behind a message that is acked and not removed. The other order is harmless: no consumer waits for what
-has been removed. When consumers leave, a *sweep* over the stream looks for such messages; its start is stored in the
-stream's extra members (``sweep``) until it is done, and it begins again after a crash.
+So a crash never leaves behind a message that is acked and not removed. The other order is harmless: no consumer waits
+for what has been removed. When consumers leave, a *sweep* over the stream looks for such messages; its start is stored
+in the stream's extra members (``sweep``) until it is done, and it begins again after a crash.
 
 Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
 cleanupNoInterestMessages, checkStateForInterestStream.
@@ -186,7 +186,7 @@ class Interest:
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
         """A consumer no longer waits for ``seqs``: remove those that nobody waits for.
 
-        Returns: None when that is done; otherwise a future that completes when it is: until then acks must not be stored.
+        Returns: None when that is done; otherwise a future that completes then: acks must not be stored before.
         """
         if not self.active or self._unknown or not seqs:
             return None
@@ -349,7 +349,7 @@ class Interest:
     def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
         """Look from ``start`` on for messages that nobody waits for any more, and remove them.
 
-        Args: ``acked``: only those that some consumer got, not those that no consumer's filters match; all, if there is none.
+        Args: ``acked``: only those that some consumer got, not those that no filters match; all, if there is none.
         Returns: the task that does it; None: there is nothing to do.
         """
         if not self._live.msgs:

@@ -2,7 +2,7 @@
 
 Owns: which messages a limit, the clock or a request removes, and applying that to the live state, the subjects, the open
 block (so that replay gives the same result) and the listeners.
-Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits are enforced in the
+Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits hold in the
 end (enforcement), nor how the state changes (live).
 
 A request that needs the rows of many blocks streams through them, and publishes go on meanwhile: what they add has
@@ -149,9 +149,9 @@ class Retention:
                 self._owner.trim_soon()
 
     def trim(self) -> None:
-        """Remove the oldest messages until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: NotLoaded."""
+        """Remove the oldest messages, or a slice of them, until the limits hold: see ``over``. Raises: NotLoaded."""
         live = self._live
-        # Usually the messages that pushed them out go into the same block; not so after a trim that had to wait, or a refusal.
+        # Usually the messages that pushed them out go into the same block; not after a delayed trim, or a refusal.
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
@@ -252,7 +252,7 @@ class Retention:
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
         """Remove everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
 
-        Args: record: nothing else is going into the open block, so it needs a removed range for its outcome to be stored.
+        Args: record: nothing else is going into the open block, so it needs a range for its outcome to be stored.
         """
         live = self._live
         if most_leave(live, end_seq):
@@ -270,7 +270,7 @@ class Retention:
         return sum(removal.msgs for removal in gone)
 
     def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
-        """``remove_front`` that lists what stays and not what leaves, however many blocks that is. Raises: NotLoaded."""
+        """``remove_front`` that lists what stays, not what leaves, however many blocks that is. Raises: NotLoaded."""
         live = self._live
         front, last = front_of_most(live, end_seq)
         if not front.msgs:
@@ -377,7 +377,7 @@ class Retention:
         return purged
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Remove all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, whether more is left."""
+        """Remove all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, is more left."""
         live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
         slice_seq = slice_below(live, end_seq)
@@ -423,6 +423,6 @@ class Retention:
         return purged
 
     def tell_purged(self, filters: Filters, first_seq: int) -> None:
-        """Notify consumers where they continue after a purge; ``first_seq``: the first message left that matches, or 0."""
+        """Notify consumers where they continue after a purge; ``first_seq``: the first match left, or 0."""
         live = self._live
         self._listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))

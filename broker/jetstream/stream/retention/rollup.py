@@ -6,8 +6,8 @@ Does not own: which publishes are roll-ups (sequencer), how messages leave (rete
     plan ──> NotLoaded ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
 
 The index says how many messages there are to find, so the search goes back from the newest block and ends with the last
-of them. What it found is kept until the plan is carried out, with the sequence up to which it is complete: when a roll-up
-that was refused because the search took too long is retried, only what came since has to be searched.
+of them. What it found is kept until the plan is carried out, with the sequence up to which it is complete: when a
+roll-up that was refused because the search took too long is retried, only what came since has to be searched.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
 """

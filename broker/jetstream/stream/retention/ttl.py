@@ -249,8 +249,8 @@ class MessageTtls:
         return True
 
     async def _age(self, limit_ns: int) -> bool:
-        """Remove what is older than max_age and may expire, from the first block that has some; returns whether there may
-        be more."""
+        """Remove what is older than max_age and may expire, from the first block that has some; returns whether there
+        may be more."""
         live = self._live
         self._age_due_ns = NEVER
         for block in blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq):

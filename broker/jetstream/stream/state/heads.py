@@ -81,7 +81,7 @@ class Heads:
                    ) -> AsyncGenerator[tuple[LiveBlock, Rows], None]:
         """Blocks with their rows, in order; those that have left the stream meanwhile are passed over.
 
-        ``slow_start``: one at first, then more and more ahead, for callers that may find what they need in the first one.
+        ``slow_start``: one at first, then more and more ahead, for a caller that may need only the first one.
         To be closed by the caller (``contextlib.aclosing``) if it stops before the end.
         """
         live, source = self._live, iter(blocks)

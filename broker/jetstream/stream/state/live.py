@@ -11,9 +11,9 @@ Invariants: blocks are in order and do not overlap; a message is live when its b
 block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
 ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
 
-The blocks are loaded when first needed: until then there are only publishers, which need the numbers alone, and what the
-stream has is known from the applied state and from what is in flight. Many blocks are loaded a slice at a time: callers
-await ``look``, and a decision that cannot wait raises ``NotLoaded``.
+The blocks are loaded when first needed: until then there are only publishers, which need the numbers alone, and what
+the stream has is known from the applied state and from what is in flight. Many blocks are loaded a slice at a time:
+callers await ``look``, and a decision that cannot wait raises ``NotLoaded``.
 
 There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
 frees the old one bit by bit.
@@ -61,7 +61,7 @@ class Live:
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
         stream's applied state at the first ``look``, for its persisted blocks; None: there are none, and never will be.
-        ``on_looked(blocks)`` is called with those, some at a time. ``usage`` counts the bytes of all streams of its kind.
+        ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind.
     Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
         message, kept until the blocks are loaded.
     """
@@ -148,7 +148,7 @@ class Live:
     def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
         """``blocks`` are those of the applied state as it is now: add those in flight, and keep them."""
         self._stored = None
-        # Some of those in flight, the newest of all, may be in the applied state already, before ``persisted`` is called.
+        # Some of those in flight, the newest of all, may be in the applied state before ``persisted`` is called.
         applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(self._in_flight)):]}
         for at, mine in enumerate(self._in_flight):
             if mine is not None:

@@ -93,8 +93,8 @@ def ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def over_gaps(removed: Sequence[tuple[int, int, int]], block: LiveBlock, rows: Rows) -> list[tuple[int, int, int]]:
-    """``removed``, as (first, last, messages), each up to the block's next message: what is live after a gap is then found
-    without the rows."""
+    """``removed``, as (first, last, messages), each up to the block's next message: what is live after a gap is then
+    found without the rows."""
     extended: list[tuple[int, int, int]] = []
     for first, last, msgs in removed:
         at = rows.ordinal_of(last + 1)

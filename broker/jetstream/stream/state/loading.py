@@ -46,7 +46,7 @@ class Look:
 
 
 def let_go(blocks: list[LiveBlock]) -> None:
-    """Empty a list that nothing else holds, a slice in each turn of the loop: freeing a million blocks takes a while."""
+    """Empty a list that nothing else holds, a slice in each turn of the loop: freeing a million blocks takes time."""
     del blocks[-_LET_GO_AT_ONCE:]
     if blocks:
         asyncio.get_running_loop().call_soon(let_go, blocks)

@@ -36,7 +36,7 @@ def may_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
-    """Those of ``blocks`` that may match, to load each; after many that cannot, one of those, to give the loop a turn."""
+    """Those of ``blocks`` that may match, to load each; after many that cannot, one of them, for a turn of the loop."""
     excluded = 0
     for block in blocks:
         if not listed_match(block, filters):

@@ -7,8 +7,8 @@ A stream that never asks for its subjects has no index and pays nothing. Once as
 it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
 or from its head. A tracked stream (max_msgs_per_subject) merges each message as it is sequenced.
 
-Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled at
-the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
+Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled
+at the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
 
     _go_on ─┬─ up to date ───────> the index
             ├─ out of time ──────> go on in the next turn of the loop
@@ -121,7 +121,7 @@ class SubjectState:
                     await asyncio.sleep(0)
 
     def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
-        """Update the index, for a few milliseconds; if not done, the blocks whose heads are next (none: out of time)."""
+        """Update the index, for a few milliseconds; if not done, the blocks whose heads are next (none: no time)."""
         live, index = self._live, self._index
         live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
