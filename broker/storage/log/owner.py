@@ -22,7 +22,7 @@ class BlockOwner(Protocol):
         """The segment closes: set ``block.outcome`` as of everything sequenced so far, and add lazy records."""
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """``block`` is in the store and in the applied state. Waiters run once all the segment's owners know."""
+        """``block`` is in the store and in the applied state. Waiters run once the segment's owners are notified."""
 
     def failed(self, error: Exception) -> None:
         """The stream can no longer store anything, from a block on that is sequenced and not persisted. Called once,

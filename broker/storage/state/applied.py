@@ -49,7 +49,7 @@ _LEFT_AT_ONCE = 1024
 class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not released, the live blocks in it: 0 means that nothing refers to it.
+    ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it.
     While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
@@ -86,7 +86,7 @@ class ShardState:
         self.released: dict[Position, Released] = {}
         """What may be deleted and is not known to be, by the record's position."""
         self.segments: dict[int, int] = {}
-        """position_key → blocks that live there"""
+        """position_key → live blocks stored there"""
         self.unnamed: set[int] = set()
         """Those of ``segments`` with no live block."""
         self.freed = START

@@ -35,7 +35,7 @@ class StreamState:
         self.bytes = 0
         self.first_time_ns = 0
         self.last_time_ns = 0
-        """Time of the message at last_seq, whether or not it still lives; times never go below it."""
+        """Time of the message at last_seq, whether or not it is still live; times never go below it."""
         self.ceiling = 0
         """This (async) stream hands out no sequence at or above it, and goes on there after a crash; 0: it has none."""
         self.blocks = BlockTable()

@@ -6,7 +6,7 @@ Does not own: what a consumer waits for (its ack state, asked through ``Listener
     retention   a publish is stored         a message leaves
     limits      always                      never because of consumers
     workqueue   always                      once it is acked
-    interest    if some consumer gets it    once it is acked, or its last consumer goes or changes its filters
+    interest    if some consumer gets it    once it is acked, or its last consumer leaves or changes its filters
 
 There are no counts by message: consumers are asked whether they wait for a sequence, and their own state is bounded by
 what they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.

@@ -377,7 +377,7 @@ class Retention:
         return purged
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Remove all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, is more left."""
+        """Remove all below ``seq`` but the ``keep`` newest, or a slice: how many, up to where, whether more is left."""
         live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
         slice_seq = slice_below(live, end_seq)

@@ -28,7 +28,7 @@ class LiveBlock:
         starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
         head: its head while it is pinned: memory streams, or an operation under way.
         dead: sequences removed one by one; what is below the stream's first_seq need not be in it.
-        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, else None.
+        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, otherwise None.
     """
 
     __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",

@@ -108,7 +108,7 @@ def most_leave(live: Live, end_seq: int) -> bool:
 
 
 def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
-    """What leaves when everything below ``end_seq`` does, by what stays; and its last block. Raises: NotLoaded."""
+    """The removal of all below ``end_seq``, described by what stays; and of its last block. Raises: NotLoaded."""
     blocks, whole = live.blocks, live.index_at(end_seq)
     stay = blocks[whole:]
     part = None

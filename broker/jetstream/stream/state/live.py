@@ -271,7 +271,7 @@ class Live:
         return i >= 0 and self.blocks[i] is block
 
     def next_live(self, block: LiveBlock, seq: int) -> int:
-        """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
+        """The first sequence of ``block`` at or after ``seq`` that is live; beyond its last one when there is none."""
         return next_live(block, seq, self.resident)
 
     def last_live(self) -> int:
@@ -288,7 +288,7 @@ class Live:
         return 0
 
     def is_live(self, block: LiveBlock, seq: int) -> bool:
-        """Whether ``seq``, a message of ``block``, still lives."""
+        """Whether ``seq``, a message of ``block``, is still live."""
         return seq >= self.first_seq and (block.dead is None or seq not in block.dead)
 
     def live_seqs(self, block: LiveBlock, rows: Rows, start: int, end: int) -> Sequence[int]:

@@ -26,7 +26,7 @@ def listed_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def may_match(block: LiveBlock, filters: Filters) -> bool:
-    """The same, as far as can be told without its head. Takes some 10 µs where the block has a subject filter."""
+    """The same, as far as is known without its head. Takes about 10 µs where the block has a subject filter."""
     if filters.all:
         return True
     if block.subjects is not None or block.ref is None or block.ref.subject_filter is None:
@@ -36,7 +36,7 @@ def may_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
-    """Those of ``blocks`` that may match, to load each; after many that cannot, one of them, for a turn of the loop."""
+    """Those of ``blocks`` that may match, to be loaded; after many that cannot, one of those, as a turn for the loop."""
     excluded = 0
     for block in blocks:
         if not listed_match(block, filters):

@@ -12,7 +12,7 @@ at the next question; if debts become too many, or a head is gone, the index is 
 
     _go_on ─┬─ up to date ───────> the index
             ├─ out of time ──────> go on in the next turn of the loop
-            └─ needs these heads > load them, hold them, go on: each of them is taken in before it is let go
+            └─ needs these heads > load them, hold them, go on: each of them is merged before it is released
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEBTS_MAX = 64
 _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _LOOKED_AT_ONCE = 64
-"""Blocks among which those are sought whose heads are loaded side by side."""
+"""Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
 """Consecutive loads that may be made useless by messages that leave."""
 

@@ -30,7 +30,7 @@ class PendingColumns:
 
 @dataclass(slots=True)
 class ConsumerDelta(RecordBody):
-    """All but ``name`` are outcomes; None: unchanged. Applied in the order in which they stand here."""
+    """All but ``name`` are outcomes; None: unchanged. Applied in the order given here."""
 
     KIND: ClassVar = RecordKind.CONSUMER_STATE
 
