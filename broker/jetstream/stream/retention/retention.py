@@ -149,7 +149,7 @@ class Retention:
                 self._owner.trim_soon()
 
     def trim(self) -> None:
-        """Remove the oldest messages, or a slice of them, until the limits hold: see ``over``. Raises: NotLoaded."""
+        """Remove the oldest messages until max_msgs and max_bytes hold, or a slice: see ``over``. Raises: NotLoaded."""
         live = self._live
         # Usually the messages that pushed them out go into the same block; not after a delayed trim, or a refusal.
         record = live.open is None or live.open.empty

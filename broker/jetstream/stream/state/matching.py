@@ -36,7 +36,7 @@ def may_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
-    """Those of ``blocks`` that may match, to be loaded; after many that cannot, one of those, as a turn for the loop."""
+    """Those of ``blocks`` that may match, for loading; after many that cannot, one of those, as a turn for the loop."""
     excluded = 0
     for block in blocks:
         if not listed_match(block, filters):
