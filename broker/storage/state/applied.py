@@ -157,7 +157,7 @@ class ShardState:
             stream.dirty = True
 
     def finish_replay(self) -> None:
-        """End a replay: make names and counts. Raises: Corrupt when a stream has blocks that nothing created."""
+        """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that nothing created."""
         if self._unmade:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,

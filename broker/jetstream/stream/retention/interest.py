@@ -349,7 +349,7 @@ class Interest:
     def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
         """Look from ``start`` on for messages that nobody waits for any more, and remove them.
 
-        Args: ``acked``: only what some consumer got, not what no consumer's filters match; all, if there is no consumer.
+        Args: ``acked``: only what some consumer got, not what no consumer's filters match; all, without consumers.
         Returns: the task that does it; None: there is nothing to do.
         """
         if not self._live.msgs:

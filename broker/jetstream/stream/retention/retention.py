@@ -252,7 +252,7 @@ class Retention:
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
         """Remove everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
 
-        Args: record: nothing else is going into the open block, so it needs a range for its outcome to be stored.
+        Args: record: nothing else goes into the open block, so it needs a removed range for its outcome to be stored.
         """
         live = self._live
         if most_leave(live, end_seq):

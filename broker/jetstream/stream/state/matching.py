@@ -61,7 +61,7 @@ def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[
         match = filters.match
         return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
     if len(filters.literals) == len(filters.subjects) == 1:
-        # As a roll-up asks; there may be one for each subject of a block.
+        # As roll-ups ask; there may be one for each subject of a block.
         subject_id = rows.subject_id(filters.subjects[0])
         return [] if subject_id is None else [(rows.seq_of(at), filters.subjects[0]) for at in rows.postings(subject_id)]
     subjects = rows.subjects

@@ -99,7 +99,7 @@ class SubjectState:
                 found = self._go_on()
                 if isinstance(found, SubjectIndex):
                     return found
-                # Heads may be next where the time was over a turn before; between two loads something must be merged, or
+                # Heads may be next where time ran out a turn before; between two loads something must be merged, or
                 # messages that left meanwhile ask for other heads.
                 if found:
                     overtaken = overtaken + 1 if self._steps == loaded else 0
