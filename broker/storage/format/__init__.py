@@ -17,6 +17,6 @@ is written (``storage.log``), nor what a record does to a stream's state (``stor
     columns    fixed-width integers at their minimum width
     codec      zstd, CRC and msgpack, with their bounds
 
-Nothing here does I/O, reads a clock or imports anything else of ours: it runs in a Spark executor as in the broker.
+Nothing here does I/O, reads a clock or imports other packages of the broker: it also runs in a Spark executor.
 Whatever the bytes are, decoding ends in values or in one of the errors of ``errors``.
 """

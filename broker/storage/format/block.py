@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Messages of the stream, in this block or an earlier one, that are no more: ``msgs`` of them in first..last."""
+    """Messages of the stream, in this block or an earlier one, that were removed: ``msgs`` of them in first..last."""
 
     first_seq: int
     last_seq: int
@@ -141,7 +141,7 @@ class BlockCore:
 
 
 class BlockPlace(IntEnum):
-    """Which of the three sorts of key a block's object has."""
+    """Which of the three kinds of key a block's object has."""
 
     LOG = 1
     """shards/<shard>/log/<epoch>-<number>"""
@@ -163,11 +163,11 @@ LAST_TIME_NS: Final = 16
 
 
 class BlockRef:
-    """Where one block with messages is stored, and what must be known of it without reading it. Immutable.
+    """Where one block with messages is stored, and what must be known about it without reading it. Immutable.
 
     ``place``, ``position`` and ``object_id`` are the parts of the object's key (``paths`` builds it; the stream's names
     are the caller's); offsets are into the object. ``bytes`` is the user size. ``subjects`` is None where the block has
-    more of them than fit: then ``subject_filter`` may exclude some, and its index says.
+    more of them than fit: then ``subject_filter`` may exclude some, and its index lists them.
     """
 
     __slots__ = ("bytes", "core_bytes", "core_offset", "count", "first_seq", "first_time_ns", "frames_bytes",
@@ -328,7 +328,7 @@ def _encode_removed(removed: Sequence[Removed]) -> bytes:
     if not removed:
         return b""
     firsts, lasts, msgs, sizes = zip(*removed, strict=True)
-    # A row is a byte at least (high is never low), so that few bytes cannot promise many rows.
+    # A row takes at least a byte (high is never low), so that few bytes cannot promise many rows.
     columns = (Column.of(firsts, high=max(firsts) + 1, base=min(firsts)),
                Column.of([last - first for first, last in zip(firsts, lasts, strict=True)]),
                Column.of(msgs), Column.of(sizes))

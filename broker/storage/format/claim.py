@@ -14,7 +14,7 @@ __all__ = ["Claim", "Seal"]
 
 
 class Claim(NamedTuple):
-    """owner: the configured server name, or one made up for the process run. run_id: one for each process run. at_ns: UTC."""
+    """owner: the configured server name, or one generated for the run. run_id: one for each process run. at_ns: UTC."""
 
     epoch: int
     owner: str

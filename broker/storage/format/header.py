@@ -14,7 +14,7 @@
         60     4  crc32 of bytes 0 to 60
 
 A refused or unanswered put is settled by reading this: ``nonce`` says whether the object is ours, ``kind`` whether
-it is a seal. Magic, version and CRC keep their places in every version to come.
+it is a seal. Magic, version and CRC keep their places in all future versions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
 
 def position_key(position: Position) -> int:
-    """A position as one int that sorts alike: what tables of many are keyed by."""
+    """A position as one int in the same order: the key in large tables."""
     return position[0] << NUMBER_BITS | position[1]
 
 

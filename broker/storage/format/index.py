@@ -22,7 +22,7 @@
         subject columns  name bytes, count, first ordinal, last ordinal
         names            of the subjects, in order of their bytes, each once, side by side
 
-The subject id column is the postings: the ordinals at which an id stands are its subject's.
+The subject id column is the postings: the ordinals at which an id occurs are its subject's.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Head:
 def encode_index(head: Head) -> bytes:
     """The bytes of one index. ``head`` has at least one message, and its frames their stored lengths and CRCs."""
     times, count, subjects = head.times, head.count, head.subjects
-    # Base and width of each column, and the cells of those that have some: of most small blocks hardly any.
+    # Base and width of each column, and the cells of those that have some: in most small blocks hardly any.
     described: list[int] = []
     cells: list[bytes] = []
 
@@ -232,8 +232,8 @@ def decode_index(data: bytes, ref: BlockRef, name: str | None = None, values: Va
     """Decode the index that ``ref`` points to.
 
     Args: data is the object from ``ref.index_offset``, ``ref.index_bytes`` long; name is the object's, for errors;
-        values makes the columns. With others than ``ARRAYS`` the head's columns are theirs, and its look-ups are not
-        to be used.
+        values makes the columns. With others than ``ARRAYS`` the head's columns are theirs, and its look-ups must
+        not be used.
     Raises: Corrupt when the bytes are damaged, or those of another block; VersionUnknown.
     """
     name, offset = name or f"block {ref.position}", ref.index_offset
@@ -264,7 +264,7 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     count = ref.count
     frames_end = frames * _FRAME.size
     at = frames_end + _COLUMNS * COLUMN.size
-    # No name is empty; so all counts but the messages' are bounded by bytes that are there, and theirs by frames.
+    # No name is empty; so all counts but the messages' are bounded by bytes that are present, and theirs by frames.
     if not (1 <= frames <= count and 1 <= subjects <= min(count, names_bytes)) or at + names_bytes > len(body):
         raise Misfit("its counts are out of bounds")
     table = _frame_table(list(_FRAME.iter_unpack(body[:frames_end])), count, ref.frames_bytes)
@@ -310,7 +310,7 @@ def _frame_table(rows: list[tuple[int, int, int, int]], count: int, frames_bytes
 
 
 def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> bytes | Stored:
-    """The messages' bodies of one frame, side by side: ``frame.raw_bytes`` long, but not held against their lengths.
+    """The messages' bodies of one frame, side by side: ``frame.raw_bytes`` long, but not checked against their lengths.
 
     Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long; of a frame
         that is not compressed they are what is returned, so a memoryview saves a copy.
@@ -326,7 +326,7 @@ def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = Non
 
 
 def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:
-    """What is wrong with one frame, to be raised; name is the object's."""
+    """The error for a damaged frame, to be raised; name is the object's."""
     return Corrupt(name or f"block {head.position}", f"frame {frame_no}",
                    head.frames_offset + head.frames[frame_no].offset, why)
 

@@ -89,8 +89,8 @@ class PageKind(IntEnum):
 
 class Page(NamedTuple):
     """One page: for it, replay skips everything at or before ``position``. ``key`` says whose it is. ``filters`` is whether
-    block references in it may have subject filters, ``expiries`` whether streams in it may have those: older readers know by
-    them that the page is newer."""
+    block references in it may have subject filters, ``expiries`` whether streams in it may have expiries: these show
+    older readers that the page is newer."""
 
     kind: int
     position: Position

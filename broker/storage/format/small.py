@@ -1,7 +1,7 @@
 """Core and index of a small block in a few calls of ``struct``: the bytes that ``encode_core`` and ``encode_index`` give,
 but that a short index is not compressed.
 
-When a thousand streams share a segment, what each of their blocks costs decides. Most are of a few messages under one
+When a thousand streams share a segment, the cost of each block dominates. Most are of a few messages under one
 subject, without headers, gaps, removals or records, so most of their fields are 0 or repeat others: here they
 are the padding of a layout. All other blocks take the general encoders (see ``is_small``).
 """
@@ -24,17 +24,17 @@ from broker.storage.format.index import INDEX_BYTES_MIN, index_prefix
 __all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
 
 COMPRESSED_MIN: Final = 256
-"""Bytes of an index that are worth the 4 µs of trying: fewer save a few dozen at most."""
+"""Bytes of an index that are worth the 4 µs of compressing: fewer save a few dozen at most."""
 
 NAME_BYTES_MAX: Final = 64
 """Of a small block's subject: so that nothing tries to compress its core."""
 
 _CORE: Final = struct.Struct("<12s I Q 20s QQQQ qq QQQQ q 8x III I".replace(" ", ""))
-"""What begins every one; messages, stream, position and id; first_seq, last_seq, bytes, raw bytes, times; outcome; no
+"""The common prefix; messages, stream, position and id; first_seq, last_seq, bytes, raw bytes, times; outcome; no
 removed ranges and no records; bytes of the summary, which is all there is, three times; its checksum."""
 
 _INDEX: Final = struct.Struct("<8s Q 20s Q I 8s I II I".replace(" ", ""))
-"""What begins every one; stream, position and id, first_seq; messages, one frame, one subject; bytes of its name, of the
+"""The common prefix; stream, position and id, first_seq; messages, one frame, one subject; bytes of its name, of the
 body twice; its checksum."""
 
 _BODY: Final = struct.Struct("<4x III 9x QB 9x 9x QB Qx Qx 9x Qx".replace(" ", ""))

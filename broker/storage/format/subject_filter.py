@@ -32,7 +32,7 @@ FILTER_BYTES_BOUND: Final = 1 << 16
 _PLACES: Final = 64
 _AT: Final = 4
 _SET_FROM: Final = 4
-"""From so many hashes on, a set of the values pays."""
+"""From this many hashes on, a set of the values pays off."""
 
 
 def subject_hash(subject: bytes) -> int:
@@ -41,7 +41,7 @@ def subject_hash(subject: bytes) -> int:
 
 
 def pattern_hash(pattern: bytes) -> int | None:
-    """The hash of an entry that every block has which holds a subject matching the NATS ``pattern``; None: there is none."""
+    """The hash of an entry in every block that holds a subject matching the NATS ``pattern``; None: there is none."""
     tokens = pattern.split(b".")
     for i, token in enumerate(tokens):
         if token in (b"*", b">"):
@@ -59,7 +59,7 @@ def _hash_or_none(beginning: bytes) -> int | None:
 
 
 def entries_of(subjects: Collection[bytes]) -> set[bytes]:
-    """The subjects, and every beginning of one that ends before a dot; no more levels of those than make too many."""
+    """The subjects, and every beginning of one that ends before a dot; up to the level that makes them too many."""
     entries = set(subjects)
     level: Collection[bytes] = subjects
     while level and len(entries) <= FILTER_ENTRIES_MAX:

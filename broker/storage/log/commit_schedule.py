@@ -1,7 +1,7 @@
 """When the log closes its open segment and when it begins a put: the rules alone. No I/O, no clock.
 
 Owns the choice between the next steps and until when to wait. Does not own segments or timers (``log``), which gathers
-the facts, asks, does as told and asks again.
+the facts, asks, acts on the answer and asks again.
 
     a segment that is full is closed, and one that is closed is put, as soon as a put may begin
     a put begins while fewer than ``puts_in_flight`` are under way
@@ -9,8 +9,8 @@ the facts, asks, does as told and asks again.
         no put is in flight, or ``commit_interval`` has passed since the last one began, its bytes are there and its
             blocks are few; never sooner than that interval after the last began
         and its blocks are few, or hold many messages each, or have stopped growing
-    with a lease of T, a segment is put every T/3, an empty one if need be
-    while commits are paused, nothing begins but that
+    with a lease of T, a segment is put every T/3, an empty one if necessary
+    while commits are paused, no other put begins
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from broker.storage.log.settings import LogSettings
 __all__ = ["BLOCKS_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
 
 BLOCKS_MANY = 256
-"""With so many blocks, they are a segment's cost, whatever they hold: the next one waits until it has landed, and shares
-that cost among more messages. With a thousand streams this was 30 to 50 % faster than puts side by side."""
+"""With this many blocks, they dominate a segment's cost, whatever they hold: the next one waits until it has landed,
+and spreads that cost over more messages. With a thousand streams this was 30 to 50 % faster than puts side by side."""
 
 _MESSAGES_A_BLOCK = 8
-"""With so many messages in each, a block's cost is no longer most of theirs."""
+"""With this many messages in each, blocks no longer dominate the cost."""
 
 PAUSE_NS = 2_000_000
-"""Publishers that sent nothing for so long are waiting for us; waiting for them ends."""
+"""Publishers that sent nothing for this long are waiting for answers: stop waiting for them."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class CommitSchedule:
         self._grown = 0
 
     def landed(self, blocks: int, took_ns: int) -> None:
-        """A segment of so many blocks landed, so long after its put began."""
+        """A segment of ``blocks`` blocks landed, ``took_ns`` after its put began."""
         if blocks >= BLOCKS_MANY:
             self._took_ns = took_ns
 

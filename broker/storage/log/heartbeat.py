@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Pulse:
-    """Attributes: ``position`` of the last segment of ours, the opening at first; ``proved_ns``: when, by the monotonic
+    """Attributes: ``position`` of our last segment, the opening at first; ``proved_ns``: when, by the monotonic
     clock, the put of it began, from which the lease counts."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes, clock: Clock,

@@ -1,4 +1,4 @@
-"""What a log tells those beside its streams: the checkpointer, the cache, the engine, the process."""
+"""What a log reports to others than its streams: the checkpointer, the cache, the engine, the process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["LogListener"]
 
 
 class LogListener:
-    """Override what concerns you, and pass yourself to ``Log.listen``. All calls are synchronous, on the loop."""
+    """Override the methods needed, and pass the instance to ``Log.listen``. All calls are synchronous, on the loop."""
 
     def segment_applied(self, segment: Segment) -> None:
-        """``segment`` is in the store and in the applied state; the owners of its blocks have not been told yet."""
+        """``segment`` is in the store and in the applied state; the owners of its blocks have not been notified yet."""
 
     def segment_persisted(self, segment: Segment) -> None:
-        """All that follows from ``segment`` was done: owners know, and what waited for it was called."""
+        """All that follows from ``segment`` was done: owners were notified, and what waited for it was called."""
 
     def lease_renewed(self) -> None:
         """A put has renewed an expired lease: while it was expired nothing was served."""

@@ -8,13 +8,13 @@
 
 Owns the order of everything that depends on a commit. Does not own when one begins (``commit_schedule``), the order of
 segments (``segment_queue``), what blocks say (their owners), nor the ownership of the shard (``cluster``): an epoch is passed
-in, and an owner that loses it learns so here, from a seal in the slot of one of its own puts.
+in, and an owner that loses it finds out here, from a seal in the slot of one of its own puts.
 
 What is sequenced is put until it lands: only fencing ends the tries. A segment's bytes and key are fixed before its first
 put and the same in each try.
 
-A stream that cannot give its outcome, or whose block cannot be encoded, goes offline alone: nothing of it is stored from
-that segment on, or answered. Other streams go on; a restart finds this one as its last good block left it.
+A stream that cannot give its outcome, or whose block cannot be encoded, goes offline alone: nothing of it is stored or
+answered from that segment on. Other streams go on; a restart finds this one as its last good block left it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Log:
             self._timers.set_in(renew_at_ns - now_ns)
 
     def listen(self, listener: LogListener) -> None:
-        """Tell ``listener`` what happens from now on, after those before it."""
+        """Notify ``listener`` of what happens from now on, after earlier listeners."""
         self._listeners = (*self._listeners, listener)
 
     # What streams call.
@@ -111,7 +111,7 @@ class Log:
     def urgent(self) -> None:
         """Commit what is sequenced so far as soon as the schedule allows: something waits for it.
 
-        Call it when your state is whole: at twice a segment's bounds it cuts, and asks each owner for its outcome.
+        Call it when the stream's state is consistent: at twice a segment's bounds it cuts, asking owners for outcomes.
         """
         opened, settings = self._open, self.settings
         opened.urgent = True
@@ -137,9 +137,9 @@ class Log:
     def wait(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
         """Call ``fn(*args)`` once everything sequenced so far is persisted, in log order; at once when it already is.
 
-        Past the lease it waits for a put that renews it, of an empty segment if need be: what was decided on a state that
-        another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``. Once the
-        log has failed ``fn`` is never called.
+        Past the lease it waits for a put that renews it, of an empty segment if necessary: what was decided on a state
+        that another owner may have changed since is no answer. Lazy news counts as sequenced only after ``barrier``.
+        Once the log has failed ``fn`` is never called.
 
         Args: of is the stream that the call is about: if it goes offline, ``fn`` is not called either.
         """
@@ -250,7 +250,7 @@ class Log:
         return self._segments.next
 
     async def close(self) -> None:
-        """Stop, and end the puts under way: they may have landed, or may land yet."""
+        """Stop, and cancel the puts under way: they may have landed, or may still land."""
         self.stop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -291,7 +291,7 @@ class Log:
             self._cut(action is Action.HEARTBEAT)
             if self.failure is not None:
                 return
-            ask = bool(self._segments.closed)  # else the lazy owners had no changes after all
+            ask = bool(self._segments.closed)  # otherwise the lazy owners had no changes after all
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
 
@@ -401,8 +401,8 @@ class Log:
                 # It is stored, so its waiters may be answered; but the stream in memory is not what it should be.
                 self._take_offline(block.owner, segment.position.number + 1, error)
         if segment.waiters and self.lease_expired:
-            # The put landed, but it began too long ago to prove the lease: the process was stopped meanwhile. What it
-            # decided since it woke may rest on a state that another owner has changed.
+            # The put landed, but it began too long ago to prove the lease: the process was suspended meanwhile. What
+            # it decided since it resumed may rest on a state that another owner has changed.
             later = next(iter(self._segments), None)
             if later is not None:
                 later.waiters[:0] = segment.waiters

@@ -26,7 +26,7 @@ _LAZY_SECONDS = 1.0
 
 
 class MemoryLog:
-    """As ``Log``, for what is never stored. The tail is what the present turn of the loop brought, so there is room."""
+    """As ``Log``, for what is never stored. The tail is what the current turn of the loop added, so there is room."""
 
     epoch = 0
     lease_expired = False

@@ -163,7 +163,7 @@ class OpenBlock(Generic[Owner]):
         self.tally.bytes += record.size
 
     def remove(self, first_seq: int, last_seq: int, msgs: int, size: int) -> None:
-        """Say that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, are no more.
+        """Record that ``msgs`` messages of ``size`` user bytes in all, in first_seq..last_seq, were removed.
 
         They may be in this block or in an earlier one of the stream.
         """

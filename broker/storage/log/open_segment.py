@@ -41,7 +41,7 @@ class OpenSegment:
         return block
 
     def full(self, settings: LogSettings, times: int = 1) -> bool:
-        """Whether it has reached a segment's bounds, or so many times them."""
+        """Whether it has reached a segment's bounds, or ``times`` as much."""
         return (self.tally.bytes >= times * settings.segment_bytes
                 or self.tally.count >= times * settings.segment_count)
 
@@ -65,8 +65,8 @@ class OpenSegment:
     def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]) -> list[OpenBlock[Any]]:
         """Ask every owner with changes for its outcome, and then the owners that these calls have changed.
 
-        Args: failed are streams that are offline; it may grow meanwhile. on_error is told of an owner that cannot give
-            its outcome.
+        Args: failed are streams that are offline; it may grow meanwhile. on_error is called for an owner that cannot
+            give its outcome.
         Returns: the blocks to store. Raises: as ``on_error``.
         """
         blocks = self.blocks

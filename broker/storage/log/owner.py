@@ -22,10 +22,10 @@ class BlockOwner(Protocol):
         """The segment closes: set ``block.outcome`` as of everything sequenced so far, and add lazy records."""
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """``block`` is in the store and in the applied state. Waiters run once all owners of the segment know."""
+        """``block`` is in the store and in the applied state. Waiters run once the segment's owners are notified."""
 
     def failed(self, error: Exception) -> None:
-        """Nothing more of this stream is stored, from a block on that was sequenced and is not persisted. Called once,
+        """The stream can no longer store anything, from a block on that is sequenced and not persisted. Called once,
         perhaps in the middle of a decision: change nothing but what keeps others out."""
 
     def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:

@@ -32,7 +32,7 @@ __all__ = ["Putter", "Segment"]
 _log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4096
-"""Encoding a block takes as long as encoding so many bytes of it."""
+"""Encoding a block takes as long as encoding this many bytes of it."""
 
 
 class Segment:
@@ -70,7 +70,7 @@ class Segment:
                                                   for core in said)
 
     def apply_to(self, state: ShardState) -> None:
-        """What follows in a shard's state from its being persisted: as a replay of its bytes would have it."""
+        """Apply it, now persisted, to a shard's state: with the same result as a replay of its bytes."""
         state.apply_segment(self.position)
         for block in self.sealed:
             if block.opened is not None and block.packed is not None:
@@ -94,7 +94,7 @@ class Putter:
                  encoded: Callable[[], object], failed: Callable[[Any, int, Exception], object]) -> None:
         """Args: executor encodes large segments; None: all on the loop. ``encoded`` is called when a segment's bytes are
         there before its put begins; ``failed(owner, number, error)`` when a block of segment ``number`` cannot be
-        sealed, and it raises where the log cannot do without.
+        sealed, and it raises where the log cannot go on without.
         """
         self.broken: dict[int, int] = {}
         self.error: StoreError | None = None
@@ -139,14 +139,14 @@ class Putter:
         if before is not None and not before.encoded:
             waiting = self._loop.create_future()
             before.on_encoded = lambda: self._loop.call_soon_threadsafe(_resolve, waiting)
-            if not before.encoded:  # it may be encoded in a thread, in between
+            if not before.encoded:  # a thread may have encoded it in between
                 await waiting
 
     async def put(self, segment: Segment) -> int:
         """Encode and put until it lands. Raises: Fenced by a seal in its place; Corrupt for anything else that has its key.
 
         Returns: when, by the monotonic clock, the first try began. That it landed proves the shard ours as of then, and no
-            later: a later try may land since an earlier one did, the shard was taken, and the segment swept.
+            later: a later try may land after an earlier one did, the shard was taken, and the segment swept.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
         put_sync = store.put_sync if self._executor is not None else None
@@ -229,7 +229,7 @@ class Putter:
         put_sync(key, segment.data)
 
     async def _fenced(self, position: Position, key: str) -> Fenced:
-        """What to stop with at a seal in our slot."""
+        """The error to stop with at a seal in our slot."""
         by = ""
         try:
             by = Seal.decode(await self._store.get(key), position).sealer

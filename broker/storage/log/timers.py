@@ -53,7 +53,7 @@ class CommitTimers:
             self._lazy = None
 
     def stop(self) -> None:
-        """None fires from here on."""
+        """None fires from now on."""
         self._stopped = True
         self.clear_soon()
         self.clear_lazy()

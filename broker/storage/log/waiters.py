@@ -1,4 +1,4 @@
-"""The calls that wait for a commit: in log order, alike ones as one, and the bytes that they hold in memory.
+"""The calls that wait for a commit, in log order, similar ones merged; and the bytes that they hold in memory.
 
 Owns the calls that wait for the open segment, and the count of bytes for all that wait. The calls that wait for a segment
 that was closed are in its ``waiters``; when to call any of them is the log's decision.

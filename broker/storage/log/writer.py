@@ -84,7 +84,7 @@ class SealedBlock(Generic[Owner]):
 
     @classmethod
     def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
-        """Of a block that ``small_block`` encodes from the lists in which it was gathered."""
+        """For a block that ``SmallEncoder`` encodes from the lists in which it was gathered."""
         sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
         sealed.opened = block
         return sealed
@@ -164,7 +164,7 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     """Fix what ``block`` holds, for the object at ``position``; it takes no more afterwards.
 
     Cost: 100 to 300 ns a message, on the loop; the bytes themselves are copied once, by the join of each frame.
-    Args: stored False spares that for a block that will never be encoded.
+    Args: stored False skips that for a block that will never be encoded.
     """
     count = block.count
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
@@ -193,7 +193,7 @@ def _head(block: OpenBlock[Any], lens: list[int], position: Position,
     count, subjects, runs = block.count, block.subjects, block.runs
     ids: array[int] | None = None
     if subjects[0] == subjects[-1] and subjects.count(subjects[0]) == count:
-        # Tuples: the collector forgets those that hold no container, and of such blocks there may be very many.
+        # Tuples: the garbage collector untracks those that hold no container, and there may be very many such blocks.
         names: Sequence[bytes] = (subjects[0],)
         of_message: Sequence[bytes] = (subjects[0],) * count
         counts: Sequence[int] = (count,)
@@ -231,7 +231,7 @@ def _occurrences(ids: list[int], subjects: int) -> tuple[list[int], list[int], l
     """How often each id from 0 to subjects - 1 occurs in ``ids``, and where first and last; every one does."""
     numbers = range(subjects)
     if subjects <= 64:
-        cells = bytes(ids)  # whose searches are memchr's
+        cells = bytes(ids)  # whose searches use memchr
         return list(map(cells.count, numbers)), list(map(cells.find, numbers)), list(map(cells.rfind, numbers))
     counter = Counter(ids)
     firsts = [0] * subjects

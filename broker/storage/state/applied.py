@@ -1,11 +1,11 @@
 """The state of a shard's streams and consumers by its persisted segments: the replay of outcomes.
 
 Owns the state of a shard (``stream``, ``consumer`` and ``released`` hold its parts), which recovery, checkpoints and
-readers without a broker share. Decides nothing: a block lists what its
-stream's limits, expiry and acks removed, so any version and any reader arrives at the same state, without a clock.
+readers without a broker share. Decides nothing: a block lists what its stream's limits, expiry and acks removed, so any
+version and any reader arrives at the same state, without a clock.
 
-One block is applied so: a stream is made by its create record; the block joins the table; ranges removed meanwhile are
-marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
+A block is applied as follows: a stream is made by its create record; the block joins the table; ranges removed
+meanwhile are marked dead; the other records follow in their order; the outcome replaces the stream's numbers.
 
 Every step is an assignment or a union, so applying once more what a state already holds changes nothing in the end.
 Pages of a checkpoint may therefore be copied at different times, each with its own position: replay begins at the
@@ -43,13 +43,13 @@ __all__ = ["ShardState"]
 
 _RECORDS_MAX = 16
 _LEFT_AT_ONCE = 1024
-"""Blocks taken out of the counts where they left: less than a millisecond."""
+"""Blocks that left, taken out of the counts in one go: less than a millisecond."""
 
 
 class ShardState:
     """All of a shard, as of ``position``; or, for a reader, those streams of it that are ``wanted``.
 
-    ``segments`` counts, for each segment that is not released, the blocks that live in it: 0 means that nothing names it.
+    ``segments`` counts, for each segment that is not released, the live blocks in it; 0: nothing refers to it.
     While a replay runs the counts are not kept; ``finish_replay`` makes them. In a reader's state they never are.
 
     Blocks leave by the million when a stream is deleted or purged: they leave their tables at once, and the counts a slice
@@ -86,7 +86,7 @@ class ShardState:
         self.released: dict[Position, Released] = {}
         """What may be deleted and is not known to be, by the record's position."""
         self.segments: dict[int, int] = {}
-        """position_key → blocks that live there"""
+        """position_key → live blocks stored there"""
         self.unnamed: set[int] = set()
         """Those of ``segments`` with no live block."""
         self.freed = START
@@ -149,7 +149,7 @@ class ShardState:
     def take_offline(self, stream_id: int, reason: str) -> None:
         """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
         stream = self.streams.get(stream_id)
-        if stream is None:  # its very create record: nothing is known of it but that it exists
+        if stream is None:  # the create record itself: only its existence is known
             stream = StreamState(stream_id, "", f"unknown-{stream_id:016x}", {}, 0)
             self.streams[stream_id] = stream
         if stream.offline is None:
@@ -157,7 +157,7 @@ class ShardState:
             stream.dirty = True
 
     def finish_replay(self) -> None:
-        """End a replay: make names and counts. Raises: Corrupt when blocks came of a stream that nothing created."""
+        """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that nothing created."""
         if self._unmade:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,
@@ -179,7 +179,7 @@ class ShardState:
                     segments[key] += 1
         self.segments = segments
         self.unnamed = {key for key, count in segments.items() if not count}
-        # Which of them had blocks is not known any more: a few pass for records, of which each owner leaves some.
+        # Which of them had blocks is no longer known: a few pass for records, of which each owner leaves some.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _made(self, core: BlockCore) -> StreamState | None:

@@ -62,7 +62,7 @@ class ConsumerState:
         if (added := delta.pending) is not None:
             pending = self.pending
             for seq, cseq, time_ns in zip(added.stream_seqs, added.consumer_seqs, added.delivered_at_ns, strict=True):
-                # Taken out first: delivered again means last in the order of delivery.
+                # Removed first: a redelivered message is last in the order of delivery.
                 pending.pop(seq, None)
                 pending[seq] = (cseq, time_ns)
         if delta.redelivered:

@@ -1,4 +1,4 @@
-"""Which messages of one block are no more: a set of sequences that only grows.
+"""Which messages of one block were removed: a set of sequences that only grows.
 
 A bit for each sequence between the block's first and last, made at the first removal. Blocks of a mirror may have gaps
 far wider than their messages; where the bits would cost more than ``_SPARSE`` for each message, sorted ranges are kept.
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["DeadSet"]
 
 _SPARSE = 64
-"""Sequences for each message from which on ranges are smaller than bits."""
+"""With more sequences than this for each message, ranges are smaller than bits."""
 
 
 class DeadSet:

@@ -1,13 +1,14 @@
-"""When the messages of one stream expire that say so themselves: packed columns, in the order of their sequences.
+"""When the messages of one stream with an expiry of their own expire: packed columns, in the order of their sequences.
 
 Owns: the times, by sequence, and which is the earliest. Does not own: the clock, nor removing what is due.
 
     page │ seqs     5  6  9 …    rising; pages neither overlap nor are empty
          │ times    …            when each expires, or NEVER: not even by the stream's max_age
 
-The applied state has one table, which checkpoints copy page by page, and a live stream its own, which is further on. Every
-step is a union or a removal, so applying it once more changes nothing. A message costs 16 bytes; the earliest time of a page
-is known without a look at its rows, so a stream of a million messages with 1 % due reads that 1 % and 250 numbers.
+The applied state has one table, which checkpoints copy page by page, and a live stream its own, which is further ahead.
+Every step is a union or a removal, so applying it once more changes nothing. A message costs 16 bytes; the earliest
+time of a page is known without reading its rows, so a stream of a million messages with 1 % due reads that 1 % and 250
+numbers.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Expiries:
             start = end
 
     def put(self, seq: int, time_ns: int) -> None:
-        """Add a message, or change the time of one that is here; one between these that is not here is no more."""
+        """Add a message, or change the time of one that is here; one between these that is not here was removed."""
         if seq > self.last_seq:
             self.add([seq], [time_ns])
             return
@@ -152,7 +153,7 @@ class Expiries:
                 self.nevers += page.change(at, time_ns)
 
     def remove(self, first: int, last: int) -> None:
-        """Forget the messages first..last: they are no more."""
+        """Forget the messages first..last, which were removed."""
         pages = self.pages
         at = max(0, bisect_right(pages, first, key=_first) - 1)
         emptied = False

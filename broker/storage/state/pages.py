@@ -55,7 +55,7 @@ class StreamCopy:
     """One stream's part of a round: its entry, taken at once, and the parts still to be copied.
 
     ``parts`` is walked with turns of the loop in between. Each part is marked with this object while it is on its way;
-    a change meanwhile takes the mark off, so that ``placed`` does not call a part clean that is not.
+    a change meanwhile clears the mark, so that ``placed`` does not mark a changed part clean.
     """
 
     __slots__ = ("_consumers", "_table", "_times", "entry", "filters", "stream")
@@ -205,7 +205,7 @@ def load_part(state: ShardState, page: Page, ref: PageRef, unpack_ref: Callable[
               ) -> None:
     """Add a BLOCKS, CONSUMERS, EXPIRY or SCHEDULE page to its stream; in the order that ``load_directory`` gave.
 
-    Args: unpack_ref makes a reference of what the page has of it.
+    Args: unpack_ref makes a reference from what the page holds.
     Raises: Corrupt.
     """
     stream = state.streams.get(page.key)

@@ -50,10 +50,10 @@ class Released:
         self.roots = list(roots)
 
     def to_record(self) -> Release:
-        """As a record says it; a root keeps its body."""
+        """As a record, whose body a root keeps."""
         return Release(self.segments, self.pages, self.roots)
 
     @classmethod
     def of(cls, position: Position, release: Release) -> Released:
-        """By the record in the segment at ``position``."""
+        """From the record in the segment at ``position``."""
         return cls(position, release.segments or (), release.pages or (), release.roots or ())

@@ -35,9 +35,9 @@ class StreamState:
         self.bytes = 0
         self.first_time_ns = 0
         self.last_time_ns = 0
-        """Time of the message at last_seq, whether or not it still lives; times never go below it."""
+        """Time of the message at last_seq, whether or not it is still live; times never go below it."""
         self.ceiling = 0
-        """The sequence that no crash lets this (async) stream hand out before; 0: it has none."""
+        """This (async) stream hands out no sequence at or above it, and goes on there after a crash; 0: it has none."""
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.expiries = Expiries()
@@ -46,7 +46,7 @@ class StreamState:
         self.extra: dict[str, Any] = {}
         """What else the records of its creation and updates carry, by key (see ``StreamCreate``)."""
         self.position = START
-        """The last segment whose part in this stream is in here."""
+        """The last segment whose block of this stream is in here."""
         self.offline: str | None = None
         """Why the stream cannot be used: a record of it is damaged, or a newer broker's. It is not replayed further."""
         self.page = -1

@@ -7,8 +7,8 @@ leaves.
 Everything here may be applied twice with the same result: blocks are only added once, and what is dead stays dead. A
 page that was copied a little later than its stream may therefore be replayed over.
 
-A block of which nothing is dead is kept as its packed reference alone, a tuple of numbers and names: there may be
-millions, and the garbage collector forgets those. A ``BlockEntry`` is made of it on demand.
+A block with nothing dead is kept as its packed reference alone, a tuple of numbers and names: there may be
+millions, and the garbage collector untracks those. A ``BlockEntry`` is made of it on demand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockEntry:
         self.ref = ref
         self.dead: DeadSet | None = None
         self.dead_count = 0
-        """Messages removed by name; exact, but for blocks with gaps in their sequences where it may be too low."""
+        """Messages removed by sequence; exact, except in blocks with gaps, where it may be too low."""
         self.dead_bytes = 0
         """Their user size; an estimate where a removed range ended within the block."""
 
@@ -86,7 +86,7 @@ class BlockEntry:
 
 
 Kept = PackedRef | BlockEntry
-"""How a page keeps a block: a reference of which nothing is dead, or an entry."""
+"""How a page keeps a block: as a reference while nothing of it is dead, or as an entry."""
 
 
 def log_keys(blocks: Iterable[Kept]) -> Iterator[int]:
@@ -128,7 +128,7 @@ class BlockTable:
 
     def __init__(self) -> None:
         self.pages: list[TablePage] = []
-        """None is empty."""
+        """No page is empty."""
         self._count = 0
 
     def __len__(self) -> int:

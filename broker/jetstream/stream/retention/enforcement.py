@@ -1,19 +1,20 @@
-"""Makes a stream's limits hold for what it already has: after an update, a start, or a trim that failed.
+"""Enforces a stream's limits on what it already holds: after an update, a start, or a trim that failed.
 
-Owns: what is still to be done, retries, and the record in the log that says how far it got.
+Owns: what is left to do, retries, and the record in the log that says how far it got.
 Does not own: what a limit takes out (retention), expiry by age, which has a timer of its own (retention).
 
-    max_msgs, max_bytes     told by the stream's numbers alone, so each start compares them. It takes a head or two
-    max_msgs_per_subject    told by the index of subjects alone, which takes the heads of all blocks
+    max_msgs, max_bytes     known from the stream's numbers alone, so each start compares them. It takes a head or two
+    max_msgs_per_subject    known from the subject index alone, which takes the heads of all blocks
 
-What leaves does so in the stream's turn, before anything else is published. Where that takes too long, the sweep subject by
-subject goes on without the turn: each publish keeps its own subject within the limit.
+Messages are removed in the stream's turn, before anything else is published. Where that takes too long, the sweep
+subject by subject continues outside the turn: each publish keeps its own subject within the limit.
 
-    STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create and an update
-    to more say their own limit, an update to less leaves it as it was, the end of the sweep says the new one. A stream whose
-    record says more than its limit, or nothing (older versions did not write it), is swept at the next start.
+    STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create, or an
+    update that raises the limit, records its own; an update that lowers it leaves the value, and the end of the sweep
+    records the new one. A stream whose value exceeds its limit, or is missing (older versions), is swept at the next
+    start.
 
-An update that cannot be carried out now is answered with the error; carrying it out is tried until it succeeds.
+An update that cannot be enforced now is answered with the error; enforcing it is retried until it succeeds.
 """
 
 from __future__ import annotations
@@ -106,21 +107,21 @@ class Enforcement:
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
     def update_record(self, config: StreamConfig) -> StreamUpdate:
-        """The record of an update to ``config``, before what it demands is carried out."""
+        """The record of an update to ``config`` that is not enforced yet."""
         limit = _limit(config)
         if self._most and not limit:
             return StreamUpdate(config.to_json(), {PER_SUBJECT: None})
         return StreamUpdate(config.to_json(), {PER_SUBJECT: limit} if 0 < self._most < limit else {})
 
     def updated(self) -> asyncio.Future[None]:
-        """The stream took another configuration: ``begin`` to carry it out."""
+        """The stream has a new configuration: ``begin`` to enforce it."""
         limit = _limit(self._owner.config)
         if self._most and (not limit or self._most < limit):
             self._most = limit
         return self.begin()
 
     def resume(self, extra: Mapping[str, Any], msgs: int) -> None:
-        """Compare what a start found with the limits; ``extra`` is what the stream's records say besides."""
+        """Compare what a start found with the limits; ``extra`` has the extra members of its records."""
         most = extra.get(PER_SUBJECT)
         if isinstance(most, int):
             self._most = most
@@ -133,9 +134,9 @@ class Enforcement:
         return limit > 0 and not 0 < self._most <= limit
 
     def begin(self) -> asyncio.Future[None]:
-        """Carry out the limits as they are now, at this place among publishes and requests.
+        """Enforce the limits as they are now, at this place among publishes and requests.
 
-        Returns: done once they hold, or failed when that must wait; then it is tried again here.
+        Returns: done once they hold, or failed when that must wait; then it is retried here.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_heard)
@@ -144,7 +145,7 @@ class Enforcement:
         return done
 
     def soon(self) -> None:
-        """A trim found a head missing: bring it in, at the next turn, and trim then."""
+        """A trim lacked a head: load it at the next turn, then trim."""
         if not self._soon:
             self._soon = True
             self._tasks.start(self._trim_soon(self._owner.queue.ticket()), "trim")
@@ -202,16 +203,16 @@ class Enforcement:
                           unforeseen=not isinstance(error, (StoreError, FormatError, Stuck, TimeoutError)))
 
     async def trim(self) -> None:
-        """Take out what is past max_msgs and max_bytes."""
+        """Remove what exceeds max_msgs and max_bytes."""
         while self._retention.over:
             async with asyncio.timeout(WAIT_SECONDS):
                 await decide(self._live, self._heads, self._retention.trim)
             self._log.urgent()
-            # Of very many blocks a slice has left.
+            # There are very many blocks, and only a slice was removed.
             await asyncio.sleep(0)
 
     async def _sweep(self) -> None:
-        """Take out what is past max_msgs_per_subject, and say so."""
+        """Remove what exceeds max_msgs_per_subject, and record it."""
         async with self._sweeping:
             while self._to_sweep:
                 limit = _limit(self._owner.config)

@@ -1,22 +1,22 @@
 """What the consumers of a stream still wait for, where that decides what the stream keeps.
 
-Owns: which messages of an interest stream or a work queue have nobody left to wait for them, and taking those out.
+Owns: which messages of an interest stream or a work queue no consumer waits for any more, and removing them.
 Does not own: what a consumer waits for (its ack state, asked through ``Listeners``), nor how messages leave (retention).
 
     retention   a publish is stored         a message leaves
-    limits      always                      never on account of consumers
+    limits      always                      never because of consumers
     workqueue   always                      once it is acked
-    interest    if some consumer gets it    once it is acked, or its last consumer goes or changes its filters
+    interest    if some consumer gets it    once it is acked, or its last consumer leaves or changes its filters
 
-Nothing is counted by message: who waits for a sequence is asked of the consumers, whose own state is bounded by what they have
-delivered and not seen acked. One that waits for what another has acked is asked first the next time.
+There are no counts by message: consumers are asked whether they wait for a sequence, and their own state is bounded by
+what they have delivered and not seen acked. One that waits for what another has acked is asked first the next time.
 
     ack ──> acked ──┬─ the heads are in memory: the message leaves at once, and ack and removal are stored in one block
-                    └─ else: the ack is answered and stored once the head has been loaded and the message has left
+                    └─ otherwise: the ack is answered and stored once the head has been loaded and the message has left
 
-So a crash never leaves behind a message that is acked and not removed. The other order is harmless: nobody waits for what has
-been removed. When consumers go, messages are looked for in a *sweep* over the stream; what it begins with is stored in the
-stream's extra members (``sweep``) until it is done, and it begins again after a crash.
+So a crash never leaves behind a message that is acked and not removed. The other order is harmless: no consumer waits
+for what has been removed. When consumers leave, a *sweep* over the stream looks for such messages; its start is stored
+in the stream's extra members (``sweep``) until it is done, and it begins again after a crash.
 
 Source: nats-server, server/stream.go: ackMsg, checkForInterestWithSubject; server/consumer.go: needAck,
 cleanupNoInterestMessages, checkStateForInterestStream.
@@ -58,7 +58,7 @@ SWEEP = "sweep"
 """The stream's extra member that says where an unfinished sweep began, and of what kind it is."""
 
 _ROWS_AT_ONCE = 2000
-"""Looked at in one turn of the loop by a sweep: about 2 ms."""
+"""Messages a sweep looks at in one turn of the loop: about 2 ms."""
 
 _REMEMBERED_MAX = 65_536
 """Subjects whose verdict is remembered."""
@@ -120,20 +120,20 @@ class Interest:
         self._unknown = False
         self._subjects: frozenset[str] = frozenset()
         self._parties: list[tuple[Listener, Filters | None]] | None = None
-        """The consumers with their filters (None: all that the stream gets); None: to be asked."""
+        """The consumers with their filters (None: all that the stream gets); None: not asked yet."""
         # There may be ten thousand streams, most of which need none of these.
         self._filters: dict[tuple[str, ...], Filters] | None = None
         self._verdicts: dict[bytes, bool] | None = None
         self._waiting: dict[int, None] | None = None
         """Acked sequences whose heads have to be loaded first, for the task to take up next."""
         self._settled: asyncio.Future[None] | None = None
-        """Of those: done once they have left."""
+        """Done once those have been removed."""
         self._loading = False
         self._sweeps: list[tuple[int, bool]] | None = None
         self._working: tuple[asyncio.Task[None], ...] = ()
 
     def configure(self, config: StreamConfig) -> None:
-        """Follow ``config``; what a change from limits to interest removes is for ``sweep``."""
+        """Follow ``config``; what a change from limits to interest removes is left to ``sweep``."""
         self.active = config.retention != "limits"
         self.selective = config.retention == "interest"
         self._subjects = frozenset(config.subjects) if self.active else frozenset()
@@ -148,7 +148,7 @@ class Interest:
         self._unknown = True
 
     async def finished(self) -> None:
-        """Return once all messages that nobody waits for now have left."""
+        """Return once all messages that nobody waits for now have been removed."""
         while working := [task for task in self._working if not task.done()]:
             await asyncio.wait(working)
 
@@ -184,9 +184,9 @@ class Interest:
     # --- acks ---------------------------------------------------------------------------------------------------------
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
-        """A consumer no longer waits for ``seqs``: those that nobody waits for leave.
+        """A consumer no longer waits for ``seqs``: remove those that nobody waits for.
 
-        Returns: None when that is done; else a future that is done once it is, and until then the acks must not be stored.
+        Returns: None when that is done; otherwise a future that completes then: acks must not be stored before.
         """
         if not self.active or self._unknown or not seqs:
             return None
@@ -294,14 +294,14 @@ class Interest:
         return None if filters.all else filters
 
     def _ask_first(self, listener: Listener) -> None:
-        """``listener`` waited for all that was asked: with many consumers it is mostly the slowest that does."""
+        """``listener`` waited for all that was asked: with many consumers that is usually the slowest one."""
         parties = self._asked()
         if parties[0][0] is not listener:
             at = next(i for i, (one, _) in enumerate(parties) if one is listener)
             parties[0], parties[at] = parties[at], parties[0]
 
     async def _load(self) -> None:
-        """Load the heads of what is in ``_waiting``, and take it out."""
+        """Load the heads of the messages in ``_waiting``, and remove them."""
         delay = _RETRY_SECONDS
         while self._waiting:
             seqs: Sequence[int] = sorted(self._waiting)
@@ -312,7 +312,7 @@ class Interest:
                     delay = _RETRY_SECONDS
                 except (StoreError, FormatError) as error:
                     if isinstance(error, (NotFound, FormatError)):
-                        # What cannot be read cannot be counted out either; the ack holds all the same.
+                        # What cannot be read cannot be removed either; the ack holds all the same.
                         self._tasks.warn("acked messages stay: %s", error)
                         seqs = seqs[1:]
                         continue
@@ -347,9 +347,9 @@ class Interest:
         return self.sweep(above_seq + 1) if self.selective else None
 
     def sweep(self, start: int, *, acked: bool = False) -> asyncio.Task[None] | None:
-        """Look from ``start`` on for messages that nobody waits for any more, and take them out.
+        """Look from ``start`` on for messages that nobody waits for any more, and remove them.
 
-        Args: ``acked``: only such as some consumer got, not those that no consumer's filters match; all, where there is none.
+        Args: ``acked``: only what some consumer got, not what no consumer's filters match; all, without consumers.
         Returns: the task that does it; None: there is nothing to do.
         """
         if not self._live.msgs:
@@ -362,13 +362,13 @@ class Interest:
         return self._start(self._sweep(sweep), "sweep of interest")
 
     def resume(self, extra: Mapping[str, Any]) -> None:
-        """Begin again with the sweep that a crash interrupted; ``extra`` is what the stream's records say besides."""
+        """Restart the sweep that a crash interrupted; ``extra`` has the extra members of the stream's records."""
         begun = extra.get(SWEEP)
         if isinstance(begun, list) and len(begun) == 2 and isinstance(begun[0], int) and self.active:
             self.sweep(begun[0], acked=bool(begun[1]))
 
     def _say(self) -> None:
-        """Have the sweeps under way in the store, as one that does the work of all."""
+        """Store the sweeps under way, as one that does the work of all."""
         if self._owner.stored:
             sweeps = self._sweeps
             sweep = [min(start for start, _ in sweeps), all(acked for _, acked in sweeps)] if sweeps else None
@@ -414,7 +414,7 @@ class Interest:
                         break
 
     async def _remove_all(self, end: int) -> None:
-        """No consumer is left: take out everything up to ``end``, unless one comes meanwhile."""
+        """No consumer is left: remove everything up to ``end``, unless one is added meanwhile."""
         live = self._live
         while live.first_seq <= end and live.msgs and not self._listeners.by_name:
             await decide(live, self._heads, lambda: self._retention.remove_slice(end + 1))
@@ -422,7 +422,7 @@ class Interest:
             await asyncio.sleep(0)
 
     def _all_waited_for(self, block: LiveBlock) -> bool:
-        """Whether a consumer that gets all messages has yet to get those of ``block``, as is so for most of a backlog."""
+        """Whether a consumer that gets all messages has yet to get those of ``block``, as for most of a backlog."""
         return any(filters is None and listener.waits_from(block.first_seq) for listener, filters in self._asked())
 
     def _wanted(self, rows: Rows, seqs: Sequence[int]) -> Sequence[int]:

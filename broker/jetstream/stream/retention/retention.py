@@ -1,14 +1,14 @@
 """What leaves a stream, and when: limits, age, deletes and purges.
 
 Owns: which messages a limit, the clock or a request removes, and applying that to the live state, the subjects, the open
-block (so that replay arrives at the same) and the listeners.
-Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits are carried out in the
+block (so that replay gives the same result) and the listeners.
+Does not own: which publishes are refused (sequencer), what a roll-up takes out (rollup), that limits hold in the
 end (enforcement), nor how the state changes (live).
 
-A request that needs the rows of many blocks streams through them, and publishes go on meanwhile: what they bring has
-higher sequences, and each step looks at what lives by then.
+A request that needs the rows of many blocks streams through them, and publishes go on meanwhile: what they add has
+higher sequences, and each step looks at what is live by then.
 
-Removals at the front need no list: the next block's outcome says the new first_seq, and everything below it is dead.
+Removals at the front need no list: the next block's outcome has the new first_seq, and everything below it is dead.
 Those inside the stream are written as ranges, block by block. Nothing is removed by age while the clock is not trusted.
 
 Source: nats-server, server/filestore.go, enforceMsgLimit, enforceBytesLimit, expireMsgs, PurgeEx, compact.
@@ -56,13 +56,13 @@ _ROWS_AT_ONCE = 2000
 
 
 class Owner(BlockOwner, Protocol):
-    """The stream, which is told what left."""
+    """The stream, which is notified of removals."""
 
     @property
     def first_time_ns(self) -> int: ...
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, told: bool = True) -> None:
-        """These left, all of ``subject`` when it is given; not ``told``: that concerns no consumer."""
+        """These were removed, all of ``subject`` if it is given; not ``told``: that concerns no consumer."""
 
     def tell_removed(self, ranges: Sequence[tuple[int, int, int]], subject: bytes | None, purged: bool) -> None:
         """As ``removed``, as (first, last, messages) of blocks that are gone as a whole."""
@@ -75,21 +75,21 @@ class Owner(BlockOwner, Protocol):
 
 
 class Queries(Protocol):
-    """Counts and places in the stream."""
+    """Counts and positions in the stream."""
 
     async def count(self, filters: Filters) -> int: ...
     async def first_seq_of(self, filters: Filters) -> int: ...
 
 
 class Listeners(Protocol):
-    """The consumers, told where to go on after a purge."""
+    """The consumers, which are notified where to continue after a purge."""
 
     def any_within(self, filters: Filters) -> bool: ...
     def purged(self, filters: Filters, next_seq: int, front_seq: int) -> None: ...
 
 
 class OneByOne(Protocol):
-    """Takes max_age over where it has to look at each message."""
+    """Takes over max_age where each message has to be looked at."""
 
     @property
     def ages_one_by_one(self) -> bool: ...
@@ -97,7 +97,7 @@ class OneByOne(Protocol):
 
 
 class Retention:
-    """The leaving side of one stream. ``configure`` follows each change of its configuration."""
+    """The removals of one stream. ``configure`` follows each change of its configuration."""
 
     def __init__(self, owner: Owner, live: Live, heads: Heads, subjects: SubjectState, queries: Queries,
                  listeners: Listeners, log: Log | MemoryLog, tasks: Tasks, clock: Clock) -> None:
@@ -115,7 +115,7 @@ class Retention:
         self._expiring: asyncio.Task[None] | None = None
 
     def configure(self, config: StreamConfig) -> None:
-        """Take the limits of ``config``; ``Enforcement`` then carries them out on what is there."""
+        """Take the limits of ``config``; ``Enforcement`` then applies them to what is there."""
         self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
         self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
         self._max_age_ns = config.max_age if config.max_age > 0 else 0
@@ -137,7 +137,7 @@ class Retention:
                     or (self._max_bytes and self._live.size_bytes > self._max_bytes))
 
     def enforce(self) -> None:
-        """Take the oldest messages out until max_msgs and max_bytes hold; when that needs the store, soon."""
+        """Remove the oldest messages until max_msgs and max_bytes hold; soon, if that needs the store."""
         if not self.over:
             return
         try:
@@ -145,13 +145,13 @@ class Retention:
         except NotLoaded:
             self._owner.trim_soon()
         else:
-            if self.over:  # a slice has left
+            if self.over:  # only a slice was removed
                 self._owner.trim_soon()
 
     def trim(self) -> None:
-        """Take the oldest messages out until max_msgs and max_bytes hold, or a slice of them: see ``over``. Raises: NotLoaded."""
+        """Remove the oldest messages until max_msgs and max_bytes hold, or a slice: see ``over``. Raises: NotLoaded."""
         live = self._live
-        # Mostly the messages that pushed them out go into the same block; not so after a trim that had to wait, or a refusal.
+        # Usually the messages that pushed them out go into the same block; not after a delayed trim, or a refusal.
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(slice_below(live, after_msgs(live, live.msgs - self._max_msgs)), record=record)
@@ -161,7 +161,7 @@ class Retention:
     # --- max_age ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """See to it that the first message leaves when it is too old."""
+        """Make sure that the first message is removed when it is too old."""
         if self._timer is None and self._expiring is None and self._max_age_ns and self._live.msgs:
             if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
                 self.one_by_one.arm()
@@ -178,9 +178,9 @@ class Retention:
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
     def expire(self) -> None:
-        """Take out what is older than max_age: whole blocks by their last time, the one at the edge by its head.
+        """Remove what is older than max_age: whole blocks by their last time, the one at the edge by its head.
 
-        The timer's call; what a pass leaves for want of a head, or of time, is taken up by the next.
+        Called by the timer. What a pass leaves, for lack of a head or of time, the next one takes up.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -226,7 +226,7 @@ class Retention:
             self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _load_edge(self, block: LiveBlock) -> None:
-        """Bring in the head of the block in which the age limit lies, then look again."""
+        """Load the head of the block that the age limit falls in, then look again."""
         if self._expiring is None:
             self._expiring = self._tasks.start(self._expire_after(block), "expiry")
 
@@ -250,9 +250,9 @@ class Retention:
     # --- removing -----------------------------------------------------------------------------------------------------
 
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
-        """Take out everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
+        """Remove everything below ``end_seq``; returns how many messages that were. Raises: NotLoaded.
 
-        Args: record: nothing else is going into the open block, so it must say something for its outcome to be stored.
+        Args: record: nothing else goes into the open block, so it needs a removed range for its outcome to be stored.
         """
         live = self._live
         if most_leave(live, end_seq):
@@ -263,20 +263,20 @@ class Retention:
         self._subjects.removing_front(gone)
         live.remove_front(gone, end_seq)
         if record:
-            # Of the last block alone; those before it are below the outcome's first_seq, like all of this one's.
+            # The last block's alone: those before it are below the outcome's first_seq, like all of this one's.
             _, first, last, msgs, size = gone[-1]
             self._log.block(self._owner).remove(first, last, msgs, size)
         self._owner.removed(gone, None, purged)
         return sum(removal.msgs for removal in gone)
 
     def _remove_most(self, end_seq: int, record: bool, purged: bool) -> int:
-        """``remove_front`` that names what stays and not what leaves, however many blocks that is. Raises: NotLoaded."""
+        """``remove_front`` that lists what stays, not what leaves, however many blocks that is. Raises: NotLoaded."""
         live = self._live
         front, last = front_of_most(live, end_seq)
         if not front.msgs:
             return 0
         first_seq = live.first_seq
-        # Of what stays it is made anew sooner than what leaves is taken out.
+        # Rebuilding it from what stays is faster than subtracting what leaves.
         self._subjects.forget()
         live.remove_front_of_most(front)
         if record:
@@ -314,7 +314,7 @@ class Retention:
 
     def remove_unneeded(self, block: LiveBlock, seqs: Sequence[int], rows: Rows) -> None:
         """Remove live messages of one block, rising, whose ``rows`` are at hand, and which no consumer counts or waits for:
-        none hears of it."""
+        none is notified."""
         start, end = rows.ordinal_of(seqs[0]), rows.ordinal_of(seqs[-1]) + 1
         ordinals = range(start, end) if end - start == len(seqs) else list(map(rows.ordinal_of, seqs))
         size = size_between(rows, start, end) if isinstance(ordinals, range) else sum(map(rows.size_of, ordinals))
@@ -364,9 +364,9 @@ class Retention:
                     self._log.urgent()
                     await asyncio.sleep(0)
             if not live.msgs and end_seq > live.first_seq:
-                # Up to a sequence that is yet to come: the stream goes on there. Also what gives a new stream its first_seq.
+                # Up to a future sequence: the stream continues there. This also gives a new stream its first_seq.
                 if not purged and end_seq - 1 > live.last_seq:
-                    # Sequences that no message will have; without a word on them the outcome would not be stored.
+                    # Sequences that no message will have; without this range the outcome would not be stored.
                     self._log.block(self._owner).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                     self._log.urgent()
                 live.skip_to(end_seq - 1)
@@ -377,7 +377,7 @@ class Retention:
         return purged
 
     def _cut_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Take out all below ``seq`` but the ``keep`` newest, or a slice of it: how many, up to where, whether more is left."""
+        """Remove all below ``seq`` but the ``keep`` newest, or a slice: how many, up to where, whether more is left."""
         live = self._live
         end_seq = after_msgs(live, max(live.msgs - keep, 0)) if keep else seq or live.last_seq + 1
         slice_seq = slice_below(live, end_seq)
@@ -392,7 +392,7 @@ class Retention:
         end = live.last_seq if not seq else min(seq - 1, live.last_seq)
         left = 1 << 63
         if keep or (filters.literal and self._subjects.index is not None):
-            # Of one subject it is then known when the last message was found.
+            # For one subject it is then known when the last message was found.
             left = await self._queries.count(filters) - keep
         purged = 0
         blocks = candidates(blocks_from(live, live.first_seq, end), filters)
@@ -423,6 +423,6 @@ class Retention:
         return purged
 
     def tell_purged(self, filters: Filters, first_seq: int) -> None:
-        """Tell consumers where they go on after a purge; ``first_seq``: the first message left that matches, or 0."""
+        """Notify consumers where they continue after a purge; ``first_seq``: the first match left, or 0."""
         live = self._live
         self._listeners.purged(filters, first_seq or live.last_seq + 1, max(live.first_seq, 1))

@@ -1,13 +1,13 @@
 """Roll-ups: a message that takes the place of all earlier ones of its subject, or of the stream.
 
-Owns: finding what such a message takes out, and taking it out once the message is stored: both stand in one block.
+Owns: finding what such a message removes, and removing it once the message is stored: both are in one block.
 Does not own: which publishes are roll-ups (sequencer), how messages leave (retention).
 
     plan ──> NotLoaded ──> search, block by block ──> plan, from what the search found ──> append ──> carry_out
 
-The index tells how many messages there are to find, so the search goes back from the newest block and ends with the last
-of them. What it found is kept until the plan is carried out, with the sequence up to which that is all: a roll-up that had
-to be refused because the search took too long finds it done, but for what came since, when it is tried again.
+The index says how many messages there are to find, so the search goes back from the newest block and ends with the last
+of them. What it found is kept until the plan is carried out, with the sequence up to which it is complete: when a
+roll-up that was refused because the search took too long is retried, only what came since has to be searched.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
 """
@@ -75,9 +75,9 @@ class Rollups:
         self._searched: _Search | None = None
 
     def plan(self, subject: bytes | None) -> Callable[[], None]:
-        """Find what a roll-up of ``subject`` (None: of all) takes out, were it stored next.
+        """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
 
-        Returns: what takes it out, to be called once the roll-up is the stream's last message. Raises: NotLoaded.
+        Returns: what removes it, to be called once the roll-up is the stream's last message. Raises: NotLoaded.
         """
         return partial(self._carry_out, self._plan(subject))
 
@@ -106,7 +106,7 @@ class Rollups:
         return Rollup(filters, found)
 
     def _carry_out(self, plan: Rollup) -> None:
-        """Take out what ``_plan`` found, now that the roll-up is the stream's last message."""
+        """Remove what ``_plan`` found, now that the roll-up is the stream's last message."""
         live = self._live
         self._searched = None
         retention = self._retention
@@ -137,7 +137,7 @@ class Rollups:
             if not found or seq > found[-1].block.last_seq:
                 block = live.find(seq)
                 if block is None:
-                    continue  # it is no more
+                    continue  # it has left
                 found.append(_Found(block, array("Q"), [], array("Q")))
             some = found[-1]
             some.seqs.append(seq)
@@ -161,9 +161,9 @@ class Rollups:
         lasts = [index.last(name, live.first_seq) for name in wanted]
         if (len(wanted) == 1 and (last := lasts[0]) and index.count(wanted[0], live.first_seq) == 1
                 and (block := live.find(last)) is not None):
-            # Keys mostly have one message, whose place is known: no other block is asked.
+            # Keys mostly have one message, whose place is known: no other block is searched.
             return iter((block,) if block.last_seq >= start else ())
-        # Of a subject whose last message was removed it is not known where the one before it lies.
+        # Where a subject's last message was removed, the place of the one before it is not known.
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
         return candidates(blocks_back(live, end, start), filters)
 
@@ -192,7 +192,7 @@ class Rollups:
         return _Found(block, array("Q", [seq for seq, _ in pairs]), [subject for _, subject in pairs], sizes)
 
     def _still(self, some: _Found) -> _Found:
-        """Those that live to this day."""
+        """Those that are still live."""
         live, block = self._live, some.block
         if not live.holds(block):
             return _Found(block, array("Q"), [], array("Q"))

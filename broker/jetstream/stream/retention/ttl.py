@@ -12,7 +12,7 @@ max_age goes this way (``ages_one_by_one``) in streams with delete markers, and 
 while those around it leave.
 
 A marker takes a message's place only if that is the last of its subject, and is neither a marker nor the purge of a key
-itself. It is published like any message. Where it is refused, the message stays, and is tried again every 2 seconds.
+itself. It is published like any message. If it is refused, the message stays, and is retried every 2 seconds.
 
 Nothing expires while the clock is not trusted.
 
@@ -56,13 +56,13 @@ _TIMER_NS_MAX = 3_600_000_000_000
 _RETRY_NS = 1_000_000_000
 
 _MARKED_APART_NS = 2_000_000_000
-"""A message whose marker was published and which is still there is left alone for so long."""
+"""How long a message that is still there after its marker was published is left alone."""
 
 _ROWS_AT_ONCE = 250
 """Removed in one turn of the loop: about 2 ms."""
 
 _ROWS_IN_FLIGHT = 1000
-"""Removed before what was removed is persisted: they are applied in one go."""
+"""Removals not persisted yet: they are applied in one go."""
 
 _MARKERS_AT_ONCE = 64
 """Published in one turn of the loop: each of them is a roll-up."""
@@ -100,7 +100,7 @@ class MessageTtls:
         """When max_age has something to remove from ``_aged_seq`` on, as the last pass found; NEVER: nothing was there."""
         self._in_flight = 0
         self._marked: dict[int, int] = {}
-        """Messages in whose place a marker was published, and when."""
+        """Messages for which a marker was published, and when."""
 
     def configure(self, config: StreamConfig, marker: bytes) -> None:
         """Take the limits of ``config``, and the headers of its delete markers, b"" where it has none."""
@@ -133,7 +133,7 @@ class MessageTtls:
             self.arm()
 
     def removed(self, first: int, last: int) -> None:
-        """The messages first..last are no more."""
+        """The messages first..last were removed."""
         self.expiries.remove(first, last)
 
     def record(self, block: OpenBlock[object]) -> Expiry | None:
@@ -151,7 +151,7 @@ class MessageTtls:
     # --- the timer ----------------------------------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """See to it that what expires next leaves in time."""
+        """Make sure that what expires next is removed in time."""
         if self._timer is not None or self._pass is not None:
             return
         due_ns = self.expiries.next_ns
@@ -167,7 +167,7 @@ class MessageTtls:
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
     def _first_age_due_ns(self) -> int:
-        """When max_age may have something to remove, without a look at the messages."""
+        """When max_age may have something to remove, without looking at the messages."""
         live = self._live
         if not live.looked:
             return live.first_time_ns + self._max_age_ns
@@ -175,7 +175,7 @@ class MessageTtls:
         return NEVER if block is None else block.first_time_ns + self._max_age_ns
 
     def expire(self) -> None:
-        """Begin a pass over what has expired: the timer's call."""
+        """Begin a pass over what has expired. Called by the timer."""
         self.close()
         if self._pass is not None:
             return
@@ -217,7 +217,7 @@ class MessageTtls:
         if self.ages_one_by_one and self._live.msgs:
             due_ns = min(due_ns, self._age_due_ns)
         if self._marked and due_ns <= (now_ns := self._clock.now_ns()):
-            # It is one of these that is due, again and again.
+            # One of these is due, again and again.
             due_ns = min(*self._marked.values(), now_ns) + _MARKED_APART_NS
         return due_ns
 
@@ -238,7 +238,7 @@ class MessageTtls:
                 continue
             if (not self._marker and block.first_seq <= live.first_seq <= due[at] <= block.last_seq
                     and self.expiries.count_due(now_ns, due[at], block.last_seq) == block.live_msgs):
-                # Without a look at the messages: most streams give all of theirs the same TTL.
+                # Without looking at the messages: most streams give all of theirs the same TTL.
                 self._retention.remove_front(block.last_seq + 1, record=True)
                 return True
             end = at + 1
@@ -249,8 +249,8 @@ class MessageTtls:
         return True
 
     async def _age(self, limit_ns: int) -> bool:
-        """Remove what is older than max_age but does not stay for ever, of the first block that has some; returns whether
-        there may be more."""
+        """Remove what is older than max_age and may expire, from the first block that has some; returns whether there
+        may be more."""
         live = self._live
         self._age_due_ns = NEVER
         for block in blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq):

@@ -23,12 +23,12 @@ class LiveBlock:
 
     Attributes:
         open: the writer's block until it is persisted, then None.
-        ref: where it lies once it is persisted; None before, and for ever in a memory stream.
-        chunks: its messages, for as long as they are held here and not in the cache (memory streams: for ever).
+        ref: where it is stored once persisted; None before, and always in a memory stream.
+        chunks: its messages, while they are held here and not in the cache (memory streams: always).
         starts: first ordinal of each frame, once known; lets the reader find a chunk in the cache.
-        head: its head where it is held on purpose: memory streams, or an operation under way.
-        dead: sequences removed one by one; what lies below the stream's first_seq need not be in it.
-        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, else None.
+        head: its head while it is pinned: memory streams, or an operation under way.
+        dead: sequences removed one by one; what is below the stream's first_seq need not be in it.
+        subjects: (subject, count, first_seq, last_seq) of each subject when they are few, otherwise None.
     """
 
     __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
@@ -54,7 +54,7 @@ class LiveBlock:
 
     @classmethod
     def of_open(cls, block: OpenBlock[Any]) -> LiveBlock:
-        """Of a block that has messages and is not persisted."""
+        """For a block that has messages and is not persisted."""
         hlens = block.hlens
         size = messages_size(block.count, 0 if hlens is None else block.count - hlens.count(0),
                              sum(map(len, block.subjects)), sum(map(len, block.bodies)))
@@ -64,7 +64,7 @@ class LiveBlock:
 
     @classmethod
     def of_entry(cls, entry: BlockEntry) -> LiveBlock:
-        """Of a block as the applied state has it."""
+        """For a block as the applied state has it."""
         ref = entry.ref
         live = cls(ref.first_seq, ref.last_seq, ref.count, ref.bytes, ref.first_time_ns, ref.last_time_ns)
         live.live_msgs -= entry.dead_count

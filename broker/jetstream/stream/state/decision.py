@@ -1,13 +1,13 @@
-"""A decision that finds something missing: brings it in, and holds it until the decision is taken.
+"""Loads what a decision finds missing, and holds it until the decision is taken.
 
-    decide ──> NotLoaded ──> bring ──> decide ──> NotLoaded ──> bring ──> decide ──> taken: let go of all
-                          └ heads: held here, so that nothing can take them away
+    decide ──> NotLoaded ──> bring ──> decide ──> NotLoaded ──> bring ──> decide ──> taken: release all
+                          └ heads: held here, so that they stay in memory
                           └ work:  leaves its result in the stream's own state
 
-Each turn must bring something new. Asking again for what is held, or for work that was done while nothing changed since,
-would go on for ever: that is ``Stuck``, a mistake of ours, which is logged and answered like a store that cannot be read.
+Each turn must load something new. Asking again for what is held, or for work that was done while nothing changed since,
+would never end: that is ``Stuck``, a bug, which is logged and answered like a store that cannot be read.
 
-Does not own: who waits meanwhile, and for how long (publish.blocked, or the operation's own caller).
+Does not own: what waits meanwhile, and for how long (publish.blocked, or the operation's own caller).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """A decision cannot be taken: what it asks for was brought in already, or is more than it may hold at once."""
+    """A decision cannot be taken: what it asks for was loaded already, or is more than it may hold at once."""
 
 
 class Decision:
@@ -46,12 +46,12 @@ class Decision:
         self._done: tuple[object, ...] | None = None
 
     async def bring(self, not_loaded: NotLoaded) -> None:
-        """Bring in what the decision missed. Raises: Stuck; StoreError; FormatError."""
+        """Load what the decision lacks. Raises: Stuck; StoreError; FormatError."""
         if not_loaded.work is not None:
             if (not_loaded.what, not_loaded.mark, *self._state()) == self._done:
                 raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
             await not_loaded.work()
-            # As it is after the work: what changed while it went on is for the work itself to see to.
+            # The state after the work: what changed during the work is for the work itself to handle.
             self._done = not_loaded.what, not_loaded.mark, *self._state()
             return
         missing = [block for block in not_loaded.blocks if block not in self._held]
@@ -67,7 +67,7 @@ class Decision:
 
 
 async def decide(live: Live, heads: Heads, ask: Callable[[], T]) -> T:
-    """``ask()``, with all that it misses brought in. Raises: as ``ask`` and ``Decision.bring``."""
+    """``ask()``, with all that it needs loaded. Raises: as ``ask`` and ``Decision.bring``."""
     decision = Decision(live, heads)
     while True:
         try:

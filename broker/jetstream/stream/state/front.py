@@ -1,7 +1,7 @@
 """Where the front of a stream is cut, and how much leaves there: for limits, purges and roll-ups.
 
-Most cuts take a block or two. Where thousands of blocks leave they do so in slices (``slice_below``), or, where most of all
-blocks leave, at once and told by what stays (``front_of_most``): that the others are gone need not be said one by one.
+Most cuts remove a block or two. Thousands of blocks are removed in slices (``slice_below``), or, if most of all blocks
+leave, at once and described by what stays (``front_of_most``): the removed ones need not be listed one by one.
 
 Decides nothing and changes nothing; what needs the rows of a block that is not in memory raises ``NotLoaded``.
 """
@@ -30,18 +30,18 @@ _live_msgs: Callable[[LiveBlock], int] = attrgetter("live_msgs")
 
 
 def after_msgs(live: Live, count: int) -> int:
-    """The sequence below which the first ``count`` live messages lie, ``count <= msgs``. Raises: NotLoaded."""
+    """The sequence below which the first ``count`` live messages are, ``count <= msgs``. Raises: NotLoaded."""
     return _after(live, count, live.msgs, _live_msgs, _after_msgs_in)
 
 
 def after_bytes(live: Live, size: int) -> int:
-    """The sequence below which the fewest first messages of at least ``size`` user bytes lie. Raises: NotLoaded."""
+    """The sequence below which the fewest first messages of at least ``size`` user bytes are. Raises: NotLoaded."""
     return _after(live, size, live.size_bytes, _live_bytes, _after_bytes_in)
 
 
 def _after(live: Live, amount: int, total: int, held_by: Callable[[LiveBlock], int],
            after_in: Callable[[Live, LiveBlock, int], int]) -> int:
-    """The sequence below which the first messages of ``amount`` lie, of the ``total`` that the stream has.
+    """The sequence below which the first messages of ``amount`` are, of the ``total`` that the stream has.
 
     Args: held_by says how much of it a block holds, after_in where that is cut within a block that holds more than is left.
     """
@@ -102,13 +102,13 @@ def slice_below(live: Live, end_seq: int) -> int:
 
 
 def most_leave(live: Live, end_seq: int) -> bool:
-    """Whether so many blocks lie wholly below ``end_seq``, and so few beyond, that ``front_of_most`` is the way."""
+    """Whether so many blocks are wholly below ``end_seq``, and so few beyond, that ``front_of_most`` is better."""
     whole = live.index_at(end_seq)
     return whole > _REMOVED_AT_ONCE // 4 and len(live.blocks) - whole <= whole
 
 
 def front_of_most(live: Live, end_seq: int) -> tuple[Front, Removal]:
-    """What leaves when everything below ``end_seq`` does, told by what stays; and the last block of it. Raises: NotLoaded."""
+    """The removal of all below ``end_seq``, described by what stays; and of its last block. Raises: NotLoaded."""
     blocks, whole = live.blocks, live.index_at(end_seq)
     stay = blocks[whole:]
     part = None

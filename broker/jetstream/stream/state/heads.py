@@ -7,7 +7,7 @@ Does not own: the cache and the loads (storage.reader), what is done with the ro
     all_of(blocks)  a few at once; the caller keeps them below ``HEADS_AT_ONCE`` (``at_once`` cuts a list to that)
     each(blocks)    any number, one after the other, loaded ahead within the same bounds
 
-Whoever holds the rows has them: the cache lets go of nothing that somebody still uses.
+Rows that a caller holds stay valid: the cache frees nothing that is still in use.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Heads:
         self._live = live
         self._owner = owner
         self.walks = 0
-        """Walks under way through the blocks as they were: none of them is to be replaced by another meanwhile."""
+        """Walks under way through the blocks as they were: none of them may be replaced meanwhile."""
 
     async def of(self, block: LiveBlock) -> Rows | None:
         """The rows of a block; None when it has left the stream, and its object the store.
@@ -81,8 +81,8 @@ class Heads:
                    ) -> AsyncGenerator[tuple[LiveBlock, Rows], None]:
         """Blocks with their rows, in order; those that have left the stream meanwhile are passed over.
 
-        ``slow_start``: one at first, then ever more ahead, for who may have found what he looks for in the first one.
-        To be closed by the caller (``contextlib.aclosing``) when he stops before the end.
+        ``slow_start``: one at first, then more and more ahead, for a caller that may need only the first one.
+        To be closed by the caller (``contextlib.aclosing``) if it stops before the end.
         """
         live, source = self._live, iter(blocks)
         ahead: deque[tuple[LiveBlock, Rows | asyncio.Task[Rows | None], int]] = deque()
@@ -120,7 +120,7 @@ class Heads:
 
 
 def _heard(loading: asyncio.Task[Rows | None]) -> None:
-    """A walk that ends early, by the error of an earlier block perhaps, does not ask for those loaded ahead."""
+    """A walk that ends early, perhaps by the error of an earlier block, does not await those loaded ahead."""
     if not loading.cancelled():
         loading.exception()
 

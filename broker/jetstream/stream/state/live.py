@@ -11,12 +11,12 @@ Invariants: blocks are in order and do not overlap; a message is live when its b
 block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and ``live_bytes``;
 ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before its first one.
 
-The blocks come at the first look at them: until then nobody but publishers was there, who need the numbers alone, and what
-the stream has is told by the applied state and by what is in flight. Many of them come a slice at a time: who needs them
-awaits ``look``, and a decision that cannot wait raises ``NotLoaded``.
+The blocks are loaded when first needed: until then there are only publishers, which need the numbers alone, and what
+the stream has is known from the applied state and from what is in flight. Many blocks are loaded a slice at a time:
+callers await ``look``, and a decision that cannot wait raises ``NotLoaded``.
 
 There may be a million blocks. What touches all of them is done in C, or in slices: a purge of all replaces the table and
-lets go of the old one bit by bit.
+frees the old one bit by bit.
 
 Everything else here is synchronous. What needs the rows of a block that is not in memory raises ``NotLoaded`` before it changes
 anything.
@@ -60,10 +60,10 @@ class Live:
     """The numbers and the block table of one stream.
 
     Args: ``stored_rows(block)`` gives the head of a persisted block if it is in memory, else None. ``stored`` gives the
-        stream's applied state when somebody first looks, for its persisted blocks; None: there are none, and never will be.
-        ``on_looked(blocks)`` is told of those, some at a time. ``usage`` counts the bytes of all streams of its kind.
+        stream's applied state at the first ``look``, for its persisted blocks; None: there are none, and never will be.
+        ``on_looked(blocks)`` gets those, some at a time. ``usage`` counts the bytes of all streams of its kind.
     Attributes: ``open``: the block that takes messages, if it has some already. ``first_time_ns``: time of the first live
-        message, kept for as long as nobody has ``looked``.
+        message, kept until the blocks are loaded.
     """
 
     def __init__(self, stored_rows: Callable[[LiveBlock], Rows | None],
@@ -80,7 +80,7 @@ class Live:
         self.open: OpenBlock[Any] | None = None
         self._tail: LiveBlock | None = None
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
-        """Of each block that was cut and is not persisted its live side, or itself while nobody has looked."""
+        """For each block that was cut and is not persisted: its live block, or itself until the blocks are loaded."""
         self._stored = stored
         self._on_looked = on_looked
         self._looking: Look | None = None
@@ -90,7 +90,7 @@ class Live:
 
     @property
     def looked(self) -> bool:
-        """Whether the blocks are here."""
+        """Whether the blocks are loaded."""
         return self._stored is None
 
     @property
@@ -108,15 +108,15 @@ class Live:
         return self._begins
 
     async def look(self) -> None:
-        """Have the blocks here, in as many turns of the loop as that takes. Nothing is removed meanwhile: who removes
-        messages looks first."""
+        """Load the blocks, in as many turns of the loop as that takes. Nothing is removed meanwhile: removing messages
+        requires the blocks."""
         while self._stored is not None:
             if self._look(_LOOKED_AT_ONCE):
                 return
             await asyncio.sleep(0)
 
     def ensure_blocks(self) -> None:
-        """Have the blocks here. Raises: NotLoaded when ``look`` must come first."""
+        """Load the blocks. Raises: NotLoaded when ``look`` must come first."""
         if self._stored is not None:
             self._look_now()
 
@@ -129,7 +129,7 @@ class Live:
         assert self._stored is not None
         look = self._looking
         if look is None or look.first_seq != look.state.first_seq:
-            # The second: nothing of ours was live in what the applied state has let go of meanwhile.
+            # The latter: nothing of ours was live in what the applied state has dropped meanwhile.
             state = self._stored()
             if state is None:
                 return self._looked([], [])
@@ -140,15 +140,15 @@ class Live:
         look.take(look.left)
         blocks, self._looking = look.blocks, None
         if blocks:
-            # What left at the front is told by the stream's totals alone.
+            # What left at the front is known from the stream's totals alone.
             blocks[0].live_msgs += look.state.msgs - look.msgs
             blocks[0].live_bytes += look.state.bytes - look.bytes
         return self._looked(blocks, look.begins)
 
     def _looked(self, blocks: list[LiveBlock], begins: list[int]) -> bool:
-        """``blocks`` are those of the applied state as it is now: add what is on its way, and have them."""
+        """``blocks`` are those of the applied state as it is now: add those in flight, and keep them."""
         self._stored = None
-        # Of those in flight, which are newer than all others, some may be in the applied state by now, and we about to hear.
+        # Some of those in flight, the newest of all, may be in the applied state before ``persisted`` is called.
         applied = {block.first_seq: block for block in blocks[len(blocks) - min(len(blocks), len(self._in_flight)):]}
         for at, mine in enumerate(self._in_flight):
             if mine is not None:
@@ -213,7 +213,7 @@ class Live:
             self.open = self._tail = None
 
     def landed(self) -> LiveBlock | OpenBlock[Any] | None:
-        """What was cut first of all that is in flight; None where it had no messages. Once for each."""
+        """The oldest block in flight; None if it had no messages. Call it once for each."""
         return self._in_flight.popleft()
 
     def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
@@ -271,7 +271,7 @@ class Live:
         return i >= 0 and self.blocks[i] is block
 
     def next_live(self, block: LiveBlock, seq: int) -> int:
-        """The first sequence of ``block`` at or after ``seq`` that lives; beyond its last one when there is none."""
+        """The first sequence of ``block`` at or after ``seq`` that is live; beyond its last one when there is none."""
         return next_live(block, seq, self.resident)
 
     def last_live(self) -> int:
@@ -288,7 +288,7 @@ class Live:
         return 0
 
     def is_live(self, block: LiveBlock, seq: int) -> bool:
-        """Whether ``seq``, a message of ``block``, still lives."""
+        """Whether ``seq``, a message of ``block``, is still live."""
         return seq >= self.first_seq and (block.dead is None or seq not in block.dead)
 
     def live_seqs(self, block: LiveBlock, rows: Rows, start: int, end: int) -> Sequence[int]:
@@ -303,7 +303,7 @@ class Live:
         return [seq for seq in seqs if dead is None or seq not in dead]
 
     def live_from(self, seq: int) -> int:
-        """How many live messages lie at or above ``seq``. Raises: NotLoaded for a block with gaps."""
+        """How many live messages are at or above ``seq``. Raises: NotLoaded for a block with gaps."""
         if seq <= self.first_seq:
             return self.msgs
         blocks, i = self.blocks, self.index_at(seq)
@@ -326,7 +326,7 @@ class Live:
 
     @property
     def first_time(self) -> tuple[int, bool]:
-        """(time of the first live message, exact?); where its head is not in memory its block's first time stands in."""
+        """(time of the first live message, exact?); where its head is not in memory its block's first time is used."""
         if not self.msgs:
             return 0, True
         block = self.blocks[self.index_at(self.first_seq)]
@@ -386,7 +386,7 @@ class Live:
         self._seek_first(end_seq)
 
     def remove_front_of_most(self, front: Front) -> None:
-        """Carry out ``front_of_most``: a new table, and the old one is let go of bit by bit."""
+        """Carry out ``front_of_most``: a new table, and the old one is freed bit by bit."""
         blocks, end_seq = self.blocks, front.end_seq
         whole = self.index_at(end_seq)
         stay = whole
@@ -404,7 +404,7 @@ class Live:
         self._seek_first(end_seq)
 
     def let_go(self) -> None:
-        """The stream is no more, and with it its blocks."""
+        """The stream is gone, and its blocks with it."""
         if self._stored is None:
             self.remove_front_of_most(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
 
@@ -440,7 +440,7 @@ class Live:
         self._begins[i:i + len(old)] = [new.first_seq]
 
     def leave(self) -> None:
-        """The stream is let go of: what it holds, and what still happens to that, counts for nobody."""
+        """The stream is gone: neither what it holds nor what still happens to that counts in ``usage``."""
         self.count_in(ServerUsage())
 
     def count_in(self, usage: Usage) -> None:

@@ -1,4 +1,4 @@
-"""Which sequences of one block live: sets of the dead, made, passed over, and turned into runs."""
+"""Which sequences of one block are live: sets of the dead, made, skipped, and turned into runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GAPLESS", "alive", "dead_set", "next_live", "over_gaps", "ranges"]
 
 
 class _Gapless:
-    """Stands for rows that are not asked, since the block has no gaps."""
+    """Stands in for rows that are not needed, since the block has no gaps."""
 
     def ordinal_of(self, seq: int) -> int:
         raise AssertionError("a gapless block needs no rows for this")
@@ -47,7 +47,7 @@ _ALIVE = [bytes(1 - (byte >> bit & 1) for bit in range(8)) for byte in range(256
 
 
 def alive(dead: DeadSet, seqs: range) -> Sequence[int]:
-    """Those of ``seqs``, which lie within the block, that are not dead."""
+    """Those of ``seqs``, which are within the block, that are not dead."""
     if dead.bits is None:
         return [seq for seq in seqs if seq not in dead]
     at = seqs.start - dead.first_seq
@@ -57,7 +57,7 @@ def alive(dead: DeadSet, seqs: range) -> Sequence[int]:
 
 
 def _past_dead(dead: DeadSet, seq: int) -> int:
-    """The first sequence at or after ``seq`` that is not dead; it may lie beyond the block."""
+    """The first sequence at or after ``seq`` that is not dead; it may be beyond the block."""
     bits = dead.bits
     if bits is None:
         i = bisect_right(dead.ranges, (seq, 1 << 64)) - 1
@@ -93,8 +93,8 @@ def ranges(seqs: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def over_gaps(removed: Sequence[tuple[int, int, int]], block: LiveBlock, rows: Rows) -> list[tuple[int, int, int]]:
-    """``removed``, as (first, last, messages), each up to the block's next message: what lives behind a gap is then found
-    without the rows."""
+    """``removed``, as (first, last, messages), each up to the block's next message: what is live after a gap is then
+    found without the rows."""
     extended: list[tuple[int, int, int]] = []
     for first, last, msgs in removed:
         at = rows.ordinal_of(last + 1)
@@ -110,7 +110,7 @@ def next_live(block: LiveBlock, seq: int, hot: Callable[[LiveBlock], Rows | None
     """The first live sequence of ``block`` at or after ``seq``; beyond its last one when there is none.
 
     In a block with gaps whose head is not in memory it may be a gap's sequence before the message: still no live message
-    lies below it.
+    is below it.
     """
     dead = block.dead
     if dead is not None:

@@ -1,4 +1,4 @@
-"""The blocks of a restarted stream on their way into its live state, a slice at a time; and on their way out of memory."""
+"""Loads the blocks of a restarted stream into its live state, and frees blocks, a slice at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LET_GO_AT_ONCE = 8192
 
 
 class Look:
-    """Blocks on their way from the applied state, which may grow at its end meanwhile."""
+    """Blocks being loaded from the applied state, which may grow at its end meanwhile."""
 
     def __init__(self, state: StreamState, told: Callable[[Sequence[LiveBlock]], object] | None) -> None:
         self.state = state
@@ -28,7 +28,7 @@ class Look:
         self.blocks: list[LiveBlock] = []
         self.begins: list[int] = []
         self.msgs = self.bytes = 0
-        """Live in ``blocks``, but for what left at the front."""
+        """Live in ``blocks``, except for what left at the front."""
         self._stored = state.blocks.steady()
 
     @property
@@ -46,7 +46,7 @@ class Look:
 
 
 def let_go(blocks: list[LiveBlock]) -> None:
-    """Empty a list that nobody else holds, a slice in each turn of the loop: freeing a million blocks takes a while."""
+    """Empty a list that nothing else holds, a slice in each turn of the loop: freeing a million blocks takes time."""
     del blocks[-_LET_GO_AT_ONCE:]
     if blocks:
         asyncio.get_running_loop().call_soon(let_go, blocks)

@@ -1,4 +1,4 @@
-"""Which messages of a block match filters: as far as its list or filter of subjects tells, and exactly by its rows."""
+"""Which messages of a block match filters: as far as its subject list or filter can say, and exactly by its rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EXCLUDED_AT_ONCE: Final = 256
 
 
 def listed_match(block: LiveBlock, filters: Filters) -> bool:
-    """Whether a block may hold a matching message, as far as its short list of subjects tells."""
+    """Whether a block may hold a matching message, as far as its short list of subjects says."""
     return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
 
 
 def may_match(block: LiveBlock, filters: Filters) -> bool:
-    """The same, as far as can be told without its head. Takes some 10 µs where the block has a subject filter."""
+    """The same, as far as is known without its head. Takes about 10 µs where the block has a subject filter."""
     if filters.all:
         return True
     if block.subjects is not None or block.ref is None or block.ref.subject_filter is None:
@@ -36,7 +36,7 @@ def may_match(block: LiveBlock, filters: Filters) -> bool:
 
 
 def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBlock]:
-    """Those of ``blocks`` that may match, for who loads each; after many that cannot, one of them, as a turn for the loop."""
+    """Those of ``blocks`` that may match, for loading; after many that cannot, one of those, as a turn for the loop."""
     excluded = 0
     for block in blocks:
         if not listed_match(block, filters):
@@ -50,7 +50,7 @@ def candidates(blocks: Iterable[LiveBlock], filters: Filters) -> Iterator[LiveBl
 
 @lru_cache(maxsize=256)
 def _hashes(subjects: tuple[bytes, ...]) -> tuple[int, ...]:
-    """Of which a block's filter has one if the block holds a match; none: nothing can be concluded."""
+    """Hashes of which a block's filter has one if the block holds a match; none: nothing can be concluded."""
     found = [pattern_hash(subject) for subject in subjects]
     return () if None in found else tuple(one for one in found if one is not None)
 
@@ -61,7 +61,7 @@ def matching_rows(rows: Rows, block: LiveBlock, filters: Filters) -> list[tuple[
         match = filters.match
         return [(rows.seq_of(at), subject) for at in range(block.count) if match(subject := rows.subject_of(at))]
     if len(filters.literals) == len(filters.subjects) == 1:
-        # What a roll-up asks for, of which there may be one for each subject of a block.
+        # As roll-ups ask; there may be one for each subject of a block.
         subject_id = rows.subject_id(filters.subjects[0])
         return [] if subject_id is None else [(rows.seq_of(at), filters.subjects[0]) for at in rows.postings(subject_id)]
     subjects = rows.subjects

@@ -1,8 +1,8 @@
 """Keeps the blocks of a memory stream few, and free of dead messages: what compaction is for streams in the store.
 
 A memory stream gets a block each time the loop turns: one for each message of a publisher that waits for each PubAck. Eight
-neighbours of one size class are joined into one of the next, so a message is copied three times at most; a block of which
-less than half lives is written anew, some in each turn of the loop. Joined blocks hold live messages only, so their
+neighbours of one size class are joined into one of the next, so a message is copied three times at most; a block less
+than half of which is live is rewritten, some in each turn of the loop. Joined blocks hold live messages only, so their
 sequences may have gaps.
 """
 
@@ -27,7 +27,7 @@ _CLASSES = 3
 """Blocks of 8, 64 and 512 messages or more; the last are left as they are."""
 
 _COPIED_AT_ONCE = 4096
-"""Messages, of blocks written anew, between two turns of the loop: about 10 ms; a single block may have more."""
+"""Messages of blocks rewritten between two turns of the loop: about 10 ms; a single block may have more."""
 
 
 def join_small(live: Live) -> None:
@@ -84,7 +84,7 @@ def _copy(live: Live, block: LiveBlock, joined: OpenBlock[Any]) -> None:
             if not live.is_live(block, seq):
                 start += 1
                 continue
-            # As far as its neighbours came with it, and live.
+            # As far as its neighbours arrived with it and are live.
             end, time_ns = start + 1, chunk.times[start]
             while end < count and chunk.times[end] == time_ns and chunk.seq(end) == seq + end - start and live.is_live(
                     block, seq + end - start):

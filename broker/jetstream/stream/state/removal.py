@@ -34,7 +34,7 @@ class Front(NamedTuple):
 
 
 def joined(gone: Sequence[Removal]) -> list[tuple[int, int, int]]:
-    """(first, last, messages) of what left, neighbours without a gap as one: who keeps counts is told in few words."""
+    """(first, last, messages) of what left, neighbours without a gap as one, so that notifications are few."""
     ranges: list[tuple[int, int, int]] = []
     for _, first, last, msgs, _ in gone:
         if ranges and msgs == last - first + 1:

@@ -39,11 +39,11 @@ class Rows(Protocol):
 
 
 class NotLoaded(Exception):
-    """A decision needs what is not in memory. Nothing was changed; ``Decision.bring`` it in, then decide again.
+    """A decision needs what is not in memory. Nothing was changed; load it with ``Decision.bring``, then decide again.
 
     ``blocks`` are blocks whose heads are needed at once, which are few. What takes more than a few heads is ``work``
     instead: it streams through them, and leaves behind what the decision asks for (an index, a place, a plan). It is
-    done once for the same ``what`` and ``mark`` while the stream stands still.
+    done once for the same ``what`` and ``mark`` while the stream does not change.
     """
 
     def __init__(self, what: str, blocks: Sequence[LiveBlock] = (), *,

@@ -1,17 +1,17 @@
 """What a stream knows of its subjects: how many live messages each has, and which is its last.
 
 Owns: counts and last sequences by subject, and, in a *tracked* stream, the sequences themselves.
-Does not own: when they are looked up, or how messages of not_loaded blocks get here (``subject_loader``).
+Does not own: when they are looked up, or how messages of blocks not in memory get here (``subject_state``).
 
 Two ways to keep them, by what the stream's limits need:
 
     plain     subject → row; count[row], last[row]. Removing the last message of a subject leaves its ``last`` unknown
-              (the caller finds the one before and tells ``set_last``).
+              (the caller finds the one before and calls ``set_last``).
     tracked   (max_msgs_per_subject > 0) also size[row] of the last message, and for subjects with two messages or more
               an array of all (seq, size) pairs, so that a publish which replaces a message reads nothing from the store.
 
-Messages that leave at the stream's front need no visit in a tracked stream: whatever lies below ``first_seq`` is no more,
-and each subject notices when it is next looked at (``sweep`` visits all).
+Messages that leave at the stream's front need no update in a tracked stream: whatever is below ``first_seq`` is gone,
+and each subject drops it when it is next looked at (``sweep`` visits all).
 
 Memory of 1 M subjects of 21 bytes: about 190 bytes each while they have one message (dictionary and name 150, columns 24).
 """
@@ -38,7 +38,7 @@ class SubjectIndex:
         self.merged_seq = 0
         """Live messages up to this sequence are in the index; those after it are not yet."""
         self.swept_seq = 0
-        """Tracked: no subject's messages all lie below this sequence."""
+        """Tracked: no subject's messages are all below this sequence."""
         self._rows: dict[bytes, int] = {}
         self._counts = array("I")
         self._lasts = array("Q")
@@ -177,7 +177,7 @@ class SubjectIndex:
             self._lasts[row] = last_seq
 
     def remove(self, subject: bytes, seq: int) -> None:
-        """Take out one message. Unknown ones are no error: a tracked subject may have noticed before."""
+        """Take out one message. Unknown ones are no error: a tracked subject may have dropped them before."""
         row = self._rows.get(subject)
         if row is None:
             return
@@ -215,7 +215,7 @@ class SubjectIndex:
             self._lasts[row] = seq
 
     def sweep(self, subjects: Iterable[bytes], first_seq: int) -> None:
-        """Tracked: drop those of ``subjects`` whose messages all lie below ``first_seq``."""
+        """Tracked: drop those of ``subjects`` whose messages are all below ``first_seq``."""
         for subject in subjects:
             row = self._rows.get(subject)
             if row is not None:

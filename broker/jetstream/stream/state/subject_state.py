@@ -1,18 +1,18 @@
-"""Keeps a stream's subject index in step with its live state, at the time it is needed and not before.
+"""Keeps a stream's subject index up to date with its live state, only when it is needed.
 
 Owns: when the index is built, how far it has merged the stream's messages, and removals it has yet to take in.
-Does not own: the index (subjects), the messages (live), the loading of heads (heads).
+Does not own: the index (subject_index), the messages (live), the loading of heads (heads).
 
 A stream that never asks for its subjects has no index and pays nothing. Once asked, everything up to ``merged_seq`` is in
 it, and what came later is merged at the next question: from the open block's lists, from a block's short list of subjects,
 or from its head. A tracked stream (max_msgs_per_subject) merges each message as it is sequenced.
 
-Removals below ``merged_seq`` are taken out at once where their rows are in memory. Else they are a *debt*, settled at the
-next question; should the debts grow too many, or a head be gone, the index is dropped and built again when asked.
+Removals below ``merged_seq`` are taken out at once where their rows are in memory. Otherwise they are a *debt*, settled
+at the next question; if debts become too many, or a head is gone, the index is dropped and rebuilt when asked for.
 
-    _go_on ─┬─ in step ──────────> the index
-            ├─ had its time ─────> go on in the next turn of the loop
-            └─ needs these heads > load them, hold them, go on: each of them is taken in before it is let go
+    _go_on ─┬─ up to date ───────> the index
+            ├─ out of time ──────> go on in the next turn of the loop
+            └─ needs these heads > load them, hold them, go on: each of them is merged before it is released
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DEBTS_MAX = 64
 _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
 _LOOKED_AT_ONCE = 64
-"""Blocks among which those are sought whose heads are loaded side by side."""
+"""Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
-"""Loads in a row that may each be overtaken by messages that leave."""
+"""Consecutive loads that may be made useless by messages that leave."""
 
 
 class _Debt(NamedTuple):
@@ -54,7 +54,7 @@ class _Debt(NamedTuple):
 class SubjectState:
     """The subjects of one stream.
 
-    ``ready`` is the way in: it gives an index that is in step, or raises ``NotLoaded``; ``build`` takes as long as it takes.
+    ``ready`` gives an index that is up to date, or raises ``NotLoaded``; ``build`` waits until there is one.
     """
 
     def __init__(self, live: Live, heads: Heads, tracked: bool) -> None:
@@ -99,7 +99,7 @@ class SubjectState:
                 found = self._go_on()
                 if isinstance(found, SubjectIndex):
                     return found
-                # Heads may be next where the time was over a turn before; between two loads something must be merged, or
+                # Heads may be next where time ran out a turn before; between two loads something must be merged, or
                 # messages that left meanwhile ask for other heads.
                 if found:
                     overtaken = overtaken + 1 if self._steps == loaded else 0
@@ -121,9 +121,9 @@ class SubjectState:
                     await asyncio.sleep(0)
 
     def _go_on(self) -> SubjectIndex | Sequence[LiveBlock]:
-        """Bring the index in step, for a few milliseconds; else the blocks whose heads are next (none: it takes longer)."""
+        """Update the index, for a few milliseconds; if not done, the blocks whose heads are next (none: no time)."""
         live, index = self._live, self._index
-        live.ensure_blocks()  # what an index tells to take out is found there, in the middle of a decision
+        live.ensure_blocks()  # what an index says to remove is found there, in the middle of a decision
         if index is None:
             index = self._index = SubjectIndex(self.tracked)
         if not live.msgs:
@@ -168,7 +168,7 @@ class SubjectState:
                     await asyncio.sleep(0)
         if not self.tracked:
             return found
-        # Subjects whose messages all left at the front go when they are looked at.
+        # Subjects whose messages all left at the front are dropped when they are looked at.
         first_seq, alive = self._live.first_seq, []
         for at in range(0, len(found), _ROWS_AT_ONCE):
             alive += [subject for subject in found[at:at + _ROWS_AT_ONCE] if index.count(subject, first_seq)]
@@ -204,7 +204,7 @@ class SubjectState:
         blocks = (block for block in blocks_back(live, live.last_seq) if _may_hold(block, subject))
         async with aclosing(self._heads.each(blocks, slow_start=True)) as found:
             async for block, rows in found:
-                # What came meanwhile has told the index its place, and then this one is not asked for.
+                # A message that came meanwhile has set its place in the index, and then this one is not needed.
                 if (seq := self._last_in(block, rows, subject)) and self._index is not None:
                     self._index.set_last(subject, seq)
                     return
@@ -215,13 +215,13 @@ class SubjectState:
                 return seq
         return 0
 
-    # --- being told ---------------------------------------------------------------------------------------------------
+    # --- notifications ------------------------------------------------------------------------------------------------
 
     def removing_front(self, gone: Iterable[Removal]) -> None:
-        """Tell of messages that are about to leave at the front; the live state still has them."""
+        """Messages are about to leave at the front; the live state still has them."""
         index = self._index
         if index is None or self.tracked:
-            # Tracked subjects notice by themselves: what is below first_seq is no more.
+            # Tracked subjects need no update: what is below first_seq is gone.
             return
         for removal in gone:
             last = min(removal.last, index.merged_seq)
@@ -236,7 +236,7 @@ class SubjectState:
             self.forget()
 
     def removed(self, subject: bytes, seq: int) -> None:
-        """One message is no more, though others before it may be."""
+        """One message was removed; earlier ones may still be there."""
         index = self._index
         if index is not None and seq <= index.merged_seq:
             index.remove(subject, seq)
@@ -250,7 +250,7 @@ class SubjectState:
         index.merged_seq = self._live.last_seq
 
     def _apply_debts(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
-        """Pay the debts. Returns: None when there are none left; else as ``_go_on``."""
+        """Settle the debts. Returns: None when there are none left; otherwise as ``_go_on``."""
         live, budget = self._live, _ROWS_AT_ONCE
         while self._debts:
             if budget <= 0:
@@ -297,7 +297,7 @@ class SubjectState:
         return left
 
     def _merge(self, index: SubjectIndex) -> Sequence[LiveBlock] | None:
-        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; else as ``_go_on``."""
+        """Bring ``merged_seq`` up to the stream's end. Returns: None when it is there; otherwise as ``_go_on``."""
         live, budget = self._live, _ROWS_AT_ONCE
         while (i := live.index_at(index.merged_seq + 1)) < len(live.blocks):
             if budget <= 0:
@@ -348,7 +348,7 @@ class SubjectState:
 
 
 def _needs_rows(block: LiveBlock) -> bool:
-    """Whether the subjects of some of its messages are told by its rows alone."""
+    """Whether the subjects of some of its messages are known from its rows alone."""
     return block.subjects is None or len(block.subjects) > 1 or not block.gapless or block.dead is not None
 
 

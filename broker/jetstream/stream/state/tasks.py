@@ -1,6 +1,6 @@
 """The tasks of one stream, and what it logs.
 
-Owns: that each task is kept, named, ended with the stream, and that a failure nobody foresaw is logged.
+Owns: that each task is kept, named, cancelled with the stream, and that an unexpected failure is logged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tasks:
         return task
 
     def cancel(self) -> None:
-        """End them all."""
+        """Cancel them all."""
         for task in self._tasks:
             task.cancel()
 

@@ -30,7 +30,7 @@ class PendingColumns:
 
 @dataclass(slots=True)
 class ConsumerDelta(RecordBody):
-    """All but ``name`` are outcomes; None: unchanged. Applied in the order in which they stand here."""
+    """All but ``name`` are outcomes; None: unchanged. Applied in the order given here."""
 
     KIND: ClassVar = RecordKind.CONSUMER_STATE
 
@@ -87,7 +87,7 @@ class ConsumerDelta(RecordBody):
         delta = cls(name, delivered := get("d"), ack_floor := get("f"), last_ack_ns := get("la"))
         key = "d"
         try:
-            # The type of a sum tells the types of what was added, faster than a look at each.
+            # The type of a sum shows the types of its terms, faster than a look at each.
             if delivered is not None and (type(delivered) is not list or len(delivered) != 3
                                           or type(sum(delivered)) is not int):
                 raise TypeError

@@ -1,4 +1,4 @@
-"""Record 12: when messages of the same block expire, those that were published with ``Nats-TTL``."""
+"""Record 12: when the messages of the same block that were published with ``Nats-TTL`` expire."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["Schedule"]
 
 @dataclass(slots=True)
 class Schedule(RecordBody):
-    """The scheduled message ``seqs[i]``, of this block or an earlier one, is due at ``due_at_ns[i]``; 0: never more.
+    """The scheduled message ``seqs[i]``, of this block or an earlier one, is due at ``due_at_ns[i]``; 0: never again.
 
     Sequences rise. Messages that the same block removes are left out.
     """
