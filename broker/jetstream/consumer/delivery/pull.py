@@ -199,7 +199,7 @@ class Waiting:
 
 
 def _move_on(requests: deque[WaitingRequest]) -> None:
-    """The request at the head was served: to the tail with it, or away when it wants no more."""
+    """The request at the head was served: move it to the tail, or remove it when it wants no more."""
     served = requests.popleft()
     if served.batch_left:
         requests.append(served)
