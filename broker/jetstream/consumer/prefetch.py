@@ -33,7 +33,7 @@ class Prefetcher:
 
     def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, came: Callable[[], None],
                  try_at: Callable[[int], None]) -> None:
-        """``came`` is called after each read or count; before it, ``try_at`` with the monotonic time of the next retry."""
+        """``came`` runs after each read or count; on failure, ``try_at`` first, with the monotonic time of the retry."""
         self.loading = False
         self._names = names
         self._cursor = cursor
