@@ -33,7 +33,7 @@ class Prefetcher:
 
     def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, came: Callable[[], None],
                  try_at: Callable[[int], None]) -> None:
-        """``came`` runs after each read or count; on failure, ``try_at`` first, with the monotonic time of the retry."""
+        """``came`` runs after each read or count; on failure, ``try_at`` first, with the retry's monotonic time."""
         self.loading = False
         self._names = names
         self._cursor = cursor
