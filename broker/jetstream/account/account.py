@@ -407,7 +407,7 @@ class Account:
         return await self._make_consumer(stream, name, config)
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
-        """A new consumer, open and in the log. An error of the store leaves nothing behind."""
+        """Create a consumer, open and in the log. A store error leaves nothing behind."""
         start = await starting_state(stream, name, config)
         created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
@@ -476,7 +476,7 @@ class Account:
         if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
             return None
         del self._consumers[stream][consumer.name]
-        # Its record before the consumer's: after a crash in between it finds nothing to remove.
+        # Record the sweep before the deletion: after a crash in between, the sweep finds nothing to remove.
         sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         self._subscriptions.unsubscribe_acks(consumer)
         self._consumer_record(stream, consumer, ConsumerDelete(consumer.name))

@@ -1,4 +1,4 @@
-"""When nobody has used a consumer for its ``inactive_threshold``.
+"""Detects that a consumer was unused for its ``inactive_threshold``.
 
 A push consumer is in use while it has subscribers. A pull consumer is in use when a request or an answer arrives, while
 a request waits, and while the ack wait of a delivery is running.

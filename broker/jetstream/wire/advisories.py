@@ -2,7 +2,7 @@
 
     ADVISORY.API                                                                           an API answer, and its client
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
-    ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an uncommitted batch was dropped
+    ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
     ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>   paused or resumed
     ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>   a priority group's client

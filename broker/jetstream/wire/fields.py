@@ -355,7 +355,7 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
 
 
 def write(value: Any) -> dict[str, Any]:
-    """The JSON object of one of our dataclasses: Go's field order, Go's omissions."""
+    """The JSON object of a wire dataclass: Go's field order, Go's omissions."""
     result: dict[str, Any] = {}
     for name, field in _shape(type(value)).fields.items():
         given = getattr(value, name)

@@ -16,5 +16,5 @@ def unique_id(rng: random.Random, length: int = 22) -> str:
 
 
 def short_hash(name: str) -> str:
-    """Names an account in ack subjects, an API prefix in source headers. Source: nats-server, server/events.go getHash."""
+    """Names an account in ack subjects, an API prefix in headers. Source: nats-server, server/events.go getHash."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])

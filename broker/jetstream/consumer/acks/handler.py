@@ -211,7 +211,7 @@ class AckHandler:
         return True
 
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
-        """An ack beyond what was delivered: applied when that delivery may have been lost in a crash, else ignored."""
+        """An ack beyond what was delivered: applied when that delivery may have been lost in a crash."""
         if seq > min(self.forgotten_seq, self._stream.persisted_seq):
             return False
         acks, cursor = self._acks, self._cursor

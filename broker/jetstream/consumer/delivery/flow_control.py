@@ -20,7 +20,7 @@ _GAP_NS = 1_000_000
 class FlowWindow:
     """Bytes in flight to a push subscriber, acknowledged through flow control requests.
 
-        0 ─────────── half ─────────── window          above half: one request goes out behind the message
+        0 ─────────── half ─────────── window          above half: one request follows the message
         ░░░░░░ unanswered ░░░░│                        above the window: delivery stops until it is answered
 
     Each answer doubles the window, up to 32 MiB. At most one request is outstanding; ``outstanding`` is its subject.

@@ -136,11 +136,11 @@ class Waiting:
 
     def share(self, turn: Turn, count: int, sizes: Callable[[], Sequence[int]],
               mono_ns: int) -> tuple[list[Share], list[tuple[bytes, bytes]]]:
-        """Share out the next ``count`` messages among those who take turns.
+        """Share out the next ``count`` messages among the requests that take turns.
 
         Args: sizes gives the size of each message as max_bytes counts it; called only where a request has max_bytes.
         Returns: the shares, which together cover the first messages without a gap, and statuses for requests that
-            ended without getting one more. Fewer than ``count`` may be covered: ask for the next turn with the rest.
+            ended without another message. Fewer than ``count`` may be covered: ask for the next turn with the rest.
         """
         requests = turn.requests
         count = min(count, turn.messages)
