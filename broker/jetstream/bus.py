@@ -1,11 +1,11 @@
-"""What JetStream asks of the server around it: to hear subjects, to publish, and to know who listens.
+"""What JetStream needs from the server around it: to subscribe, to publish, and to know about interest.
 
 The in-process router provides it; JetStream never imports the server. Everything here is synchronous and runs on the
 event loop: a handler takes a whole run of messages and returns, it never awaits.
 
-Whatever JetStream publishes may go to a subject that one of its own streams keeps. So no call of the bus calls a handler
-before it returns: what is published here reaches clients at once, and handlers, in order, on a later turn of the loop.
-Nothing enters a stream from inside its own decision.
+JetStream may publish to a subject that one of its own streams stores. So no call of the bus calls a handler before it
+returns: what is published here reaches clients at once, and handlers, in order, in a later iteration of the loop. A
+stream never receives a message while it is processing another.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Msg = tuple[bytes, bytes, int, bytes]
 
 
 class Source(Protocol):
-    """Whoever published a message: a client connection. Compared by identity; may be closed by the time it is used."""
+    """The client connection that published a message. Compared by identity; may be closed by the time it is used."""
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Answer as the server answers a request that nobody heard (503), by the rules of no_responders."""
+        """Answer as the server answers a request without responders (503), by the rules of no_responders."""
 
     def identity(self) -> dict[str, Any]:
-        """Who this is, as advisories tell it: members of nats-server's ClientInfo, those that say nothing left out."""
+        """The client, as advisories show it: members of nats-server's ClientInfo, without empty ones."""
 
     def hold(self) -> None:
         """Stop reading from this client until ``release``: back-pressure. Holds nest; never on leafs or routes."""
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], None]
 """handler(ops, start, end, source, now_ns): ops[start:end] are publishes with one route, in order, read at now_ns.
-``source`` is None for what the broker itself published."""
+``source`` is None for messages that the broker itself published."""
 
 
 class Subscription(Protocol):
@@ -47,7 +47,7 @@ class Subscription(Protocol):
 
 
 class InterestWatch(Protocol):
-    """A standing question of whether anybody listens to a subject."""
+    """A watch on whether anybody subscribes to a subject."""
 
     interested: bool
 
@@ -85,18 +85,20 @@ class Bus(Protocol):
     """One account's subject space."""
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
-        """Hear ``subject`` (wildcards allowed). In-process subscribers count as responders. ``stream``: for traces."""
+        """Subscribe to ``subject`` (wildcards allowed). In-process subscribers count as responders. ``stream``: for
+        traces."""
 
     def unsubscribe(self, subscription: Subscription) -> None: ...
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to everybody who listens (clients and in-process); returns how many take it."""
+        """Route one message to all subscribers (clients and in-process); returns how many receive it."""
 
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
-        Returns how many of the batch had a receiver, counted from its front (fewer than ``len(batch)``: nobody listens
-        (any more), the caller takes the rest back). ``queue`` not empty: one member of that queue group takes each message.
+        Returns how many of the batch had a receiver, counted from its front (fewer than ``len(batch)``: there is no
+        subscriber left, the caller takes the rest back). ``queue`` not empty: one member of that queue group gets each
+        message.
         """
 
     def pub_acks(self, source: Source | None, replies: Sequence[bytes], prefix: bytes, first_seq: int,
@@ -107,10 +109,11 @@ class Bus(Protocol):
         """Publish ``prefix + str(seq) + b"}"`` to ``reply`` for each of ``acks``: reply, prefix, seq, reply, prefix, …"""
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Whether anybody listens to the literal ``subject`` (in that queue group, when given)."""
+        """Whether anybody subscribes to the literal ``subject`` (in that queue group, when given)."""
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` on each change from now on; the watch's ``interested`` is the present answer."""
+        """Call ``changed(now_interested)`` on each change from now on; its ``interested`` is the current state."""
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes queued towards the subscribers of ``subject``: a delivery loop slows down before they are slow consumers."""
+        """Unsent bytes queued for the subscribers of ``subject``, so that delivery slows down before they become slow
+        consumers."""

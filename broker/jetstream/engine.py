@@ -1,12 +1,12 @@
-"""JetStream of one broker: its accounts, the logs that their streams write, and when they may.
+"""JetStream of one broker: its accounts, the logs that their streams write, and when they may write.
 
     JetStream ── Api: $JS.API.> ── Account "$G" ── streams
         │     └─ DisabledApi: $JS.API.>           (an account without JetStream: 10039)
         └─ log (streams with storage file), memory_log (storage memory)
 
-Accounts come and go at any time (``add_account``, ``change_limits``, ``remove_account``). ``listen`` at the start of the
-process, ``open`` when the shard is ours, ``close`` when it no longer is; outside of that, requests are answered with
-10008. What an account has stored is kept in the store when the account goes, and is there again when it comes back.
+Accounts may change at any time (``add_account``, ``change_limits``, ``remove_account``). Call ``listen`` at process
+start, ``open`` when this broker gets the shard, ``close`` when it loses it; outside of that, requests are answered with
+10008. What an account has stored stays in the store when the account is removed, and is restored when it returns.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ NO_LIMITS = AccountLimits()
 
 
 class JetStream(LogListener):
-    """JetStream of one broker. Exists from start to end; has streams between ``open`` and ``close``.
+    """JetStream of one broker. Exists as long as the process; has streams between ``open`` and ``close``.
 
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
         (nats-server: max_pending).
-    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those of
-        which nothing more can be stored until the next ``open``, by id, and why.
+    Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those
+        that cannot store anything until the next ``open``, by id, with the reason.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
@@ -78,7 +78,7 @@ class JetStream(LogListener):
 
     @property
     def available(self) -> bool:
-        """Whether the shard is ours and our proof of it is fresh."""
+        """Whether this broker owns the shard and the proof of it is fresh."""
         log = self._log
         return log is not None and log.failure is None and not log.lease_expired
 
@@ -91,11 +91,11 @@ class JetStream(LogListener):
     # --- accounts -----------------------------------------------------------------------------------------------------
 
     def add_account(self, name: str, bus: Bus, limits: AccountLimits | None = NO_LIMITS) -> asyncio.Future[None]:
-        """Serve an account on its ``bus``; what the store has of it is restored, now or at ``open``.
+        """Serve an account on its ``bus``; its stored state is restored, now or at ``open``.
 
-        Args: ``limits`` None: JetStream is not enabled for the account, which every request is told (10039).
-        Returns: done once its streams are there, or at once while JetStream is not open.
-        Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it is there.
+        Args: ``limits`` None: JetStream is not enabled for the account, and every request gets 10039.
+        Returns: done once its streams are restored, or at once while JetStream is not open.
+        Raises: ApiError 10028, 10047 where the limits of all accounts exceed the server's; ValueError: it exists.
         """
         if name in self.apis:
             raise ValueError(f"account {name} has been added already")
@@ -115,9 +115,9 @@ class JetStream(LogListener):
         return restored
 
     def change_limits(self, name: str, limits: AccountLimits | None) -> asyncio.Future[None]:
-        """Give an account other limits; None: JetStream is no longer enabled for it. What is there already stays.
+        """Change an account's limits; None disables JetStream for it. What exists already stays.
 
-        Returns: as ``remove_account`` where JetStream is disabled by it, else as ``add_account``.
+        Returns: as ``remove_account`` where this disables JetStream, otherwise as ``add_account``.
         Raises: ApiError as ``add_account``, and nothing has changed; KeyError: there is no such account.
         """
         api, account = self.apis[name], self.accounts.get(name)
@@ -133,9 +133,9 @@ class JetStream(LogListener):
         return _done()
 
     def remove_account(self, name: str) -> asyncio.Future[None]:
-        """Serve an account no more: it is not answered from now on, and its stored streams stay in the store.
+        """Stop serving an account: its requests get no answer from now on, and its stored streams stay in the store.
 
-        Returns: done once everything its streams had sequenced is stored. It may be added again before.
+        Returns: done once everything its streams had sequenced is stored. It may be added again before that.
         Raises: KeyError: there is no such account.
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
@@ -167,7 +167,7 @@ class JetStream(LogListener):
             _log.warning("account %s was removed while its streams could not be stored: %s", name, error)
 
     async def _restore_later(self, account: Account) -> None:
-        """Restore an account once what was sequenced before it was removed is in the applied state."""
+        """Restore an account after what was sequenced before its removal is in the applied state."""
         if leaving := self._leaving.get(account.name):
             await asyncio.wait([leaving])
         if self._log is not None and self.accounts.get(account.name) is account:
@@ -177,7 +177,7 @@ class JetStream(LogListener):
         return account.restore([state for state in self.log.state.streams.values() if state.account == account.name])
 
     def _check_limits(self, name: str, limits: AccountLimits) -> None:
-        """Raises: ApiError 10028, 10047 where what is reserved for accounts, or by streams, exceeds what the server has.
+        """Raises: ApiError 10028, 10047 where reservations for accounts, or by streams, exceed the server's limits.
 
         Source: nats-server, server/jetstream.go sufficientResources.
         """
@@ -193,15 +193,15 @@ class JetStream(LogListener):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Begin to answer the API, with 10008 until ``open``."""
+        """Start answering the API, with 10008 until ``open``."""
         self._listening = True
         for api in self.apis.values():
             api.start()
 
     async def open(self, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0) -> None:
-        """Take up the streams and consumers of ``log.state``, which is ours from now on.
+        """Restore the streams and consumers of ``log.state``, which this broker owns from now on.
 
-        Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count go on
+        Returns once the consumers serve, or after ``wait_seconds``: those whose messages take long to count continue
         opening.
         """
         self._log, self._reader = log, reader
@@ -217,10 +217,10 @@ class JetStream(LogListener):
             await asyncio.wait(openings, timeout=wait_seconds)
 
     async def close(self, *, tell: bool = False) -> None:
-        """Let go of all streams and consumers at once.
+        """Drop all streams and consumers at once.
 
-        Args: ``tell`` for a clean stop: waiting pull requests hear of it, and each stream says its last, which is
-            persisted when the log is drained, after this. Else nothing is written and nobody is told.
+        Args: ``tell`` for a clean stop: waiting pull requests are notified, and each stream writes its last record,
+            persisted when the log is drained, after this. Otherwise nothing is written and no client is notified.
         """
         if tell:
             for account in self.accounts.values():
@@ -244,19 +244,19 @@ class JetStream(LogListener):
         for api in self.apis.values():
             await api.stop()
 
-    # --- what accounts ask of us (Host) -------------------------------------------------------------------------------
+    # --- for accounts (Host) ------------------------------------------------------------------------------------------
 
     def server_usage(self, storage: str) -> ServerUsage:
         """The bytes of all streams of a storage kind."""
         return self._usage[storage]
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
-        """The max_bytes of all streams of a storage kind, of all accounts, but one."""
+        """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
         return sum(reserved(account.streams, storage, except_stream=except_stream) for account in self.accounts.values())
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it.
+        """A live stream: a new one, or one restored from its persisted state.
 
         Args: ``listeners`` are its consumers by name; ``usage`` counts its bytes.
         """
@@ -270,19 +270,19 @@ class JetStream(LogListener):
             rng=self.rng, domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
 
     def segment_applied(self, segment: Segment) -> None:
-        """Keep it if it is mostly small blocks: none of them is worth a place of its own in the cache."""
+        """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
         if segment.whole is not None and self._reader is not None:
             self._reader.admit_segment(segment.position, segment.whole)
 
     def lease_renewed(self) -> None:
-        """Consumers go on with deliveries that they held back."""
+        """Consumers resume deliveries that they held back."""
         for account in self.accounts.values():
             for stream in account.streams.values():
                 for consumer in account.consumers(stream).values():
                     consumer.wake()
 
     def _stream_id(self) -> int:
-        """An incarnation that no stream of this log has: random, so that no two brokers agree on one by chance."""
+        """An unused incarnation in this log: random, so that two brokers do not choose the same one."""
         taken = self.log.state.streams
         while True:
             stream_id = self.rng.getrandbits(63) | 1 << 62

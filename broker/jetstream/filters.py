@@ -1,10 +1,10 @@
 """Compiled subject filters: which of a stream's subjects a consumer or a request wants.
 
-Owns: matching a literal subject against a set of filters, remembered by subject.
+Owns: matching a literal subject against a set of filters, cached by subject.
 Does not own: whether a filter is well formed (protocol.subject), nor which blocks are worth reading (stream_reader).
 
 A subject matches a ``Filters`` when any of its filters matches it; no filters, or ``>`` among them, match everything.
-A filter has NATS's form: tokens parted by dots, ``*`` for one token, a last ``>`` for one or more.
+A filter has NATS's form: tokens separated by dots, ``*`` for one token, a final ``>`` for one or more.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 
 __all__ = ["ALL", "Filters"]
 
-# A remembered verdict costs about 100 bytes; past this many the memory starts over rather than grow with the stream.
+# A cached result costs about 100 bytes; at this many the cache is cleared rather than growing with the stream.
 _REMEMBERED_MAX = 65_536
 
 
 class _Verdicts(dict[bytes, bool]):
-    """Subject to verdict; a miss is decided once. As a dict its hits cost one look-up in C."""
+    """Cache of subject to result. As a dict, a hit costs one look-up in C."""
 
     __slots__ = ("_decide",)
 
@@ -39,7 +39,7 @@ def _always(subject: bytes) -> bool:
 
 
 def _pattern(wildcards: Iterable[bytes]) -> Callable[[bytes], object] | None:
-    """A function that finds whether any of these wildcard filters matches, in one pass of the regex engine."""
+    """A function that returns whether any of these wildcard filters matches, in one pass of the regex engine."""
     parts = []
     for wildcard in wildcards:
         tokens = [b"[^.]+" if token == b"*" else re.escape(token) for token in wildcard.split(b".")]
@@ -83,7 +83,7 @@ class Filters:
         return f"Filters({list(self.subjects)!r})"
 
     def decide(self, subject: bytes) -> bool:
-        """``match`` that remembers nothing: for a pass over very many distinct subjects."""
+        """``match`` without the cache: for a pass over very many distinct subjects."""
         return self.all or self._decide(subject)
 
     def _decide(self, subject: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""How many batches may be open, in one stream and in all of them, how long, and how much memory they take."""
+"""Limits on open batches: their number in one stream and in total, their duration, and their memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 __all__ = ["BATCH_BYTES_MAX", "BatchLimits", "Inflight"]
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes of one atomic batch: all of it goes into one block."""
+"""Bytes of one atomic batch, which is stored in one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """nats-server's limits by default; ``staged_bytes`` bounds the memory of all atomic batches that are not committed, which
-    nats-server has on disk."""
+    """nats-server's limits by default; ``staged_bytes`` bounds the memory of all uncommitted atomic batches, which
+    nats-server keeps on disk."""
 
     max_msgs: int = 1000
     per_stream: int = 50
@@ -30,7 +30,7 @@ class BatchLimits:
 
     @classmethod
     def of(cls, given: ServerLimits) -> BatchLimits:
-        """As configured; what is not keeps its default."""
+        """The configured limits, with defaults for the others."""
         usual = cls()
         per_stream, total = given.batch_max_inflight_per_stream, given.batch_max_inflight_total
         return cls(max_msgs=given.batch_max_msgs or usual.max_msgs, timeout_ns=given.batch_timeout_ns or usual.timeout_ns,
@@ -39,7 +39,7 @@ class BatchLimits:
 
 
 class Inflight:
-    """What is open in all streams together."""
+    """Open batches of all streams together."""
 
     __slots__ = ("atomic", "fast", "limits", "staged_bytes")
 

@@ -1,4 +1,4 @@
-"""JetStream as the monitoring pages show it, from memory alone: never from the store."""
+"""JetStream as the monitoring pages show it, from memory only, never from the store."""
 
 from __future__ import annotations
 

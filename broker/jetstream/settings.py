@@ -1,4 +1,4 @@
-"""The API level that this server speaks, and the sizes of its pages; what is configured is in ``config.settings``."""
+"""The API level of this server, and its page sizes; configurable settings are in ``config.settings``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBJECTS_PAGE = 100_000
 
 
 def level_refused(block: bytes) -> bool:
-    """Whether a request's headers ask for a higher API level than this server's, or for what is no number."""
+    """Whether a request's headers require a higher API level than this server's, or one that is not a number."""
     wanted = headers.get(block, _REQUIRED_LEVEL)
     if not wanted:
         return False

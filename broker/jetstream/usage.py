@@ -1,14 +1,14 @@
-"""The bytes of live messages that count together, and the bound on them.
+"""Counters of the bytes of live messages, and the limits on them.
 
     ServerUsage    all streams of one storage kind ("memory" or "file"), of all accounts
-    AccountUsage   those of one account with a limit of its own; what it counts, the server's counts too
+    AccountUsage   those of one account with a limit of its own; its bytes count in the server's too
 
-Every stream adds to its ``Usage`` what it sequences and takes from it what leaves, and a publish compares once:
-``size_bytes + size > bytes_max`` means that it needs a closer look, which ``refusal`` takes. The streams of an account
-without a limit count in the server's, so only accounts with a limit pay for one.
+Every stream adds what it sequences to its ``Usage`` and subtracts what it removes, and a publish compares once:
+``size_bytes + size > bytes_max`` means that ``refusal`` has to decide. The streams of an account without a limit count
+in the server's directly, so only accounts with a limit pay for one.
 
-nats-server's rules differ: the server refuses once *more* than its bound is held, so the message that passes the bound is
-still taken; an account refuses the message that would pass it.
+nats-server's two rules differ: the server refuses when *more* than its limit is stored, so the message that exceeds it
+is still accepted; an account refuses the message that would exceed it.
 
 Source: nats-server, server/jetstream.go (limitsExceeded, wouldExceedLimits), server/jetstream_cluster.go
 (resourcesExceededError).
@@ -31,7 +31,7 @@ _LOG_INTERVAL_NS = 10_000_000_000
 
 
 class Usage(Protocol):
-    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: up to it nothing is refused."""
+    """Attributes: ``size_bytes``: user bytes of all live messages; ``bytes_max``: nothing is refused up to it."""
 
     size_bytes: int
 
@@ -39,7 +39,7 @@ class Usage(Protocol):
     def bytes_max(self) -> int: ...
 
     def refusal(self, size: int, now_ns: int) -> int:
-        """The error code that refuses one more message of ``size`` bytes, which is logged; 0: it is taken."""
+        """The error code that refuses one more message of ``size`` bytes, which is logged; 0: it is accepted."""
 
 
 class ServerUsage:
@@ -48,7 +48,7 @@ class ServerUsage:
     __slots__ = ("_limit_log", "bytes_max", "size_bytes")
 
     def __init__(self, kind: str = "", bytes_max: int = -1) -> None:
-        """``kind`` as in a stream's ``storage``; ``bytes_max`` -1: no bound."""
+        """``kind`` as in a stream's ``storage``; ``bytes_max`` -1: no limit."""
         self.size_bytes = 0
         self.bytes_max = bytes_max if bytes_max >= 0 else sys.maxsize
         self._limit_log = _LimitLog(logging.ERROR, f"JetStream {kind} resource limits exceeded for server")
@@ -96,7 +96,7 @@ class AccountUsage:
 
 
 class _LimitLog:
-    """Logs that publishes are refused, but not for each one."""
+    """Logs that publishes are refused, at a limited rate."""
 
     __slots__ = ("_level", "_text", "_written_at_ns")
 

@@ -1,12 +1,12 @@
-"""One account: its streams and consumers made, changed, removed and restored.
+"""One account: creates, updates, deletes and restores its streams and consumers.
 
 Owns: which streams and consumers exist, and their records in the log.
-Does not own: what a request looks like (api), what happens inside a stream or consumer, what the bus brings them
+Does not own: the form of requests (api), what happens inside a stream or consumer, what they receive from the bus
 (subscriptions), what the limits allow (quota).
 
-Every decision here is taken at once, from the live state, and written into the stream's open block; whatever answers for
-it waits for the log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may
-not be. Requests of one stream come one after the other (the API's lanes); inactive consumers leave at any time.
+Every decision is made at once, from the live state, and written into the stream's open block; the answer waits for the
+log (``StreamLog.wait``). So a create that was answered is persisted, and one that was not may or may not be. Requests
+of one stream arrive one after the other (the API's lanes); inactive consumers may be deleted at any time.
 
     Account "$G" ── Stream "ORDERS" ── Consumer "billing"
 """
@@ -72,14 +72,14 @@ __all__ = ["Account", "finished"]
 _log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 4.0
-"""A request waits this long for what it removes: clients give it 5 seconds."""
+"""How long a request waits for what it removes: clients time out after 5 seconds."""
 
 
 class Account:
-    """One account's streams, by name, and what may be done with them. Methods decide at once and never wait.
+    """One account's streams, by name, and the operations on them. Methods decide at once and never wait.
 
     Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``openings`` the
-        restored consumers that do not serve yet; ``upstreams`` their mirrors and sources; ``log`` the shard's log.
+        restored consumers that do not serve yet; ``upstreams`` mirrors and sources; ``log`` the shard's log.
     """
 
     def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
@@ -108,7 +108,7 @@ class Account:
 
     @property
     def available(self) -> bool:
-        """Whether requests may be served: our streams are here, and our proof of owning the shard is fresh."""
+        """Whether requests may be served: streams are restored, and the proof of owning the shard is fresh."""
         return self._restored and self._host.available
 
     @property
@@ -117,11 +117,11 @@ class Account:
 
     @property
     def limits(self) -> AccountLimits:
-        """What the account may have."""
+        """The account's limits."""
         return self._quota.limits
 
     def change_limits(self, limits: AccountLimits) -> None:
-        """Take other limits; what is there already stays, also where it exceeds them."""
+        """Change the limits; what exists already stays, even if it exceeds them."""
         self._quota.change(limits)
 
     def stream(self, name: str) -> Stream:
@@ -136,7 +136,7 @@ class Account:
         return stream
 
     def consumers(self, stream: Stream) -> dict[str, Consumer]:
-        """The consumers of a live stream by name; none of one that has gone."""
+        """The consumers of a live stream by name; none for a deleted one."""
         return self._consumers.get(stream, {})
 
     def pulled_from(self, names: bytes) -> Consumer | None:
@@ -144,7 +144,7 @@ class Account:
         return self._subscriptions.pulled_from(names)
 
     def info(self) -> dict[str, Any]:
-        """Members of account_info_response: what is used, reserved and allowed."""
+        """Members of account_info_response: usage, reservations and limits."""
         shown: dict[str, Any] = {
             **self._quota.figures(), "streams": len(self.streams) + len(self.offline),
             "consumers": sum(map(len, self._consumers.values())),
@@ -157,7 +157,7 @@ class Account:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def restore(self, states: Iterable[StreamState]) -> list[asyncio.Task[None]]:
-        """Take up our streams as their persisted blocks left them; from now on requests are served.
+        """Restore the streams from their persisted state; from now on requests are served.
 
         Returns: the openings of their consumers, each done once its consumer serves.
         """
@@ -185,14 +185,14 @@ class Account:
         return tasks
 
     def prepare_shutdown(self) -> None:
-        """Stop all consumers, telling waiting pull requests, and have each stream write its last record."""
+        """Stop all consumers, notifying waiting pull requests, and have each stream write its last record."""
         self.upstreams.leave_all()
         for stream in self.streams.values():
             for consumer in self.consumers(stream).values():
                 self._subscriptions.unsubscribe_acks(consumer)
                 consumer.shutdown()
             stream.prepare_shutdown()
-            # Lazy news is written too, where somebody waits for all of it.
+            # Write deferred changes too: a clean shutdown waits for all of them.
             stream.log.barrier(stream)
 
     def release(self) -> None:
@@ -212,13 +212,13 @@ class Account:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def check(self, given: StreamConfig, *, pedantic: bool) -> None:
-        """Judge a configuration on its own. Raises: ApiError."""
+        """Check a configuration on its own. Raises: ApiError."""
         check_stream(given, self._configs(), self.limits, self.settings.server, pedantic=pedantic)
 
     def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
-        """Make a stream, or return the one that is there already with the same configuration.
+        """Create a stream, or return the existing one with the same configuration.
 
-        Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or what the configuration breaks.
+        Raises: ApiError: 10058 when it differs, 10065, 10027, 10047, 10028, or the rule that the configuration breaks.
         """
         self._quota.check_create(given, max(given.max_bytes, 0))
         configs = self._configs()
@@ -233,7 +233,7 @@ class Account:
             if same_config(config, existing.config):
                 return existing
             raise ApiError(10058)
-        # Without a bound it still needs room for something.
+        # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
         if subjects_overlap(config.subjects, configs.values()):
             raise ApiError(10065)
@@ -245,10 +245,10 @@ class Account:
         return stream
 
     async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
-        """Give a stream another configuration; returns once what no longer fits its limits has left.
+        """Update a stream's configuration; returns after removing what exceeds the new limits.
 
-        Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration holds, and what it removes
-            will leave later.
+        Raises: ApiError, and nothing has changed; StoreError, FormatError: the configuration applies, and what exceeds
+            it is removed later.
         """
         configs = self._configs()
         config = check_update(stream.config, given, configs, self.limits, self.settings.server, pedantic=pedantic)
@@ -270,7 +270,7 @@ class Account:
             await finished(sweep)
 
     def delete_stream(self, stream: Stream) -> None:
-        """Remove a stream with its consumers; waiting pull requests are told."""
+        """Delete a stream with its consumers; waiting pull requests are notified."""
         consumers = list(self.consumers(stream).values())
         for consumer in consumers:
             self._subscriptions.unsubscribe_acks(consumer)
@@ -288,13 +288,13 @@ class Account:
         stream.live.let_go()
 
     def _take_offline(self, stream: Stream) -> None:
-        """Nothing of a stream can be stored any more: let go of it until the next start, which finds what was stored."""
+        """The stream can no longer store anything: drop it until the next start, which restores what was stored."""
         reason = stream.offline or ""
         _log.error("stream %s is offline until the next start: %s", stream.name, reason)
         self._host.failed_streams[stream.stream_id] = reason
         stream.close()
         if self.streams.get(stream.name) is not stream:
-            return  # deleted meanwhile; after a restart it is there again if that could not be stored
+            return  # deleted meanwhile; a restart brings it back if the deletion could not be stored
         del self.streams[stream.name]
         self.offline[stream.name] = OfflineStream(reason, list(stream.config.subjects))
         for consumer in self.consumers(stream).values():
@@ -308,12 +308,12 @@ class Account:
     def _configs(self) -> dict[str, StreamConfig]:
         configs = {name: stream.config for name, stream in self.streams.items()}
         for name, gone in self.offline.items():
-            # Its subjects stay its own, whatever else its configuration says.
+            # It keeps its subjects; the rest of its configuration does not matter.
             configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
-        """Refuse limits that consumers of the stream exceed already."""
+        """Refuse limits that existing consumers of the stream exceed."""
         old, new = stream.config.consumer_limits, config.consumer_limits
         if old == new:
             return
@@ -331,7 +331,7 @@ class Account:
         return stream
 
     def _forget_consumers(self, stream: Stream) -> None:
-        """Also for the stream, which reads the same mapping."""
+        """Clears the mapping in place: the stream reads the same one."""
         self._consumers.pop(stream, {}).clear()
 
     def _add(self, stream: Stream) -> None:
@@ -342,7 +342,7 @@ class Account:
         self.upstreams.changed(stream.name)
 
     def _origin(self, given: StreamSource) -> Stream:
-        """The stream that a mirror or source of ours names. Raises: ApiError."""
+        """The stream that a mirror or source in this account names. Raises: ApiError."""
         if given.external is not None and not self._is_own_api(given.external.api):
             raise ApiError(10045, err=f"no stream can be reached by the API prefix {given.external.api}")
         return self.stream(given.name)
@@ -351,7 +351,7 @@ class Account:
         return bool(self.domain) and prefix == f"$JS.{self.domain}.API"
 
     def _check_upstream(self, config: StreamConfig) -> None:
-        """Refuse what we could not follow. Raises: ApiError."""
+        """Refuse upstreams that cannot be followed. Raises: ApiError."""
         check_filter_subjects(config)
         check_supported(config)
         for given in [config.mirror, *config.sources]:
@@ -368,10 +368,10 @@ class Account:
 
     async def create_consumer(self, stream: Stream, given: ConsumerConfig, action: str = "", *,
                               pedantic: bool = False) -> Consumer:
-        """Make a consumer, or change the one of that name.
+        """Create a consumer, or update the one of that name.
 
-        Args: ``action`` "create" refuses to change one, "update" to make one.
-        Raises: ApiError: 10148, 10149, 10026, 10012, or what the configuration breaks.
+        Args: ``action`` "create" refuses to update one, "update" to create one.
+        Raises: ApiError: 10148, 10149, 10026, 10012, or the rule that the configuration breaks.
         """
         consumers = self.consumers(stream)
         existing = consumers.get(given.durable_name or given.name)
@@ -407,11 +407,11 @@ class Account:
         return await self._make_consumer(stream, name, config)
 
     async def _make_consumer(self, stream: Stream, name: str, config: ConsumerConfig) -> Consumer:
-        """A new consumer, open and in the log. An error of the store leaves nothing behind."""
+        """Create a consumer, open and in the log. A store error leaves nothing behind."""
         start = await starting_state(stream, name, config)
         created = ConsumerCreate(name, config.to_json(), self.clock.now_ns(), start)
         consumer = self._consumer(stream, config, ConsumerState.created(created))
-        # Among the stream's before it counts what is pending, so that it hears of what is removed meanwhile.
+        # Register it before it counts what is pending, so that it is notified of removals meanwhile.
         consumers = self.consumers(stream)
         consumers[name] = consumer
         stream.interest.changed()
@@ -434,7 +434,7 @@ class Account:
         return consumer
 
     def _inactive(self, consumer: Consumer) -> None:
-        """The consumer was not used for its inactive_threshold."""
+        """The consumer was unused for its inactive_threshold."""
         _log.debug("consumer %s > %s is deleted: not used", consumer.stream.name, consumer.name)
         self.delete_consumer(consumer)
 
@@ -444,7 +444,7 @@ class Account:
 
     def _update_consumer(self, stream: Stream, consumer: Consumer,
                          config: ConsumerConfig) -> asyncio.Future[None] | None:
-        """Returns: what is removed because the consumer no longer waits for it, under way; or None."""
+        """Returns: the running removal of what the consumer no longer waits for, or None."""
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         if config.inactive_threshold != consumer.config.inactive_threshold:
             _fill_inactive_threshold(config)
@@ -456,27 +456,27 @@ class Account:
             if refiltered:
                 sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         if config.sourcing:
-            # Whoever copies by it begins again where it is sure of what it has.
+            # The stream that copies through it restarts at the last message it is sure to have.
             consumer.rewind()
         return sweep
 
     def pause_consumer(self, consumer: Consumer, until_ns: int | None) -> None:
-        """Hold deliveries until ``until_ns`` (Unix UTC), None: let them go on."""
+        """Pause deliveries until ``until_ns`` (Unix UTC); None resumes them."""
         config = consumer.config.copy()
         config.pause_until = until_ns
         config.metadata = with_static_metadata(config.metadata, consumer_level(config))
         self._update_consumer(self.stream(consumer.stream.name), consumer, config)
 
     def delete_consumer(self, consumer: Consumer) -> asyncio.Future[None] | None:
-        """Remove a consumer; waiting pull requests are told.
+        """Delete a consumer; waiting pull requests are notified.
 
-        Returns: what is removed because only this consumer waited for it, under way; or None.
+        Returns: the running removal of what only this consumer waited for, or None.
         """
         stream = self.streams.get(consumer.stream.name)
         if stream is None or self.consumers(stream).get(consumer.name) is not consumer:
             return None
         del self._consumers[stream][consumer.name]
-        # Its record before the consumer's: after a crash in between it finds nothing to remove.
+        # Record the sweep before the deletion: after a crash in between, the sweep finds nothing to remove.
         sweep = stream.interest.consumer_left(consumer.waits_above_seq)
         self._subscriptions.unsubscribe_acks(consumer)
         self._consumer_record(stream, consumer, ConsumerDelete(consumer.name))
@@ -491,5 +491,5 @@ def _fill_inactive_threshold(config: ConsumerConfig) -> None:
 
 
 async def finished(sweep: asyncio.Future[None]) -> None:
-    """Wait for what a request removes, as long as a request may; the rest of it goes on behind the answer."""
+    """Wait for a request's removal, as long as a request may wait; the rest of it continues after the answer."""
     await asyncio.wait((sweep,), timeout=_SWEEP_SECONDS)

@@ -1,4 +1,4 @@
-"""What an account asks of the JetStream that it belongs to, and of a log."""
+"""What an account needs from its JetStream, and from a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Host", "StreamLog"]
 
 
 class StreamLog(Protocol):
-    """What is asked of a log here: storage.log.Log or storage.memory_log.MemoryLog."""
+    """What an account needs from a log: storage.log.Log or storage.memory_log.MemoryLog."""
 
     @property
     def state(self) -> ShardState: ...
@@ -36,7 +36,7 @@ class StreamLog(Protocol):
 
 
 class Host(Protocol):
-    """What an account asks of the JetStream that it belongs to."""
+    """What an account needs from its JetStream."""
 
     server_name: str
     direct_bytes_max: int
@@ -44,21 +44,21 @@ class Host(Protocol):
 
     @property
     def available(self) -> bool:
-        """Whether the shard is ours and our proof of it is fresh."""
+        """Whether this broker owns the shard and the proof of it is fresh."""
 
     @property
     def log(self) -> StreamLog: ...
 
     @property
     def failed_streams(self) -> dict[int, str]:
-        """Streams of which nothing more can be stored until the next start, by id, and why: accounts add to them."""
+        """Streams that cannot store anything until the next start, by id, with the reason; accounts add to it."""
 
     def server_usage(self, storage: str) -> ServerUsage:
         """The bytes of all streams of a storage kind."""
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
-        """The max_bytes of all streams of a storage kind, of all accounts, but one."""
+        """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:
-        """A live stream: a new one, or one as its persisted blocks left it."""
+        """A live stream: a new one, or one restored from its persisted state."""

@@ -1,4 +1,4 @@
-"""What the streams of one account use and reserve, and what its limits and the server's allow.
+"""What the streams of one account use and reserve, checked against its limits and the server's.
 
     used        bytes of live messages: bounds publishes (``Usage``)
     reserved    ``max_bytes`` of all streams that have one: bounds the creation and update of streams
@@ -26,17 +26,17 @@ __all__ = ["Quota", "reserved"]
 STORAGES = ("memory", "file")
 
 NO_ROOM = {"memory": 10028, "file": 10047}
-"""The error for each storage kind where more would be reserved than is allowed."""
+"""The error for each storage kind when reservations would exceed the limit."""
 
 
 def reserved(streams: Mapping[str, Stream], storage: str, *, except_stream: Stream | None = None) -> int:
-    """The ``max_bytes`` of all streams of a storage kind but one."""
+    """The total ``max_bytes`` of all streams of a storage kind, except one stream."""
     return sum(stream.config.max_bytes for stream in streams.values()
                if stream.config.storage == storage and stream.config.max_bytes > 0 and stream is not except_stream)
 
 
 class Quota:
-    """The limits of the account called ``name``, and its figures; ``streams`` is the account's own mapping."""
+    """The limits and usage of the account ``name``; ``streams`` is the account's own mapping."""
 
     def __init__(self, host: Host, name: str, streams: Mapping[str, Stream], limits: AccountLimits,
                  server: ServerLimits) -> None:
@@ -49,7 +49,7 @@ class Quota:
         self.change(limits)
 
     def change(self, limits: AccountLimits) -> None:
-        """Take other limits; what is there already stays, also where it exceeds them."""
+        """Change the limits; what exists already stays, even if it exceeds them."""
         self.limits = limits
         for storage in STORAGES:
             self._usages[storage] = self._usage(storage)
@@ -62,11 +62,11 @@ class Quota:
         return server if limit < 0 else AccountUsage(self._name, storage, limit, server)
 
     def usage(self, storage: str) -> Usage:
-        """Where a stream of that storage kind counts its bytes."""
+        """The ``Usage`` in which streams of that storage kind count their bytes."""
         return self._usages[storage]
 
     def figures(self) -> dict[str, int]:
-        """Bytes used and reserved, by the names of account info."""
+        """Bytes used and reserved, under their names in account info."""
         shown = {"memory": 0, "storage": 0}
         for stream in self._streams.values():
             shown["memory" if stream.config.storage == "memory" else "storage"] += stream.size_bytes
@@ -74,7 +74,7 @@ class Quota:
                 "reserved_storage": reserved(self._streams, "file")}
 
     def check_create(self, config: StreamConfig, add_bytes: int) -> None:
-        """Whether a stream and its reservation of ``add_bytes`` fit. One of that name that exists does not count.
+        """Check that a stream and its reservation of ``add_bytes`` fit. An existing one of that name does not count.
 
         Raises: ApiError 10027, 10026, 10028, 10047.
         """
@@ -87,7 +87,7 @@ class Quota:
                           self._host.reserved(storage, except_stream=existing) + add_bytes)
 
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
-        """Whether the stream's new configuration fits. Lowering ``max_bytes`` always fits the server.
+        """Check that the stream's new configuration fits. Lowering ``max_bytes`` always fits the server.
 
         Raises: ApiError 10026, 10028, 10047.
         """
@@ -102,7 +102,7 @@ class Quota:
             raise ApiError(10026)
 
     def _check_bytes(self, storage: str, account_bytes: int, server_bytes: int) -> None:
-        """Raises: ApiError 10028 or 10047 where the account or the server would have reserved more than it may."""
+        """Raises: ApiError 10028 or 10047 if the account or the server would exceed its reservation limit."""
         account_max, server_max = self.limits.bytes_max(storage), self._server.bytes_max(storage)
         if 0 <= account_max < account_bytes or 0 <= server_max < server_bytes:
             raise ApiError(NO_ROOM[storage])

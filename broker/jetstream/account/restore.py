@@ -1,7 +1,7 @@
-"""How stored streams and consumers come back: their configurations read, their consumers opened.
+"""Restoring stored streams and consumers: reads their configurations, opens their consumers.
 
 A stored configuration that this version cannot serve, such as a newer version's, makes its stream ``OfflineStream``: it
-keeps its name and subjects, and whoever asks for it hears the reason.
+keeps its name and subjects, and requests for it are refused with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DELAY_SECONDS, _DELAY_MAX_SECONDS = 1.0, 30.0
 
 
 class OfflineStream(NamedTuple):
-    """A stream that cannot be used: why, and the subjects that stay its own."""
+    """A stream that cannot be used: the reason, and the subjects that it keeps."""
 
     reason: str
     subjects: list[str]
@@ -75,7 +75,7 @@ class Openings:
         return task
 
     async def cancel(self) -> None:
-        """End all that are under way."""
+        """Cancel all that are running."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -83,7 +83,7 @@ class Openings:
 
 
 async def _open(consumer: Consumer) -> None:
-    """Open a restored consumer, again and again while the store fails, or our proof of owning the shard is too old."""
+    """Open a restored consumer, retrying while the store fails or the proof of owning the shard is too old."""
     delay = _DELAY_SECONDS
     while True:
         try:
@@ -91,7 +91,7 @@ async def _open(consumer: Consumer) -> None:
         except (StoreError, FormatError, ApiError) as error:
             _log.warning("consumer %s > %s waits for the store: %s", consumer.stream.name, consumer.name, error)
         except Exception:
-            # A consumer that never opens is of no use to anyone.
+            # Retry after any error: a consumer that never opens is useless.
             _log.exception("consumer %s > %s could not be opened", consumer.stream.name, consumer.name)
         else:
             return

@@ -1,7 +1,7 @@
-"""What an account's streams and consumers have subscribed to on the bus.
+"""The bus subscriptions of an account's streams and consumers.
 
     stream      the subjects of its configuration
-    consumer    its acks, in both forms; pull requests come by the API, which asks ``pulled_from``
+    consumer    its acks, in both forms; pull requests arrive at the API, which calls ``pulled_from``
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Subscriptions:
         self._pulled: dict[bytes, Consumer] = {}
 
     def subscribe(self, stream: Stream) -> None:
-        """Subscribe to what the stream's configuration names, and to nothing else."""
+        """Subscribe to exactly the subjects in the stream's configuration."""
         subscriptions, wanted = self._subjects.setdefault(stream, {}), set(stream.config.subjects)
         for subject in [subject for subject in subscriptions if subject not in wanted]:
             self._bus.unsubscribe(subscriptions.pop(subject))
@@ -37,12 +37,12 @@ class Subscriptions:
                 subscriptions[subject] = self._bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
 
     def unsubscribe(self, stream: Stream) -> None:
-        """Publishes reach the stream no more."""
+        """Stop routing publishes to the stream."""
         for subscription in self._subjects.pop(stream, {}).values():
             self._bus.unsubscribe(subscription)
 
     def subscribe_acks(self, consumer: Consumer) -> None:
-        """Bring the consumer what clients send it: acks in both forms, and pull requests."""
+        """Route clients' messages to the consumer: acks in both forms, and pull requests."""
         names = _names(consumer)
         self._pulled[names] = consumer
         if consumer.config.ack_policy in ("all", "explicit"):

@@ -1,6 +1,6 @@
-"""CONSUMER.* of $JS.API: the requests that make, change and show consumers.
+"""CONSUMER.* of $JS.API: the requests that create, update and show consumers.
 
-Pull requests (CONSUMER.MSG.NEXT) are not here: they go to their consumer in whole runs, see api.py.
+Pull requests (CONSUMER.MSG.NEXT) are not here: they go to their consumer in whole runs, see dispatcher.py.
 
 Source: nats-server 2.15, server/jetstream_api.go, one function for each handler; RESET in server/consumer.go.
 """
@@ -51,7 +51,7 @@ class _ResetRequest:
 
 
 async def create_legacy(request: Request) -> dict[str, Any]:
-    """CONSUMER.CREATE.<stream>: an ephemeral consumer, whose name may stand in its configuration."""
+    """CONSUMER.CREATE.<stream>: an ephemeral consumer, which its configuration may name."""
     given = request.body(ConsumerCreateRequest, "CreateConsumerRequest")
     _check_names(request.tokens[2], given, given.config.name)
     if given.config.durable_name:
@@ -103,7 +103,7 @@ async def names(request: Request) -> dict[str, Any]:
 
 
 async def list_consumers(request: Request) -> dict[str, Any]:
-    """One page of consumer infos, in the order of their names."""
+    """One page of consumer infos, in order of name."""
     asked = request.optional_body(_PagedRequest, "JSApiConsumersRequest")
     stream = request.stream(request.tokens[2])
     found = _consumers(request, stream)
@@ -117,7 +117,7 @@ async def list_consumers(request: Request) -> dict[str, Any]:
 
 
 async def delete(request: Request) -> dict[str, Any]:
-    """Remove a consumer; its waiting requests hear of it."""
+    """Delete a consumer; its waiting requests are notified."""
     request.need_empty()
     consumer = request.consumer(*request.tokens[2:])
     if (sweep := request.account.delete_consumer(consumer)) is not None:
@@ -126,7 +126,7 @@ async def delete(request: Request) -> dict[str, Any]:
 
 
 async def pause(request: Request) -> dict[str, Any]:
-    """Hold deliveries until a time; no time, or one that is past, lets them go on."""
+    """Pause deliveries until a time; no time, or one in the past, resumes them."""
     asked = request.optional_body(_PauseRequest, "JSApiConsumerPauseRequest")
     consumer = request.consumer(*request.tokens[2:])
     until_ns = None if asked.pause_until == ZERO_TIME_NS else asked.pause_until
@@ -145,7 +145,7 @@ async def reset(request: Request) -> dict[str, Any]:
     try:
         consumer = request.consumer(*request.tokens[2:])
     except ApiError:
-        # In nats-server each consumer listens for its own resets, so nobody hears this one.
+        # In nats-server each consumer subscribes to its own resets, so this one gets no answer.
         raise Silent from None
     asked = _ResetRequest()
     if request.payload:
@@ -160,7 +160,7 @@ async def reset(request: Request) -> dict[str, Any]:
 
 
 async def unpin(request: Request) -> dict[str, Any]:
-    """Take the pin of a priority group away, so that another client may have it."""
+    """Remove the pin of a priority group, so that another client may get it."""
     group = wire.read(_UnpinRequest, wire.load_one(request.payload), "JSApiConsumerUnpinRequest", lenient=True).group
     if not group:
         raise invalid_json("consumer group not specified")
@@ -197,7 +197,7 @@ async def _create(request: Request, given: ConsumerCreateRequest) -> dict[str, A
 
 
 def _identity(stream: Stream) -> bytes:
-    """By what a stream that copies this one notices that another one has its name now."""
+    """Lets a stream that copies this one notice that it was replaced by another of the same name."""
     return short_hash(format_time(stream.created_ns)).encode()
 
 
@@ -211,7 +211,7 @@ def _consumers(request: Request, stream: Stream) -> list[Consumer]:
 
 
 async def _info(request: Request, consumer: Consumer) -> dict[str, Any]:
-    """What the consumer shows of itself; its lazy news become urgent, so that the answer waits for them."""
+    """The consumer's info; its unstored changes become urgent, so that the answer waits for them."""
     await consumer.counted()
     consumer.stream.log.barrier(consumer.stream)
     shown = consumer.info()
@@ -236,4 +236,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("CONSUMER", "RESET", "*", "*"): Route("consumer_reset_response", reset, {"reset_seq": 0}, Tracked.NONE),
     ("CONSUMER", "UNPIN", "*", "*"): Route("consumer_unpin_response", unpin),
 }
-"""Subject after $JS.API, ``*`` for any token and ``>`` for the rest, to what serves it."""
+"""Subject after $JS.API, ``*`` for any token and ``>`` for the rest, to its route."""

@@ -1,10 +1,10 @@
-"""DIRECT.GET: messages as they are, each with headers that say where it stands, and statuses instead of JSON errors.
+"""DIRECT.GET: raw messages, with headers that give their stream and sequence, and statuses instead of JSON errors.
 
     DIRECT.GET.<stream>              a GetRequest: one message, a batch of next ones, or the last of several subjects
     DIRECT.GET.<stream>.<subject>    the last message of the subject
 
-Only streams with ``allow_direct`` answer; for others it is as if nobody listened. Gets are served by a few tasks at a
-time, so that one that reads the store does not hold up those that need not.
+Only streams with ``allow_direct`` answer; others have no responders. Gets are served by a few tasks at a time, so that
+one that reads the store does not delay those that need not.
 
 Source: nats-server 2.15, server/stream.go processDirectGetRequest, getDirectRequest, getDirectMulti.
 """
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 WORKERS_MAX = 8
 GETS_MAX = 10_000
-"""Direct gets that may wait at once; past it they are dropped unanswered, as API requests are."""
+"""Direct gets that may wait at once; beyond it they are dropped unanswered, as API requests are."""
 SUBJECTS_MAX = 1024
-"""Subjects that one multi_last may find."""
+"""Subjects that one multi_last may match."""
 
 _LEVEL = b"412 Required Api Level"
 _EMPTY = b"408 Empty Request"
@@ -54,7 +54,7 @@ _FIRST_LINE = headers.VERSION + b"\r\n"
 
 
 class _Refused(Exception):
-    """The request gets this status."""
+    """The request is answered with this status."""
 
     def __init__(self, status: bytes) -> None:
         super().__init__(status)
@@ -69,10 +69,10 @@ class DirectGets:
         self._waiting: deque[tuple[Stream, bytes, Msg]] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._serving = 0
-        """Workers that will look at the queue again; one of ``_workers`` may be past that."""
+        """Workers that will check the queue again; some of ``_workers`` may be finishing."""
 
     def take(self, rest: bytes, op: Msg) -> bool:
-        """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers to it."""
+        """Serve a get; ``rest`` is its subject after DIRECT.GET. Returns False when no stream answers it."""
         name, _, subject = rest.partition(b".")
         stream = self._answering(name.decode("utf-8", "replace"))
         if stream is None or not self._account.available:
@@ -90,7 +90,7 @@ class DirectGets:
         return True
 
     def _answering(self, name: str) -> Stream | None:
-        """The stream itself, or while it is not there a mirror of it, where its configuration allows that."""
+        """The stream itself or, if it does not exist, a mirror of it; None where the configuration forbids it."""
         stream = self._account.streams.get(name)
         if stream is not None:
             return stream if stream.config.allow_direct else None
@@ -99,7 +99,7 @@ class DirectGets:
         return stream if stream is not None and stream.config.mirror_direct else None
 
     async def drop(self) -> None:
-        """Leave everything that waits or is being served unanswered."""
+        """Drop all waiting and running gets unanswered."""
         self._waiting.clear()
         workers = list(self._workers)
         for worker in workers:
@@ -123,7 +123,7 @@ class DirectGets:
         except _Refused as refused:
             self._status(reply, refused.status)
         except (ApiError, StoreError, FormatError) as error:
-            # As nats-server tells an error of its store; the next get may do better.
+            # As nats-server reports an error of its store; the next get may succeed.
             _log.warning("direct get from %s: %s", stream.name, error)
             text = error.description if isinstance(error, ApiError) else type(error).__name__
             self._status(reply, b"500 " + text.encode())
@@ -143,7 +143,7 @@ class DirectGets:
             self._send(stream, reply, msg, asked.no_hdr)
 
     async def _batch(self, stream: Stream, asked: GetRequest, reply: bytes) -> None:
-        """Up to ``batch`` messages from a place on, stepping over what is not there, then the end of batch."""
+        """Up to ``batch`` messages from a position on, skipping missing ones, then the end of batch."""
         wanted = asked.next_by_subj.encode() or b">"
         filters = None if wanted == b">" else Filters([wanted])
         seq = asked.seq if asked.start_time is None else await stream.seq_at(asked.start_time)
@@ -156,7 +156,7 @@ class DirectGets:
                     raise _Refused(_NOT_FOUND)
                 break
             if not asked.no_hdr:
-                # nats-server counts down only where it shows the count.
+                # nats-server decrements the count only where it shows it.
                 pending = max(0, pending - 1)
             self._send(stream, reply, msg, asked.no_hdr, pending, last_seq)
             last_seq = msg.seq
@@ -190,7 +190,7 @@ class DirectGets:
             msg = await stream.get(seq)
             pending -= 1
             if msg is None:
-                continue  # removed since we looked
+                continue  # removed meanwhile
             self._send(stream, reply, msg, False, pending, last_seq)
             last_seq = seq
             sent += 1
@@ -227,7 +227,7 @@ class DirectGets:
 
 
 def _request(subject: bytes, payload: bytes) -> GetRequest:
-    """What is asked for. Raises: _Refused."""
+    """Parse a request. Raises: _Refused."""
     if not payload and not subject:
         raise _Refused(_EMPTY)
     asked = GetRequest()

@@ -1,9 +1,9 @@
 """$JS.API of an account for which JetStream is not enabled.
 
-What a request would have been answered with decides the form of the refusal: the type of its answer and its zeros. Pull
-requests and direct gets have no responders, and what only a cluster serves is refused as everywhere.
+A refusal has the form of the answer that the request would have got: its type and its zeros. Pull requests and direct
+gets have no responders, and what only a cluster serves is refused as in any account.
 
-Source: nats-server 2.15, beside a configuration with such an account.
+Source: nats-server 2.15, run with such an account.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class DisabledApi:
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
-        """Listen."""
+        """Subscribe to the API."""
         self._subscriptions += subscribe_api(self.bus, self._domain, self.on_requests)
 
     def stop_listening(self) -> None:
-        """Hear no more requests."""
+        """Unsubscribe."""
         for subscription in self._subscriptions:
             self.bus.unsubscribe(subscription)
         self._subscriptions.clear()
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
         self.stop_listening()
 
     async def drop(self) -> None:
-        """Nothing is ever being served."""
+        """Does nothing: no request is ever in progress."""
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Refuse a run of requests: the bus's handler."""

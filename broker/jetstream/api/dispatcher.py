@@ -1,15 +1,15 @@
-"""$JS.API: which request goes where, and how its answer gets back.
+"""$JS.API: dispatches requests to their handlers, and sends the answers.
 
-One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) hears everything:
+One subscription to ``$JS.API.>`` (and ``$JS.<domain>.API.>``) receives everything:
 
     pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   straight to the consumer, in runs
     direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py; raw messages, no JSON
     the rest       a row of ROUTES                         JSON, in the order of arrival for each stream
     unknown                                                no answer, as nats-server: the subscription is a responder
 
-The first two are answered with "no responders" when there is nobody for them. JSON requests of one stream wait in its
-*lane*, so that what a client asked for in order happens in order even where one of them has to read the store; an
-answer leaves through the log's queue, once all that it shows is persisted.
+The first two get "no responders" when nothing serves them. JSON requests of one stream wait in its *lane*, so that
+a client's requests are served in order even if one of them has to read the store; an answer is sent through the log's
+queue, after everything that it shows is persisted.
 
 Source: nats-server 2.15, server/jetstream_api.go apiDispatch; reference for the silent cases: seen on the wire.
 """
@@ -48,11 +48,11 @@ __all__ = ["Api"]
 _log = logging.getLogger(__name__)
 
 REQUESTS_MAX = 10_000
-"""JSON requests that may wait at once (nats-server's request_queue_limit); past it they are dropped unanswered."""
+"""JSON requests that may wait at once (nats-server's request_queue_limit); beyond it they are dropped unanswered."""
 
 
 class Api:
-    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and ends what is still being served."""
+    """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -64,22 +64,22 @@ class Api:
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
-        """Listen."""
+        """Subscribe to the API."""
         self._subscriptions += subscribe_api(self.bus, self.account.domain, self.on_requests)
 
     def stop_listening(self) -> None:
-        """Hear no more requests; those that came are served on."""
+        """Unsubscribe; requests already received are still served."""
         for subscription in self._subscriptions:
             self.bus.unsubscribe(subscription)
         self._subscriptions.clear()
 
     async def stop(self) -> None:
-        """Stop listening, and ``drop``."""
+        """Unsubscribe and ``drop``."""
         self.stop_listening()
         await self.drop()
 
     async def drop(self) -> None:
-        """Leave everything that waits or is being served unanswered."""
+        """Drop all waiting and running requests unanswered."""
         self._lanes.clear()
         tasks = list(self._tasks)
         for task in tasks:
@@ -89,7 +89,7 @@ class Api:
         await self._directs.drop()
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Take a run of requests: the bus's handler."""
+        """Handle a run of requests: the bus's handler."""
         at = start
         while at < end:
             op = ops[at]
@@ -125,7 +125,7 @@ class Api:
         account = self.account
         request = Request(account, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
-            # Answers wait for commits too: a store that is gone must not have them pile up for as long as it is.
+            # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         elif hlen and level_refused(body[:hlen]):
             self._refuse(request, route, ApiError(10185))
@@ -154,7 +154,7 @@ class Api:
                 await self._serve_one(lane.popleft())
                 self._waiting -= 1
         finally:
-            # No await since the lane was seen empty, so nobody has added to it meanwhile.
+            # No await since the lane was seen empty, so nothing was added meanwhile.
             if self._lanes.get(key) is lane:
                 del self._lanes[key]
 
@@ -176,14 +176,14 @@ class Api:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not this lane was ended but what the request waited for, with its stream.
+            # Not this lane was cancelled but what the request waited for, with its stream.
             gone = request.about is not None and request.about.offline
             self._refuse(request, route, ApiError(STREAM_OFFLINE, err=gone) if gone else ApiError(NOT_AVAILABLE))
         except (StoreError, FormatError) as error:
             _log.warning("JetStream API: %s: %s", ".".join(request.tokens), error)
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
         except Exception:
-            # Whatever it was, the next request in the lane is not to blame; this one may be tried again.
+            # Keep serving the lane: a failed request must not affect the next, and may be retried.
             _log.exception("JetStream API: %s failed", ".".join(request.tokens))
             self._refuse(request, route, ApiError(NOT_AVAILABLE))
 
@@ -193,7 +193,7 @@ class Api:
         account.api_total += tracked
         account.api_errors += tracked
         answer = {"type": TYPE_PREFIX + route.type, "error": error.to_json(), **route.zeros}
-        # What is not available shows nothing of the state, and may be the log.
+        # NOT_AVAILABLE shows no state, and the log itself may be what is unavailable.
         self._answer(request, answer, audited=tracked, at_once=error.err_code == NOT_AVAILABLE)
 
     def _answer(self, request: Request, answer: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:

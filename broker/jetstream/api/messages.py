@@ -40,7 +40,7 @@ class GetRequest:
 
     @property
     def conflicting(self) -> bool:
-        """Whether it names more than one place to look at."""
+        """Whether it names more than one kind of position."""
         timed = self.start_time is not None
         return bool((self.seq and self.last_by_subj) or (self.seq and timed) or (timed and self.last_by_subj)
                     or (self.last_by_subj and self.next_by_subj))
@@ -53,7 +53,7 @@ class _DeleteRequest:
 
 
 async def get(request: Request) -> dict[str, Any]:
-    """One message by sequence, as last or next of a subject, or as first since a time."""
+    """One message: by sequence, the last or next of a subject, or the first since a time."""
     request.need_body()
     asked = request.body(GetRequest, "JSApiMsgGetRequest")
     nowhere = not (asked.seq or asked.last_by_subj or asked.next_by_subj or asked.start_time is not None)
@@ -86,7 +86,7 @@ async def delete(request: Request) -> dict[str, Any]:
 
 
 async def find(stream: Stream, asked: GetRequest) -> StoredMsg | None:
-    """The message that a request without batch asks for."""
+    """The message that a request without a batch asks for."""
     if asked.last_by_subj:
         return await stream.get_last(asked.last_by_subj.encode())
     if asked.next_by_subj or asked.start_time is not None:
@@ -95,7 +95,7 @@ async def find(stream: Stream, asked: GetRequest) -> StoredMsg | None:
 
 
 def _gone(stream: Stream, seq: int) -> ApiError:
-    """What nats-server says of a sequence that is not there: its two stores differ beyond the ends of the stream."""
+    """nats-server's error for a missing sequence: its two stores differ beyond the ends of the stream."""
     if stream.config.storage == "file":
         if seq > stream.last_seq:
             return ApiError(10057, err="stream store EOF")
@@ -108,4 +108,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "MSG", "GET", "*"): Route("stream_msg_get_response", get, tracked=Tracked.ERRORS),
     ("STREAM", "MSG", "DELETE", "*"): Route("stream_msg_delete_response", delete),
 }
-"""Subject after $JS.API, ``*`` for any token, to what serves it."""
+"""Subject after $JS.API, ``*`` for any token, to its route."""

@@ -1,8 +1,8 @@
-"""One request to $JS.API, as its handler sees it, and how handlers are listed.
+"""One request to $JS.API, as its handler sees it, and the routes that list handlers.
 
 A handler is a coroutine function that takes a ``Request`` and returns the members of the answer after ``type``, or
-raises ``ApiError``. It sets ``request.about`` to the stream that it looked at or changed, so that the answer waits for
-what it shows.
+raises ``ApiError``. It sets ``request.about`` to the stream that it read or changed, so that the answer waits for what
+it shows.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class Request:
     reply: bytes
     payload: bytes
     about: Stream | None = None
-    """The answer goes out once everything sequenced in its log so far is persisted; None: in the account's."""
+    """The answer is sent after everything sequenced in its log so far is persisted; None: the account's log."""
     route: Route | None = None
     source: Source | None = None
-    """Who asked."""
+    """The client that sent the request."""
     headers: bytes = b""
     """The request's header block."""
     answer_headers: bytes = b""
     """The header block of the answer, unless it is an error."""
 
     def body(self, of: type[T], go_name: str) -> T:
-        """The payload as an ``of``; an empty one gives all defaults.
+        """The payload read as an ``of``; an empty one gives all defaults.
 
         Raises: ApiError 10025.
         """
         return wire.read(of, wire.load(self.payload), go_name, lenient=not self.account.settings.strict)
 
     def optional_body(self, of: type[T], go_name: str) -> T:
-        """Like ``body`` where nats-server looks at the payload only when it begins with { or [."""
+        """Like ``body``, where nats-server reads the payload only if it begins with { or [."""
         return self.body(of, go_name) if self.payload.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else of()
 
     @property
     def is_empty(self) -> bool:
-        """Whether the payload says nothing: no bytes, or an object without members."""
+        """Whether the payload is empty: no bytes, or an object without members."""
         if not self.payload or self.payload == b"{}":
             return True
         try:
@@ -97,7 +97,7 @@ class Request:
 
 
 class Tracked(Enum):
-    """Which answers nats-server sends by what also counts them in its statistics and tells the audit of them."""
+    """Which answers nats-server counts in its statistics and reports to the audit."""
 
     ALL = auto()
     ERRORS = auto()
@@ -109,9 +109,9 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What serves one form of subject.
+    """The handler for one form of subject.
 
-    Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows beside
+    Attributes: ``type`` is the last part of the answer's type; ``zeros`` are the members that nats-server shows next to
         an error; ``tracked`` says which of its answers are counted and audited.
     """
 

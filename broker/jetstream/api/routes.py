@@ -1,4 +1,4 @@
-"""Which subjects of $JS.API there are, and what serves each.
+"""The subjects of $JS.API, and what serves each.
 
     pull request   CONSUMER.MSG.NEXT.<stream>.<consumer>   to its consumer, not a row of ROUTES
     direct get     DIRECT.GET.<stream>[.<subject>]         to direct_get.py, not a row of ROUTES
@@ -29,7 +29,7 @@ DIRECT_GET = b"DIRECT.GET."
 
 
 def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscription]:
-    """Bring ``handler`` all requests to $JS.API, and those to $JS.<domain>.API under the former's subjects."""
+    """Subscribe ``handler`` to $JS.API, and to $JS.<domain>.API with its subjects rewritten to $JS.API."""
     subscriptions = [bus.subscribe(API_PREFIX + b">", handler)]
     if domain:
         prefix = b"$JS.%b.API." % domain.encode()
@@ -44,7 +44,7 @@ def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscrip
 
 
 def route_of(tokens: list[str]) -> Route | None:
-    """The row of ROUTES for these tokens: from the most literal form to the one with most stars."""
+    """The row of ROUTES for these tokens, trying the most literal form first."""
     if "" in tokens:
         return None
     for stars in range(3):
@@ -56,6 +56,6 @@ def route_of(tokens: list[str]) -> Route | None:
 
 
 def lane_of(tokens: list[str]) -> str:
-    """The stream that a request is about: behind its verbs, which differ in number; "" for those about none."""
+    """The stream that a request is about: the token after its verbs, which vary in number; "" for none."""
     verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
     return tokens[verbs] if len(tokens) > verbs else ""

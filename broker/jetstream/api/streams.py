@@ -1,4 +1,4 @@
-"""STREAM.* and INFO of $JS.API: the requests that make, change, show and empty streams.
+"""STREAM.* and INFO of $JS.API: the requests that create, update, show and purge streams.
 
 Source: nats-server 2.15, server/jetstream_api.go, one function for each handler.
 """
@@ -59,7 +59,7 @@ async def account_info(request: Request) -> dict[str, Any]:
 
 
 async def create(request: Request) -> dict[str, Any]:
-    """Make a stream; creating one again as it is succeeds and says so in the same words."""
+    """Create a stream; creating one again with the same configuration succeeds with the same answer."""
     given = request.body(StreamConfigRequest, "StreamConfigRequest")
     name = request.tokens[2]
     if given.name != name:
@@ -76,7 +76,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 async def update(request: Request) -> dict[str, Any]:
-    """Replace a stream's configuration; what is left out goes back to its default."""
+    """Replace a stream's configuration; omitted fields go back to their defaults."""
     given = request.body(StreamConfigRequest, "StreamConfigRequest")
     account = request.account
     account.check(given.config(), pedantic=given.pedantic)
@@ -121,7 +121,7 @@ async def info(request: Request) -> dict[str, Any]:
 
 
 async def names(request: Request) -> dict[str, Any]:
-    """One page of stream names, in order; null rather than an empty list, as nats-server has it."""
+    """One page of stream names, in order; null rather than an empty list, as in nats-server."""
     asked = request.optional_body(_PagedRequest, "JSApiStreamNamesRequest")
     found = [stream.name for stream in _matching(request, asked.subject)]
     offset = min(max(asked.offset, 0), len(found))
@@ -130,7 +130,7 @@ async def names(request: Request) -> dict[str, Any]:
 
 
 async def list_streams(request: Request) -> dict[str, Any]:
-    """One page of stream infos, in the order of their names."""
+    """One page of stream infos, in order of name."""
     asked = request.optional_body(_PagedRequest, "JSApiStreamListRequest")
     found = _matching(request, asked.subject)
     offset = min(max(asked.offset, 0), len(found))
@@ -144,7 +144,7 @@ async def list_streams(request: Request) -> dict[str, Any]:
 
 
 async def purge(request: Request) -> dict[str, Any]:
-    """Remove all messages, or those of a filter, below a sequence, or but the newest ones."""
+    """Remove all messages, or those that match a filter, below a sequence, or all except the newest ones."""
     asked = request.optional_body(_PurgeRequest, "JSApiStreamPurgeRequest")
     if asked.seq and asked.keep:
         raise ApiError(BAD_REQUEST)
@@ -154,14 +154,14 @@ async def purge(request: Request) -> dict[str, Any]:
     if stream.config.deny_purge:
         raise ApiError(10110, err="stream purge not permitted")
     if asked.seq > SEQ_MAX:
-        # It would leave no sequence for the next message.
+        # There would be no sequence left for the next message.
         raise ApiError(10110, err=f"sequence {asked.seq} is above {SEQ_MAX}")
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     return {"success": True, "purged": purged}
 
 
 async def snapshot(request: Request) -> dict[str, Any]:
-    """Refused: streams lie in the object store, and this version does not send them as an archive."""
+    """Refused: streams are in the object store, and this version does not send them as an archive."""
     request.need_body()
     asked = request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
     subject = asked.deliver_subject.encode()
@@ -178,12 +178,12 @@ async def restore(request: Request) -> dict[str, Any]:
 
 
 async def clustered_only(request: Request) -> dict[str, Any]:
-    """What needs Raft peers to mean anything: there are none."""
+    """Refused: requests that only make sense with Raft peers; there are none."""
     raise ApiError(10010)
 
 
 def _matching(request: Request, subject_filter: str) -> list[Stream]:
-    """The account's streams by name, those whose subjects could meet the filter."""
+    """The account's streams whose subjects could overlap the filter, in order of name."""
     streams = sorted(request.account.streams.values(), key=lambda stream: stream.name)
     if not subject_filter:
         return streams
@@ -225,4 +225,4 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "CANCEL_MOVE", "*"): Route("stream_cancel_move_response", clustered_only),
     ("CONSUMER", "LEADER", "STEPDOWN", "*", "*"): Route("consumer_leader_stepdown_response", clustered_only),
 }
-"""Subject after $JS.API, ``*`` for any token, to what serves it."""
+"""Subject after $JS.API, ``*`` for any token, to its route."""

@@ -1,7 +1,7 @@
-"""A consumer's configuration as clients send it and as answers show it.
+"""A consumer's configuration, as in requests and answers.
 
 Fields carry their wire names; order, defaults on the wire and omissions are those of nats-server 2.15 (its
-``ConsumerConfig``, server/consumer.go). Which values are allowed, and what takes the place of a zero, is
+``ConsumerConfig``, server/consumer.go). Allowed values, and defaults in place of zeros, are in
 consumer_rules.py.
 """
 
@@ -63,7 +63,7 @@ class ConsumerConfig:
     def from_json(cls, value: object) -> ConsumerConfig:
         """Read a configuration from decoded JSON, such as a CONSUMER_CREATE record holds.
 
-        Raises: ApiError 10025 for unknown fields and wrong types; values are not judged here.
+        Raises: ApiError 10025 for unknown fields and wrong types; values are not checked here.
         """
         return wire.read(cls, value)
 
@@ -77,7 +77,7 @@ class ConsumerConfig:
 
     @property
     def durable(self) -> bool:
-        """Whether the consumer outlives its users unless told otherwise."""
+        """Whether the consumer outlives its users by default."""
         return bool(self.durable_name)
 
     @property
@@ -87,12 +87,12 @@ class ConsumerConfig:
 
     @property
     def stored(self) -> bool:
-        """Whether it is there after a restart."""
+        """Whether it survives a restart."""
         return not (self.mem_storage or self.direct)
 
     @property
     def copies(self) -> bool:
-        """Whether another stream reads by it, as a mirror or a source: it counts towards no limit of consumers."""
+        """Whether another stream reads through it, as a mirror or source: it does not count towards consumer limits."""
         return self.direct or self.sourcing
 
     @property

@@ -1,6 +1,6 @@
-"""Which consumer configurations can be, which updates may follow which, and what takes the place of a zero.
+"""Which consumer configurations are valid, which updates are allowed, and the defaults in place of zeros.
 
-Pure decisions over values; whether a deliver subject is in use is asked through a function. The order of the checks is
+Pure decisions over values; a function argument says whether a deliver subject is in use. The order of the checks is
 nats-server's, since a client sees the first that fails.
 
 Source: nats-server 2.15, server/consumer.go setConsumerConfigDefaults, checkConsumerCfg, checkNewConsumerConfig.
@@ -27,7 +27,7 @@ ACK_WAIT_DEFAULT_NS = 30_000_000_000
 MAX_ACK_PENDING_DEFAULT = 1000
 MAX_WAITING_DEFAULT = 512
 INACTIVE_THRESHOLD_DEFAULT_NS = 5_000_000_000
-"""How long an ephemeral consumer that names no threshold outlives its last user."""
+"""How long an ephemeral consumer without a threshold of its own outlives its last use."""
 PRIORITY_TIMEOUT_DEFAULT_NS = 120_000_000_000
 SOURCING_HEARTBEAT_NS = 1_000_000_000
 _100_MS = 100_000_000
@@ -38,16 +38,16 @@ _SAMPLE = re.compile(r"[+-]?[0-9]+")
 
 
 def is_group_name(name: str) -> bool:
-    """Whether a priority group may be called so."""
+    """Whether the name of a priority group is valid."""
     return _GROUP_NAME.fullmatch(name) is not None
 
 
 def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: AccountLimits, server: ServerLimits, *,
                    pedantic: bool = False) -> ConsumerConfig:
-    """Judge a configuration for a consumer of ``stream`` and fill in its defaults.
+    """Check a configuration for a consumer of ``stream`` and fill in its defaults.
 
     Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
-    Returns: a new configuration with its required API level in the metadata; ``given`` is left alone.
+    Returns: a new configuration with its required API level in the metadata; ``given`` is not modified.
     Raises: ApiError.
     """
     config = given.copy()
@@ -66,7 +66,7 @@ def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: Account
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to: Callable[[str], bool]) -> None:
-    """Judge ``new`` (already checked, defaults filled in) as what ``old`` shall become.
+    """Check ``new`` (already checked on its own, defaults filled in) as an update of ``old``.
 
     Args: ``listened_to`` says whether somebody subscribes to a deliver subject.
     Raises: ApiError 10012 naming what cannot be updated, 10013 when the deliver subject is in use, 10116.
@@ -94,11 +94,11 @@ def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to:
 
 def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerConfig | None,
                 suffix: Callable[[], str]) -> ConsumerConfig:
-    """What another stream, which is a mirror or has sources, gets when it asks for a consumer to copy ``stream`` by.
+    """The consumer that a mirror, or a stream with sources, gets when it requests one to copy ``stream``.
 
-    Under interest and work-queue retention it must ack, so it becomes durable; elsewhere it is one of its own each time.
+    Under interest and work-queue retention it must ack, so it becomes durable; otherwise it is a new one each time.
 
-    Args: ``existing`` is the one of that name that is there; ``suffix`` makes up the end of a name.
+    Args: ``existing`` is the existing consumer of that name; ``suffix`` generates the end of a name.
     Source: nats-server, server/jetstream_api.go jsConsumerCreateRequest.
     """
     config = given.copy()
@@ -116,7 +116,7 @@ def fit_to_copy(given: ConsumerConfig, stream: StreamConfig, existing: ConsumerC
 
 
 def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig]) -> None:
-    """Judge a new consumer of a work queue that has ``others``: each message is for one of them.
+    """Check a new consumer of a work queue that has ``others``: each message is for one of them.
 
     Raises: ApiError 10098, 10101, 10099, 10100.
     """
@@ -129,7 +129,7 @@ def check_work_queue(config: ConsumerConfig, others: Collection[ConsumerConfig])
 
 
 def check_work_queue_filters(config: ConsumerConfig, others: Collection[ConsumerConfig]) -> None:
-    """Judge the filters of a consumer of a work queue. Raises: ApiError 10100."""
+    """Check the filters of a consumer of a work queue. Raises: ApiError 10100."""
     taken = [other.filters for other in others if not _apart(other)]
     mine = [subject.encode() for subject in config.filters]
     if any(not theirs or any(collide(one, subject.encode()) for one in mine for subject in theirs)
@@ -138,7 +138,7 @@ def check_work_queue_filters(config: ConsumerConfig, others: Collection[Consumer
 
 
 def _apart(config: ConsumerConfig) -> bool:
-    """Whether it takes nothing from others: a consumer of another stream that copies this one."""
+    """Whether it takes no messages from others: the consumer of another stream that copies this one."""
     return config.direct or config.sourcing
 
 
@@ -283,7 +283,7 @@ def _check_filters(config: ConsumerConfig) -> None:
 
 
 _START_RULES = {
-    # deliver policy: (its name in messages, takes a sequence, takes a time)
+    # deliver policy: (its name in messages, needs a sequence, needs a time)
     "all": ("all", False, False),
     "last": ("last", False, False),
     "last_per_subject": ("last per subject", False, False),

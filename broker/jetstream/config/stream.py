@@ -1,7 +1,7 @@
-"""A stream's configuration as clients send it and as answers show it.
+"""A stream's configuration, as in requests and answers.
 
 Fields carry their wire names; order, defaults on the wire and omissions are those of nats-server 2.15 (its
-``StreamConfig``, server/stream.go). Which values are allowed, and what takes the place of a zero, is stream_rules.py.
+``StreamConfig``, server/stream.go). Allowed values, and defaults in place of zeros, are in stream_rules.py.
 """
 
 # ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
@@ -20,7 +20,7 @@ __all__ = ["ConsumerLimits", "ExternalStream", "Placement", "RePublish", "Source
 
 @dataclass(slots=True)
 class Placement:
-    """Where a stream should live; kept and shown, and means nothing to a broker whose disk is a bucket."""
+    """Where to place a stream; stored and shown, but without effect in a broker whose disk is a bucket."""
 
     cluster: str = wire.text()
     tags: list[str] = wire.texts()
@@ -45,7 +45,7 @@ class SubjectTransform:
 
 @dataclass(slots=True)
 class SourceConsumer:
-    """A consumer made beforehand for a mirror or source."""
+    """An existing consumer for a mirror or source to use."""
 
     name: str = wire.text()
     deliver_subject: str = wire.text()
@@ -96,7 +96,7 @@ class StreamConfig:
     max_msgs_per_subject: int = wire.int64(always=True)
     max_msg_size: int = wire.int32()
     discard: str = wire.choice("old", "old", "new", any_case=True)
-    # "object" is our other name for "file", which means the object store here; clients know only nats-server's two.
+    # "object" is an alias of "file", which means the object store here; clients know only nats-server's two.
     storage: str = wire.choice("file", "file", "memory", also={"object": "file"})
     num_replicas: int = wire.integer(always=True)
     no_ack: bool = wire.boolean()
@@ -129,7 +129,7 @@ class StreamConfig:
     def from_json(cls, value: object) -> StreamConfig:
         """Read a configuration from decoded JSON, such as a STREAM_CREATE record holds.
 
-        Raises: ApiError 10025 for unknown fields and wrong types; values are not judged here.
+        Raises: ApiError 10025 for unknown fields and wrong types; values are not checked here.
         """
         return wire.read(cls, value)
 
@@ -143,7 +143,7 @@ class StreamConfig:
 
     @property
     def subjects_bytes(self) -> list[bytes]:
-        """The subjects as the bus and the router speak of them."""
+        """The subjects as bytes, the form that the bus and the router use."""
         return [subject.encode() for subject in self.subjects]
 
 

@@ -1,8 +1,8 @@
-"""Which stream configurations can be, which updates may follow which, and what takes the place of a zero.
+"""Which stream configurations are valid, which updates are allowed, and the defaults in place of zeros.
 
-Pure decisions over values: other streams are seen through ``neighbours``, limits are handed in. The order of the checks
-is nats-server's, since a client sees the first that fails. What only a later engine can honour is refused by one
-table, ``UNSUPPORTED``, rather than taken and ignored.
+Pure decisions over values: other streams and limits are passed in. The order of the checks is nats-server's, since a
+client sees the first that fails. What this version cannot honour is refused by one table, ``UNSUPPORTED``, rather than
+accepted and ignored.
 
 Source: nats-server 2.15, server/stream.go checkStreamCfgLocked and configUpdateCheckLocked,
 server/jetstream_versioning.go.
@@ -54,8 +54,8 @@ UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
     ("sources.consumer", lambda c: any(source is not None and source.consumer for source in c.sources)),
     ("sources of a stream with allow_msg_counter", lambda c: c.sources and c.allow_msg_counter),
 )
-"""Fields that are read and checked, but whose behaviour this version does not have: a value other than the default is
-refused with 10052 that names the field."""
+"""Fields that are read and checked, but not implemented in this version: a value other than the default is refused with
+10052 that names the field."""
 
 
 def check_supported(config: StreamConfig) -> None:
@@ -70,11 +70,11 @@ def check_supported(config: StreamConfig) -> None:
 
 def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLimits, server: ServerLimits, *,
                  pedantic: bool = False) -> StreamConfig:
-    """Judge a configuration and fill in its defaults.
+    """Check a configuration and fill in its defaults.
 
     Args: ``pedantic`` refuses (10157) what would otherwise be adjusted.
-    Returns: a new configuration; ``given`` is left alone.
-    Raises: ApiError, 10052 for most, else the code of the rule.
+    Returns: a new configuration; ``given`` is not modified.
+    Raises: ApiError, 10052 for most, otherwise the code of the rule.
     """
     _check_names(given)
     config = given.copy()
@@ -111,7 +111,7 @@ def check_stream(given: StreamConfig, neighbours: Neighbours, account: AccountLi
 
 def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours, account: AccountLimits,
                  server: ServerLimits, *, pedantic: bool = False) -> StreamConfig:
-    """Judge ``given`` as what ``old`` shall become; omitted fields go back to their defaults.
+    """Check ``given`` as an update of ``old``; omitted fields go back to their defaults.
 
     Returns: the new configuration, defaults filled in, sealing worked out.
     Raises: ApiError.
@@ -153,7 +153,7 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
 def subjects_overlap(subjects: Iterable[str], others: Iterable[StreamConfig]) -> bool:
     """Whether a subject could belong to one of ``subjects`` and to one of the ``others``."""
     mine = [subject.encode() for subject in subjects]
-    # Two literals meet only when they are the same, so thousands of them cost one look-up each.
+    # Two literals overlap only if they are equal, so thousands of them cost one look-up each.
     literals, patterns = set(mine), [subject for subject in mine if not is_literal(subject)]
     return any(theirs in literals or any(collide(theirs, one) for one in (patterns if is_literal(theirs) else mine))
                for other in others for theirs in other.subjects_bytes)
@@ -171,7 +171,7 @@ def required_level(config: StreamConfig) -> int:
 
 
 def with_static_metadata(metadata: Mapping[str, str], level: int) -> dict[str, str]:
-    """Metadata as it is stored: the level required, without what only answers show."""
+    """Metadata as stored: with the required level, without what only answers show."""
     kept = {key: value for key, value in metadata.items() if key not in (VERSION_KEY, LEVEL_KEY)}
     return kept | {REQUIRED_LEVEL_KEY: str(level)}
 
@@ -299,7 +299,7 @@ def _check_subjects(config: StreamConfig) -> None:
                 raise invalid_config("subjects that overlap with jetstream api require no-ack to be true")
             if collide(subject, b"$SYS.>") and not subset(subject, b"$SYS.ACCOUNT.>"):
                 raise invalid_config("subjects that overlap with system api require no-ack to be true")
-        # A literal can only meet a later pattern, or itself again: that too is an overlap to nats-server.
+        # A literal can only overlap a later pattern or itself again, which nats-server counts as an overlap too.
         later: Iterable[int] = range(i + 1, len(subjects))
         if is_literal(subject):
             later = (j for j in patterns if j > i) if counts[subject] == 1 else later

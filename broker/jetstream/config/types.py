@@ -1,4 +1,4 @@
-"""The configurations of streams and consumers, under one roof."""
+"""The configurations of streams and consumers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a stream's configuration may say about other streams and other subjects: mirror, sources, transforms, republishing.
+"""Rules for a stream's configuration about other streams and subjects: mirror, sources, transforms, republishing.
 
-Pure decisions over values, in nats-server's order (stream_rules calls them). Which streams there are is seen through
-``neighbours``; a mirror or source may name one that does not exist yet.
+Pure decisions over values, in nats-server's order (stream_rules calls them). ``neighbours`` has the existing streams;
+a mirror or source may name one that does not exist yet.
 
 Source: nats-server 2.15, server/stream.go checkStreamCfgLocked, addStreamWithAssignment, composeIName.
 """
@@ -24,16 +24,16 @@ _NOT_IN_NAMES = frozenset(" \t\r\n\f.*>\\/")
 _API = "$JS.API"
 
 Neighbours = Mapping[str, StreamConfig]
-"""The account's streams as they are, by name (the stream in question may be among them)."""
+"""The account's existing streams, by name (may include the stream in question)."""
 
 
 def is_asset_name(name: str) -> bool:
-    """Whether a stream or consumer may be called so (length aside)."""
+    """Whether ``name`` is valid for a stream or consumer (apart from its length)."""
     return bool(name) and _NOT_IN_NAMES.isdisjoint(name)
 
 
 def stream_name(source: StreamSource) -> str:
-    """The origin as headers and info tell it: its name, and what tells apart the same name elsewhere."""
+    """The origin as headers and info show it: its name, and hashes that distinguish origins of the same name."""
     name = source.name
     if source.external is not None:
         name += ":" + short_hash(source.external.api)
@@ -43,7 +43,7 @@ def stream_name(source: StreamSource) -> str:
 
 
 def source_name(source: StreamSource) -> str:
-    """What tells the sources of one stream apart: origin, filters, destinations, with spaces in between."""
+    """What distinguishes the sources of one stream: origin, filters, destinations, separated by spaces."""
     transforms = source.subject_transforms
     filters = [one.src or ">" for one in transforms] or [source.filter_subject or ">"]
     return " ".join((stream_name(source), "\f".join(filters), "\f".join(one.dest or ">" for one in transforms) or ">"))
@@ -52,7 +52,7 @@ def source_name(source: StreamSource) -> str:
 # --- mirrors and sources ----------------------------------------------------------------------------------------------
 
 def check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -> None:
-    """Judge the mirror, and let it inherit direct gets."""
+    """Check the mirror, and let it inherit direct gets."""
     mirror = config.mirror
     if mirror is None:
         return
@@ -87,7 +87,7 @@ def check_mirror(config: StreamConfig, neighbours: Neighbours, pedantic: bool) -
 
 
 def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
-    """Judge the sources."""
+    """Check the sources."""
     if config.sources and config.allow_msg_schedules:
         raise ApiError(10187)
     names: set[str] = set()
@@ -116,7 +116,7 @@ def check_sources(config: StreamConfig, neighbours: Neighbours) -> None:
 
 
 def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
-    """Judge the prefixes of other accounts and domains."""
+    """Check the prefixes of other accounts and domains."""
     upstream = [source for source in [config.mirror, *config.sources] if source is not None]
     subjects = [subject for source in upstream if source.external is None and source.name in neighbours
                 for subject in neighbours[source.name].subjects]
@@ -136,7 +136,7 @@ def check_prefixes(config: StreamConfig, neighbours: Neighbours) -> None:
 
 
 def check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
-    """Follow mirrors and sources from stream to stream: none may lead back with subjects that could go round."""
+    """Follow mirrors and sources from stream to stream: none may form a cycle of overlapping subjects."""
     to_visit, visited = [config], set()
     while to_visit:
         here = to_visit.pop(0)
@@ -154,7 +154,7 @@ def check_cycles(config: StreamConfig, neighbours: Neighbours) -> None:
 
 
 def check_filter_subjects(config: StreamConfig) -> None:
-    """Judge the filters without transforms: nats-server does so last, with an error of its own. Raises: ApiError 10049."""
+    """Check the filters without transforms: nats-server does so last, with its own error. Raises: ApiError 10049."""
     for source, kind in [(config.mirror, "mirror"), *((source, "source") for source in config.sources)]:
         if source is None or not source.filter_subject or is_valid(source.filter_subject.encode()):
             continue
@@ -193,7 +193,7 @@ def _check_overlap(source: StreamSource, *, overlapping: int, test: Callable[[by
 # --- transforms and republishing --------------------------------------------------------------------------------------
 
 def check_transform(config: StreamConfig) -> None:
-    """Judge the transform of what is published."""
+    """Check the transform of published messages."""
     transform = config.subject_transform
     if transform is None:
         return
@@ -206,7 +206,7 @@ def check_transform(config: StreamConfig) -> None:
 
 
 def check_republish(config: StreamConfig, pedantic: bool) -> None:
-    """Judge republishing, and fill in its source."""
+    """Check republishing, and fill in its source."""
     republish, transform = config.republish, config.subject_transform
     if republish is None:
         return
@@ -215,7 +215,7 @@ def check_republish(config: StreamConfig, pedantic: bool) -> None:
             raise ApiError(10157, err="republish source can not be empty")
         republish.src = ">"
     if republish.src == republish.dest == ">" and transform is not None and config.subjects == [transform.src]:
-        # Everything under the subject that it is stored by, which is none of the stream's.
+        # Republish everything under its stored (transformed) subject, which is not one of the stream's.
         if pedantic:
             raise ApiError(10157, err="implicit republish based on subject transform")
         republish.src = republish.dest = transform.dest

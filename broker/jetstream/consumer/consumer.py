@@ -1,22 +1,22 @@
 """A JetStream consumer: the owner object of one position in one stream.
 
-Owns the consumer's configuration and life, and the order in which its parts are asked:
+Owns the consumer's configuration and lifecycle, and the order in which its parts are called:
 
     pull request ──> PullAdmission, Waiting ─┐                                ┌──> Deliveries to an inbox or deliver_subject
     listeners ─────> PushSide ───────────────┼─> DeliveryLoop ── Cursor ──────┤
     commit landed ─> wake ───────────────────┘        └─── AckState ──────────┴──> take_delta: a record in the stream's
     ack ───────────> AckHandler ─────────────────────────────^                     next block
 
-    Prefetcher: what has to come from the store first       InactivityTimer: whether anybody uses it
+    Prefetcher: what has to be read from the store first    InactivityTimer: whether it is in use
     DeadlineTimer: its one timer
 
-All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; what needs
-the store is a ``Loading`` after which the delivery runs again. Time comes from the clock, timers from ``loop`` (call_soon,
-call_later), so a test may own both.
+All of it runs on the event loop in plain calls over whole runs of messages. Nothing awaits in the middle; a read from
+the store is a ``Loading``, after which the delivery runs again. Time comes from the clock, timers from ``loop``
+(call_soon, call_later), so a test can control both.
 
-It does not judge configurations (consumer_rules), say where a new consumer begins (start), store anything itself (the
-stream takes ``take_delta`` when it seals a block), or remove messages on acks: the stream is told of them, and may ask that
-they be neither stored nor answered before it has removed what nobody waits for.
+It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
+(the stream calls ``take_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
+may ask that they be neither stored nor answered before it has removed what no consumer waits for.
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
 """
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 _COUNT_LAG = 16_384
-"""Uncounted messages after which an idle consumer counts them, while their chunks are still in the cache."""
+"""Uncounted messages at which an idle consumer counts them, while their chunks are still cached."""
 
 
 class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
-        on_inactive: told once nobody has used it for ``inactive_threshold``; the owner deletes it.
+        on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
     """
 
     def __init__(self, stream: StreamView, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
@@ -94,7 +94,7 @@ class Consumer:
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, ack_prefix, self._request,
                                 self._held.acked)
         if restored:
-            # A crash forgets up to a second of deliveries, and those were of messages that the restart found.
+            # A crash loses up to a second of deliveries, all of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
@@ -120,7 +120,7 @@ class Consumer:
     # ---- life
 
     async def open(self) -> None:
-        """Find where the consumer stands, count what is pending, and begin to serve."""
+        """Find the consumer's position, count what is pending, and start to serve."""
         cursor = self._cursor
         if self._resume >= cursor.next_seq:
             cursor.list_first(await self.stream.last_seqs_by_subject(cursor.filters, self._resume), self._resume)
@@ -139,7 +139,7 @@ class Consumer:
         self._kick()
 
     def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
-        """Stop serving for good; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
+        """Stop serving permanently; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
         if text and self._admission is not None and not self._closed:
             self._admission.dismiss(text, pending=pending)
         self._closed = self._ended = True
@@ -150,22 +150,22 @@ class Consumer:
         self._prefetcher.close()
 
     def shutdown(self) -> None:
-        """Stop because the server does: every waiting pull hears of it."""
+        """Stop because the server stops; waiting pulls are notified."""
         self.stop(status.SERVER_SHUTDOWN, pending=True)
 
     def delete(self) -> None:
-        """Stop because the consumer (or its stream) is deleted: every waiting pull hears of it."""
+        """Stop because the consumer (or its stream) is deleted; waiting pulls are notified."""
         self.stop(status.CONSUMER_DELETED)
 
     def update(self, config: ConsumerConfig) -> None:
-        """Take an updated configuration, already judged against the present one."""
+        """Apply an updated configuration, already validated against the current one."""
         old, self.config = self.config, config
         mono_ns = self._clock.monotonic_ns()
         self._adopt(config)
         push = self._push
         if push is not None and push.update(old, config, mono_ns, self.stream.config.max_msg_size):
             self._acks.expire_all()
-            # Whoever listens there already is found once the update has been answered.
+            # Existing subscribers there are found after the update has been answered.
             self._loop.call_soon(push.watch)
         if config.filters != old.filters:
             self._cursor.refilter(Filters([f.encode() for f in config.filters]))
@@ -178,11 +178,11 @@ class Consumer:
 
     @property
     def waits_above_seq(self) -> int:
-        """Nothing at or below it is unanswered or to come."""
+        """Nothing at or below it is unacked or yet to be delivered."""
         return min([self._acks.floor_sseq, *(seq - 1 for seq in self._acks.redelivered)])
 
     async def reset(self, seq: int) -> int:
-        """Begin again at ``seq``, or just above the ack floor for 0; returns the sequence delivered next.
+        """Restart at ``seq``, or just above the ack floor for 0; returns the sequence delivered next.
 
         Raises: ApiError 10204 where the deliver policy does not allow it.
         """
@@ -193,7 +193,7 @@ class Consumer:
         return seq
 
     def rewind(self, seq: int = 0) -> int:
-        """Like ``reset``, without asking whether that is allowed, and without waiting for what is pending."""
+        """Like ``reset``, without checking whether it is allowed, and without waiting for the pending count."""
         seq = seq or self._acks.floor_sseq + 1
         self._acks.restart(seq)
         self._cursor.jump(seq)
@@ -203,7 +203,7 @@ class Consumer:
         return seq
 
     def unpin(self, group: str) -> None:
-        """Let whoever comes next have the pin of a priority group; told also where nobody had it, as nats-server does."""
+        """Free the pin of a priority group; reported even if no client had it, as nats-server does."""
         if self._delivery.waiting is not None:
             self._delivery.waiting.order.unpin()
         self.events.unpinned(group, "admin")
@@ -211,7 +211,7 @@ class Consumer:
 
     @property
     def filters(self) -> list[str]:
-        """The subjects that it gets; empty: all."""
+        """The subjects that it receives; empty: all."""
         return self.config.filters
 
     @property
@@ -222,11 +222,11 @@ class Consumer:
     # ---- what it shows
 
     async def counted(self) -> None:
-        """Wait until ``num_pending`` is exact, for an ``info`` that follows without a wait between."""
+        """Wait until ``num_pending`` is exact, for an ``info`` call with no await in between."""
         await self._prefetcher.counted()
 
     def info(self) -> dict[str, Any]:
-        """ConsumerInfo as JSON members, less ``type``."""
+        """ConsumerInfo as JSON members, without ``type``."""
         self._cursor.count()
         if not self._closed:
             self._sweep(self._clock.monotonic_ns(), at_end=False)
@@ -235,31 +235,31 @@ class Consumer:
                              self._delivery.waiting, push_bound=push is not None and push.active,
                              now_ns=self._clock.now_ns())
 
-    # ---- what the stream tells and asks it
+    # ---- called by the stream
 
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
-        """Those of ``seqs``, ascending, that are not delivered yet, or unanswered; filters are not looked at."""
+        """Those of ``seqs``, ascending, that are not delivered yet, or not acked; ignores filters."""
         return self._acks.waits_for(seqs, self._cursor.next_seq)
 
     def waits_from(self, seq: int) -> bool:
-        """Whether all from ``seq`` on are still to be delivered; filters are not looked at."""
+        """Whether all from ``seq`` on are still to be delivered; ignores filters."""
         return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
-        """``persisted_seq`` moved."""
+        """``persisted_seq`` advanced."""
         if self._closed:
             return
         if self._delivery.waiting or (self._push is not None and self._push.active):
             self._kick()
         elif self.stream.persisted_seq - self._cursor.counted > _COUNT_LAG:
-            # Rather now than after the cache let go of them.
+            # Count them now, before they are evicted from the cache.
             self._prefetcher.load(self._cursor.count())
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
                 purged: bool = False) -> None:
         """``msgs`` messages within first..last left the stream, all of ``subject`` when it is given.
 
-        What was pending of them is over; but for a purge, that is told as TERMINATED.
+        They are no longer pending; unless it was a purge, each is reported as TERMINATED.
         """
         self._cursor.removed(first_seq, last_seq, msgs, subject)
         if self._answers.removed(first_seq, last_seq, self._clock.now_ns(), purged=purged):
@@ -269,13 +269,13 @@ class Consumer:
             self._prefetcher.count()
 
     def purged(self, next_seq: int) -> None:
-        """Everything that this consumer could get below ``next_seq`` was purged: it goes on there.
+        """Everything below ``next_seq`` that matches this consumer was purged: it continues there.
 
         Source: nats-server consumer.go purge.
         """
         self._cursor.pass_over(next_seq)
         self._acks.purge(next_seq)
-        # What could not be read may be behind us now.
+        # What could not be read may have been purged.
         self._resume_at_ns = 0
         self._prefetcher.forgive()
         self._changed()
@@ -283,12 +283,12 @@ class Consumer:
         self._kick()
 
     def doubt(self) -> None:
-        """Something went wrong while the stream told it of a change: count afresh what is to come."""
+        """Something went wrong while the stream reported a change: recount what is pending."""
         self._cursor.doubt()
         self._prefetcher.count()
 
     def take_delta(self) -> ConsumerDelta | None:
-        """The record of what changed since the last call; None: nothing, or nothing is stored."""
+        """The record of what changed since the last call; None: nothing changed, or state is not stored."""
         self._dirty = False
         if self._held:
             return None
@@ -307,7 +307,7 @@ class Consumer:
             self._request(reply, body, mono_ns)
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Acks, and all other answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
+        """Acks and all other answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
@@ -326,7 +326,7 @@ class Consumer:
             self._kick()
 
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
-        """One pull request, from MSG.NEXT or behind a +NXT."""
+        """One pull request, from MSG.NEXT or after a +NXT."""
         admission = self._admission
         if admission is None:
             send_statuses(self._bus, [(reply, status.PUSH_BASED)])
@@ -344,7 +344,7 @@ class Consumer:
     # ---- delivery
 
     def _kick(self) -> None:
-        """Run the delivery when the loop comes to it."""
+        """Schedule a run of the delivery on the loop."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._run)
@@ -369,7 +369,7 @@ class Consumer:
         acks = self._acks
         step = self._delivery.run(self._clock.now_ns(), mono_ns)
         if acks.ahead:
-            # Not up to the cursor: a restart begins behind what was delivered, and must pass over the same again.
+            # Not up to the cursor: a restart begins after what was delivered, and must skip these again.
             acks.forget_ahead(acks.delivered_sseq + 1)
         if self._admission is not None:
             self._timer.set(self._admission.waiting.order.due_ns)
@@ -391,20 +391,20 @@ class Consumer:
                 self._resume_at(step.at_ns)
 
     def _resume_at(self, at_ns: int) -> None:
-        """There is no use in trying to deliver before ``at_ns`` (monotonic)."""
+        """Do not try to deliver before ``at_ns`` (monotonic)."""
         self._resume_at_ns = at_ns
         if not self._closed:
             self._timer.set(at_ns)
 
     def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
-        """A flow control request was answered: there is room, and maybe an ack in it."""
+        """A flow control request was answered: there is room, and the answer may ack messages."""
         if acked:
             self._answers.take_flow(acked, self._clock.now_ns())
             self._changed()
         self._kick()
 
     def _interest(self, interested: bool) -> None:
-        """Whether anybody listens to deliver_subject."""
+        """The interest in deliver_subject changed."""
         mono_ns = self._clock.monotonic_ns()
         if interested:
             self._inactivity.end()
@@ -417,7 +417,7 @@ class Consumer:
     # ---- time
 
     def _used(self, mono_ns: int) -> None:
-        """Begin (again) to count the time that nobody uses the consumer."""
+        """Start or restart the inactivity timer."""
         push = self._push
         listened = push is not None and push.active
         self._inactivity.begin(0 if listened else self.config.inactive_threshold, mono_ns, pull=push is None)
@@ -440,7 +440,7 @@ class Consumer:
                 timer.set(mono_ns + left_ns)
 
     def _tick(self) -> None:
-        """Something may be due: look at everything that waits for time."""
+        """The timer fired: handle everything that is due."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()
@@ -453,8 +453,8 @@ class Consumer:
         if delivery.waiting is not None:
             due = delivery.waiting.next_due_ns
             if due is not None and due <= mono_ns:
-                # One-shots that max_ack_pending holds back are spared at first, but not when something is due, be it
-                # another request's heartbeat: nats-server's loopAndGatherMsgs, which clients have come to count on.
+                # One-shots that max_ack_pending holds back are kept at first, but not when something is due, even
+                # another request's heartbeat: nats-server's loopAndGatherMsgs, on which clients rely.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
                 if delivery.waiting.order.expire(mono_ns):
                     self._kick()
@@ -477,7 +477,7 @@ class Consumer:
     # ---- parts
 
     def _adopt(self, config: ConsumerConfig) -> None:
-        """Hand the configuration to the parts."""
+        """Pass the configuration to the parts."""
         delivery = self._delivery
         self._held.stored = config.stored
         self._answers.configure(config, self._clock.now_ns(), self._clock.monotonic_ns())

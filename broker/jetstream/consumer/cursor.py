@@ -1,14 +1,14 @@
-"""Where one consumer stands in its stream: the messages it gets next, and how many are to come.
+"""One consumer's position in its stream: the messages it gets next, and how many are pending.
 
 Owns the next sequence to look at, the count of messages still to be delivered for the first time (``num_pending``), and
-the list of a consumer that begins with the last message of each subject. Reads chunks that the stream hands out and
-cuts columns from them; it never waits: what is not in memory is a ``Loading``, to be awaited by the caller.
+the list of a consumer that starts with the last message of each subject. Reads chunks from the stream and cuts columns
+from them; it never waits: what is not in memory is a ``Loading``, to be awaited by the caller.
 
     ....delivered........│next_seq .... counted│......... persisted_seq
                          └──── num_pending ────┘ + count()  brings ``counted`` up to persisted_seq
 
-Everything at or below ``counted`` is in ``pending``; ``removed`` takes out what leaves the stream before it was
-delivered. Where that cannot be told (a range, of a filtered consumer) it is off until ``recount`` makes it anew.
+Everything at or below ``counted`` is in ``pending``; ``removed`` subtracts what leaves the stream before it was
+delivered. Where that number is unknown (a range, of a filtered consumer) ``pending`` is off until ``recount``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Block", "Cursor", "Loading", "Readable", "Taken"]
 
 
 _COUNT_TRIES = 4
-"""Counts thrown away because messages were removed meanwhile, before one is taken as near enough."""
+"""Tries of a count that removals disturb; the last one is accepted as near enough."""
 
 
 class Loading(Protocol):
-    """A chunk that is on its way from the store. ``ready`` may be awaited by several; then ask again.
+    """A chunk being read from the store. ``ready`` may be awaited by several; then retry the call.
 
-    What it brought stays in memory for as long as it is held.
+    The chunk stays in memory while the Loading is referenced.
     """
 
     @property
@@ -40,7 +40,7 @@ class Loading(Protocol):
 
     @property
     def seq(self) -> int:
-        """Nothing that was asked for lies below it."""
+        """Nothing that was asked for is below it."""
 
 
 class _Seqs(Protocol):
@@ -48,7 +48,7 @@ class _Seqs(Protocol):
 
 
 class Block(Protocol):
-    """The block that a chunk is part of."""
+    """The block that contains a chunk."""
 
     @property
     def dead(self) -> _Seqs | None:
@@ -56,7 +56,7 @@ class Block(Protocol):
 
 
 class Readable(Protocol):
-    """What a cursor asks of its stream, over messages at or below ``persisted_seq``."""
+    """What a cursor needs from its stream, over messages at or below ``persisted_seq``."""
 
     @property
     def first_seq(self) -> int: ...
@@ -65,17 +65,17 @@ class Readable(Protocol):
     def persisted_seq(self) -> int: ...
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, Block, int] | Loading | None:
-        """The chunk with the first message at or after ``seq``, and that message's place in it; None: nothing yet."""
+        """The chunk with the first message at or after ``seq``, and that message's index in it; None: nothing yet."""
 
     def may_hold(self, seq: int) -> bool:
-        """Whether ``seq`` is live, as far as that is known without reading."""
+        """Whether ``seq`` may be live, as far as is known without reading."""
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         """How many messages match from ``seq`` on, and up to which sequence they were counted."""
 
 
 class Taken:
-    """Consecutive messages for one consumer, as columns. ``end`` is the sequence to go on at when all are used."""
+    """Consecutive messages for one consumer, as columns. ``end`` is the sequence to continue at when all are used."""
 
     __slots__ = ("bodies", "end", "hlens", "seqs", "subjects", "times")
 
@@ -102,8 +102,8 @@ class Taken:
 class Cursor:
     """Reads a stream for one consumer.
 
-    ``pending`` is to be used once ``known``, and right while ``exact``; ``ahead`` (shared with the ack state) holds
-    sequences to pass over because they were acked before, which ``pending`` no longer counts.
+    ``pending`` is usable when ``known``, and correct while ``exact``; ``ahead`` (shared with the ack state) holds
+    sequences to skip because they were already acked, which ``pending`` no longer counts.
     """
 
     def __init__(self, stream: Readable, filters: Filters, next_seq: int, ahead: set[int]) -> None:
@@ -116,21 +116,21 @@ class Cursor:
         self.counted = next_seq - 1
         self.skip: deque[int] = deque()
         self.resume = 0
-        self._off = False  # known, but for removals that we could not judge
+        self._off = False  # known, except for removals that could not be counted
         self._void = False
         self._jumps = 0
         self._passed = 0
         self._picked: tuple[Chunk, list[int] | None] | None = None
         self._to_take: Loading | None = None
         self._to_count: Loading | None = None
-        """Held until its chunk was used; one each, so that counting and taking do not take it from each other."""
+        """Held until its chunk is used; separate, so that counting and taking do not release each other's chunk."""
 
     @property
     def narrow(self) -> Filters | None:
         return None if self.filters.all else self.filters
 
     def list_first(self, seqs: Sequence[int], resume: int) -> None:
-        """Go over those of ``seqs`` (ascending) that are to come, then on behind ``resume`` (last per subject)."""
+        """Deliver those of ``seqs`` (ascending) still to come, then continue after ``resume`` (last per subject)."""
         self.skip = deque(seq for seq in seqs if seq >= self.next_seq)
         self.resume = resume
         if not self.skip:
@@ -141,7 +141,7 @@ class Cursor:
     def take(self, count_max: int, bytes_max: int) -> Taken | Loading | None:
         """Up to ``count_max`` next messages of one chunk, at least one; about ``bytes_max`` of bodies.
 
-        Returns None at the end of what is persisted. Nothing moves until ``passed`` is told.
+        Returns None at the end of what is persisted. The cursor moves past them only in ``passed``.
         """
         if self.skip:
             return self._take_listed()
@@ -161,7 +161,7 @@ class Cursor:
             taken = self._cut(chunk, block, i, count_max, bytes_max)
             if taken is not None:
                 return taken
-            # Nothing in this chunk is ours.
+            # Nothing in this chunk matches.
             self._move(min(chunk.last_seq, self.stream.persisted_seq) + 1)
 
     def _cut(self, chunk: Chunk, block: Block, i: int, count_max: int, bytes_max: int) -> Taken | None:
@@ -197,7 +197,7 @@ class Cursor:
         return self._columns(chunk, picks, end)
 
     def _picks(self, chunk: Chunk) -> list[int] | None:
-        """Which messages of ``chunk`` match, by place; None: all. Kept for the chunk that is being read."""
+        """The indexes of matching messages in ``chunk``; None: all. Cached for the current chunk."""
         if self._picked is None or self._picked[0] is not chunk:
             wanted = list(map(self.filters.match, chunk.subjects))
             self._picked = chunk, None if all(wanted) else list(compress(range(len(wanted)), wanted))
@@ -223,7 +223,7 @@ class Cursor:
         return None
 
     def find(self, seq: int) -> Taken | Loading | None:
-        """The one message ``seq``, or None when it is no more."""
+        """The one message ``seq``, or None when it is gone."""
         found = self._find(seq)
         self._to_take = None if isinstance(found, Taken) else found
         return found
@@ -261,7 +261,7 @@ class Cursor:
             self.counted = next_seq - 1
 
     def _ended(self) -> None:
-        """Nothing is left at or after ``next_seq``: what we hold about it is nothing, whatever was counted."""
+        """Nothing is left at or after ``next_seq``: ``pending`` is 0, whatever was counted."""
         end = self.stream.persisted_seq
         if end >= self.next_seq:
             self.next_seq = end + 1
@@ -274,11 +274,11 @@ class Cursor:
 
     @property
     def exact(self) -> bool:
-        """Whether ``pending`` is what it says, up to ``counted``."""
+        """Whether ``pending`` is correct, up to ``counted``."""
         return self.known and not self._off
 
     def count(self) -> Loading | None:
-        """Bring ``pending`` up to ``persisted_seq``; a Loading when that needs more than memory holds."""
+        """Bring ``pending`` up to ``persisted_seq``; returns a Loading when that needs a read from the store."""
         stream = self.stream
         while self.known and self.counted < stream.persisted_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
@@ -307,7 +307,7 @@ class Cursor:
                    and match(subjects[k]))
 
     async def recount(self) -> None:
-        """Count afresh, through the stream's indexes, until ``exact``. Deliveries and removals may go on meanwhile."""
+        """Recount, through the stream's indexes, until ``exact``. Deliveries and removals may continue meanwhile."""
         stream = self.stream
         tries = 0
         while not self.exact:
@@ -332,13 +332,13 @@ class Cursor:
             return  # listed ones are looked up one by one
         if last < self.next_seq:
             return
-        self._void = True  # a count under way reaches further than ``counted``
+        self._void = True  # a running count may reach further than ``counted``
         if not self.known or first > self.counted:
             return
         if subject is not None and not self.filters.match(subject):
             return
         if first <= self.next_seq and last >= self.counted and subject is None:
-            self.pending = 0  # it was all that we had counted
+            self.pending = 0  # it was all that was counted
             return
         low, high = max(first, self.next_seq), min(last, self.counted)
         whole = low == first and high == last
@@ -349,18 +349,18 @@ class Cursor:
         self.pending += self.count_ahead(low, high)
 
     def doubt(self) -> None:
-        """``pending`` may be wrong: it is no longer ``exact``, and a count under way begins again."""
+        """``pending`` may be wrong: it is no longer ``exact``, and a running count starts over."""
         self._off = self._void = True
 
     def is_to_come(self, seq: int) -> bool:
-        """Whether ``seq``, not delivered yet, is there for us; where its subject is not in memory it passes for ours."""
+        """Whether ``seq``, not delivered yet, exists and matches; assumed to match if its subject is not in memory."""
         if not self.stream.may_hold(seq):
             return False
         found = self._find(seq)
         return found is not None and (not isinstance(found, Taken) or self.filters.match(found.subjects[0]))
 
     def acked_ahead(self, seq: int) -> None:
-        """``seq`` is no longer to come: it was acked, and now stands in ``ahead``."""
+        """``seq`` is no longer pending: it was acked, and is now in ``ahead``."""
         if self.known and seq <= self.counted:
             self.pending -= 1
 
@@ -372,19 +372,19 @@ class Cursor:
         return sum(1 for s in ahead if first <= s <= last)
 
     def refilter(self, filters: Filters) -> None:
-        """Other filters from here on; what lies behind is not revisited."""
+        """Use other filters from here on; earlier messages are not revisited."""
         self.filters = filters
         self._picked = None
         self._invalidate()
 
     def jump(self, next_seq: int) -> None:
-        """Go on at ``next_seq``, forwards or back."""
+        """Continue at ``next_seq``, forwards or backwards."""
         self.next_seq = next_seq
         self.skip.clear()
         self._invalidate()
 
     def pass_over(self, next_seq: int) -> None:
-        """Nothing of ours is left below ``next_seq``; what was, is taken out of ``pending`` by ``removed``."""
+        """Nothing that matches is left below ``next_seq``; ``removed`` takes it out of ``pending``."""
         while self.skip and self.skip[0] < next_seq:
             self.pending -= self.known
             self._unlist()

@@ -1,10 +1,10 @@
 """When acks are stored and answered: at once, or after the stream has removed the messages that they were for.
 
     acked ──> the stream removes them at once ──> stored with the removal, and answered once that is persisted
-         └──> it has to load something first ───> held: neither stored nor answered until they have left
+         └──> it has to load something first ───> held: neither stored nor answered until they are removed
 
-Owns: the removals waited for, and the replies that wait with them. Does not own: the removals (stream), the state of the
-acks (acks).
+Owns: the set of removals waited for, and the replies that wait for them. Does not own: the removals (stream), the state
+of the acks (acks).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["HeldAcks"]
 class HeldAcks:
     """The acks of one consumer on their way to the store; true while some are held.
 
-    Args: ``changed`` says that the consumer has something new to store.
+    Args: ``changed`` is called when the consumer has something new to store.
     Attributes: ``stored``: whether the consumer's state is stored at all.
     """
 
@@ -49,7 +49,7 @@ class HeldAcks:
             removal.add_done_callback(self._removed)
 
     def answer(self, replies: list[bytes]) -> None:
-        """Answer double acks once the state that they made is persisted."""
+        """Answer double acks after the resulting state is persisted."""
         if self._removals:
             self._replies += replies
             return
@@ -62,7 +62,7 @@ class HeldAcks:
         stream.log.wait(self._answer_all, replies, of=stream)
 
     def close(self) -> None:
-        """The consumer is gone: what is held is forgotten."""
+        """The consumer is gone: discard what is held."""
         self._closed = True
 
     def _removed(self, removal: asyncio.Future[None]) -> None:

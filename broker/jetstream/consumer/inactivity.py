@@ -1,7 +1,7 @@
-"""When nobody has used a consumer for its ``inactive_threshold``.
+"""Detects that a consumer was unused for its ``inactive_threshold``.
 
-A push consumer is used while somebody listens. A pull consumer is by each request and each answer, as long as a request
-waits, and as long as somebody may still be at work on what was delivered last.
+A push consumer is in use while it has subscribers. A pull consumer is in use when a request or an answer arrives, while
+a request waits, and while the ack wait of a delivery is running.
 
 Source: nats-server consumer.go: deleteNotActive, updateInactiveThreshold.
 """
@@ -18,7 +18,7 @@ __all__ = ["InactivityTimer"]
 
 class InactivityTimer:
     """Attributes: ``used_ns`` when the consumer was last used; ``at_ns`` when it may have been idle for too long, 0:
-    that is not awaited. Both monotonic.
+    not running. Both monotonic.
     """
 
     def __init__(self, rng: random.Random, acks: AckState) -> None:
@@ -29,22 +29,22 @@ class InactivityTimer:
         self._threshold_ns = 0
 
     def begin(self, threshold_ns: int, mono_ns: int, *, pull: bool) -> None:
-        """Begin (again) to wait, until ``end``; a threshold of 0: not at all."""
+        """Start or restart, until ``end``; a threshold of 0 never expires."""
         self.used_ns = mono_ns
         self.at_ns = 0
         if threshold_ns > 0:
-            # So that consumers that were made together are not deleted together.
+            # So that consumers created together are not deleted together.
             self._threshold_ns = threshold_ns + (100_000_000 + self._rng.randrange(900_000_000) if pull else 0)
             self.at_ns = mono_ns + self._threshold_ns
 
     def end(self) -> None:
-        """Somebody listens: it is not idle until ``begin``."""
+        """There are subscribers: it is not idle until ``begin``."""
         self.at_ns = 0
 
     def over(self, mono_ns: int, admission: PullAdmission | None) -> bool:
-        """Whether, as ``at_ns`` has come, it has been idle for too long; if not, ``at_ns`` is when to ask again.
+        """Whether ``at_ns`` has passed and it has been idle for too long; if not, ``at_ns`` is when to check again.
 
-        ``admission`` is the way in of its pull requests; None for a push consumer to which nobody listens.
+        ``admission`` queues its pull requests; None for a push consumer without subscribers.
         """
         if not self.at_ns or self.at_ns > mono_ns:
             return False

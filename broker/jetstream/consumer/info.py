@@ -1,4 +1,4 @@
-"""What a consumer shows of itself: ConsumerInfo, as CONSUMER.INFO and CONSUMER.CREATE answer."""
+"""ConsumerInfo, as CONSUMER.INFO and CONSUMER.CREATE return it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["consumer_info"]
 
 def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfig, acks: AckState, cursor: Cursor,
                   waiting: Waiting | None, *, push_bound: bool, now_ns: int) -> dict[str, Any]:
-    """ConsumerInfo as JSON members, less ``type``. Source: nats-server consumer.go infoWithSnap."""
+    """ConsumerInfo as JSON members, without ``type``. Source: nats-server consumer.go infoWithSnap."""
     delivered: dict[str, Any] = {"consumer_seq": acks.delivered_cseq, "stream_seq": acks.delivered_sseq}
     if acks.last_active_ns:
         delivered["last_active"] = format_time(acks.last_active_ns)
@@ -31,7 +31,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         "delivered": delivered,
         "ack_floor": floor,
         "num_ack_pending": len(acks.pending),
-        # Redeliveries are off with max_deliver 1, so none are shown although the state keeps them.
+        # There are no redeliveries with max_deliver 1, so none are shown although the state has them.
         "num_redelivered": 0 if config.max_deliver == 1 else len(acks.redelivered),
         "num_waiting": 0 if waiting is None else len(waiting),
         "num_pending": max(0, cursor.pending),
@@ -43,7 +43,7 @@ def consumer_info(stream: str, name: str, created_ns: int, config: ConsumerConfi
         info["pause_remaining"] = min(config.pause_until - now_ns, INT64_MAX)
     info["ts"] = format_time(now_ns)
     if config.priority_groups:
-        # However many there are, nats-server knows one of them.
+        # nats-server shows only one, however many there are.
         group = {"group": config.priority_groups[0], "pinned_ts": ZERO_TIME}
         if waiting is not None and waiting.order.pin:
             group.update(pinned_client_id=waiting.order.pin, pinned_ts=format_time(waiting.order.pinned_at_ns))

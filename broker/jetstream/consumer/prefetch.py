@@ -1,7 +1,7 @@
-"""What a consumer waits for from the store: the messages that it is to deliver next, and the count of those to come.
+"""A consumer's reads from the store: the messages to deliver next, and the count of pending ones.
 
-At most one read and one count are under way. A read that fails, which the store's own retries did not cure, is tried
-again later, the longer the more often that happened, as a damaged block stays so.
+At most one read and one count run at a time. A read that fails in spite of the store's own retries is retried with
+exponential backoff, as a damaged block stays damaged.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _RETRY_NS = 1_000_000_000
 _RETRY_NS_MAX = 30 * _RETRY_NS
 _FAILURES_MAX = 16
 _RECOUNT_NS = 200_000_000
-"""Between counts of what is to come, while limits remove messages of which it is not known whether they were ours."""
+"""The interval between recounts, while limits remove messages of which it is unknown whether they match."""
 
 
 class Prefetcher:
     """The reads of one consumer; ``open`` allows counts, ``close`` forbids them.
 
-    Attributes: ``loading`` a read is under way, so there is no use in trying to deliver.
+    Attributes: ``loading``: a read is running, so delivery has to wait.
     """
 
     def __init__(self, names: str, cursor: Cursor, clock: Clock, loop: Scheduler, came: Callable[[], None],
                  try_at: Callable[[int], None]) -> None:
-        """``came`` is called after each read or count, ``try_at`` with the monotonic time of the next try before it."""
+        """``came`` runs after each read or count; on failure, ``try_at`` first, with the retry's monotonic time."""
         self.loading = False
         self._names = names
         self._cursor = cursor
@@ -50,24 +50,24 @@ class Prefetcher:
         self._closed = False
 
     def close(self) -> None:
-        """What is under way ends by itself."""
+        """Stop; reads already running end by themselves."""
         self._closed = True
         if self._count_timer is not None:
             self._count_timer.cancel()
             self._count_timer = None
 
     def forgive(self) -> None:
-        """What could not be read may be behind us now."""
+        """Reset the backoff: what could not be read may have been purged."""
         self._failures = 0
 
     def load(self, loading: Loading | None) -> None:
-        """See to what the cursor lacks, if it lacks anything and is not about to have it."""
+        """Load what the cursor needs, if anything, unless a read is running."""
         if loading is not None and not self.loading:
             self.loading = True
             self._loop.create_task(self._load(loading))
 
     def count(self) -> None:
-        """Count what is to come, unless that is under way; where only the figure is off, not more than now and then."""
+        """Count pending messages, unless a count is running; if the figure is only inexact, after an interval."""
         cursor = self._cursor
         if self._counting or self._closed or cursor.exact:
             return
@@ -77,7 +77,7 @@ class Prefetcher:
             self._count_timer = self._loop.call_later(_RECOUNT_NS / 1e9, self._start_count)
 
     async def counted(self) -> None:
-        """Wait until the figure is exact, for one who shows it without a wait between."""
+        """Wait until the figure is exact, for a caller that reads it with no await in between."""
         while not self._closed:
             await self._cursor.recount()
             loading = self._cursor.count()

@@ -1,4 +1,4 @@
-"""Where a consumer begins, by its deliver policy, and where it may begin again.
+"""Where a consumer starts, by its deliver policy, and where it may restart.
 
 Source: nats-server consumer.go: selectStartingSeqNo, resetStartingSeq.
 """
@@ -19,7 +19,7 @@ __all__ = ["check_reset", "starting_state"]
 
 
 async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) -> ConsumerDelta:
-    """Where a new consumer of ``config`` begins, for the record of its creation."""
+    """Where a new consumer of ``config`` starts, for the record of its creation."""
     filters = Filters([f.encode() for f in config.filters])
     first, last = max(stream.first_seq, 1), stream.last_seq
     extra: dict[str, Any] = {}
@@ -43,7 +43,7 @@ async def starting_state(stream: StreamView, name: str, config: ConsumerConfig) 
 
 
 async def check_reset(stream: StreamView, config: ConsumerConfig, seq: int) -> None:
-    """Whether a consumer of ``config`` may begin again at ``seq``.
+    """Check that a consumer of ``config`` may restart at ``seq``.
 
     Raises: ApiError 10204 where the deliver policy does not allow it.
     """

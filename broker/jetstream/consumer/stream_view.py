@@ -1,4 +1,4 @@
-"""What a consumer asks of its stream."""
+"""What a consumer needs from its stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["StreamView"]
 
 
 class StreamLog(Protocol):
-    """The log that the stream is stored in."""
+    """The log in which the stream is stored."""
 
     @property
     def lease_expired(self) -> bool: ...
@@ -35,7 +35,7 @@ class Changed(Protocol):
 
 
 class StreamView(BlockOwner, Readable, Protocol):
-    """A stream, as its consumers see it. The log knows it by the same object."""
+    """A stream, as its consumers see it; the log identifies it by the same object."""
 
     @property
     def name(self) -> str: ...
@@ -54,14 +54,14 @@ class StreamView(BlockOwner, Readable, Protocol):
         """The last sequence that matches, in a list, or an empty one."""
 
     async def last_seqs_by_subject(self, filters: Filters, up_to_seq: int) -> list[int]:
-        """The last sequence at or below ``up_to_seq`` of each matching subject, rising."""
+        """The last sequence at or below ``up_to_seq`` of each matching subject, ascending."""
 
     async def seq_at(self, time_ns: int) -> int:
         """The first sequence at or after a time; last_seq + 1 when there is none."""
 
     def acked(self, seqs: Sequence[int]) -> asyncio.Future[None] | None:
-        """No consumer that called waits for ``seqs`` any longer, so they may leave. A future: that has to wait for the store, and
-        until it is done the acks must be neither stored nor answered."""
+        """The calling consumer no longer waits for ``seqs``, so they may be removed. Returns a future if that has to
+        wait for the store: until it is done, the acks must be neither stored nor answered."""
 
     def dirty(self, consumer: Changed) -> None:
-        """``consumer`` has a delta: it is taken when the next segment closes, within a second."""
+        """``consumer`` has a delta, to be taken when the next segment closes, within a second."""

@@ -23,7 +23,7 @@ class Scheduler(Protocol):
 
 
 class DeadlineTimer:
-    """Rings once, at the earliest time that it was set to since it last rang; whoever hears it looks at all that is due."""
+    """Fires once, at the earliest time set since it last fired; the callback handles all that is due."""
 
     def __init__(self, loop: Scheduler, clock: Clock, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class DeadlineTimer:
         self._at_ns = 0
 
     def set(self, at_ns: int | None) -> None:
-        """See to it that it rings at ``at_ns`` (monotonic) or before; None: no need."""
+        """Make it fire at ``at_ns`` (monotonic) or earlier; None: no change."""
         if at_ns is None or at_ns >= _NEVER_NS or (self._handle is not None and self._at_ns <= at_ns):
             return
         self.cancel()

@@ -1,16 +1,16 @@
-"""What JetStream tells beside its answers: advisories and metrics, as JSON on ``$JS.EVENT.…``.
+"""JetStream's advisories and metrics, as JSON on ``$JS.EVENT.…``.
 
-    ADVISORY.API                                                            an answer of the API, and who asked for it
+    ADVISORY.API                                                                           an API answer, and its client
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
-    ADVISORY.STREAM.BATCH_ABANDONED                 .<stream>               an atomic batch was dropped before its commit
+    ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
-    ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>    paused, or goes on
-    ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>    whom a priority group serves
-    ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES   .<stream>.<consumer>    what became of a message
-    METRIC.CONSUMER.ACK                                             .<stream>.<consumer>    an ack drawn for the sample
+    ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>   paused or resumed
+    ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>   a priority group's client
+    ADVISORY.CONSUMER.MSG_NAKED   MSG_TERMINATED   MAX_DELIVERIES   .<stream>.<consumer>   what happened to a message
+    METRIC.CONSUMER.ACK                                             .<stream>.<consumer>   a sampled ack
 
-Nothing is built while nobody listens. What tells of a change of state leaves through the log's queue, as the answer to
-whoever made it does: so an advisory never names a stream that a crash would forget.
+No event is built without subscribers. One that reports a change of state is sent through the log's queue, like the
+answer to the request that made it, so an advisory never names a stream that a crash would lose.
 
 Source: nats-server jetstream_events.go, jetstream_api.go sendJetStreamAPIAuditAdvisory; jsm.go schemas
 (jetstream/advisory/v1, metric/v1).
@@ -45,7 +45,7 @@ class _Log(Protocol):
 
 
 class _Events:
-    """The way of an event to those who listen."""
+    """Builds events and publishes them."""
 
     def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str) -> None:
         self._bus = bus
@@ -64,30 +64,30 @@ class _Events:
 
 
 class AccountEvents(_Events):
-    """The events of one account: what came and went, and what was asked."""
+    """The events of one account: streams and consumers created or deleted, and API requests."""
 
     def __init__(self, bus: Bus, clock: Clock, rng: random.Random, domain: str, server_name: str) -> None:
         super().__init__(bus, clock, rng, domain)
         self._server_name = server_name
 
     def stream(self, action: Action, name: str, log: _Log) -> None:
-        """A stream was made, changed or removed; told once ``log`` has stored it."""
+        """A stream was created, updated or deleted; reported after ``log`` has stored it."""
         subject = _STREAM + _VERBS[action] + name.encode()
         if self._bus.interest(subject):
             log.wait(self._stream, subject, action, name)
 
     def consumer(self, action: Action, stream: str, name: str, log: _Log) -> None:
-        """A consumer was made or removed; told once ``log`` has stored it."""
+        """A consumer was created or deleted; reported after ``log`` has stored it."""
         subject = _CONSUMER + _VERBS[action] + f"{stream}.{name}".encode()
         if self._bus.interest(subject):
             log.wait(self._consumer, subject, action, stream, name)
 
     def audited(self) -> bool:
-        """Whether anybody wants to know what is asked of the API."""
+        """Whether anybody subscribes to the audit of API requests."""
         return self._bus.interest(_API)
 
     def audit(self, source: Source | None, subject: str, request: bytes, answer: bytes) -> None:
-        """The API answered; the request is told without its headers, and not at all when it was empty."""
+        """The API answered; the request is reported without its headers, and omitted when empty."""
         fields: dict[str, Any] = {"server": self._server_name, "client": None if source is None else source.identity(),
                                   "subject": subject}
         if request:
@@ -144,12 +144,12 @@ class ConsumerEvents(_Events):
                    stream_seq=stream_seq, deliveries=deliveries, **why)
 
     def max_deliver(self, stream_seq: int, deliveries: int) -> None:
-        """A message had its last delivery and was not acked."""
+        """A message reached max_deliver without an ack."""
         self._send(self._max_deliver, "advisory.v1.max_deliver", **self._names, stream_seq=stream_seq,
                    deliveries=deliveries)
 
     def pause(self, paused: bool, pause_until_ns: int | None) -> None:
-        """The consumer was paused or goes on."""
+        """The consumer was paused or resumed."""
         until = ZERO_TIME if pause_until_ns is None else format_time(pause_until_ns)
         self._send(self._pause, "advisory.v1.consumer_pause", **self._names, paused=paused, pause_until=until)
 
@@ -159,11 +159,11 @@ class ConsumerEvents(_Events):
                    pinned_id=pin)
 
     def unpinned(self, group: str, reason: str) -> None:
-        """A priority group serves nobody in particular any more; ``reason`` is "timeout" or "admin"."""
+        """A priority group no longer has a pinned client; ``reason`` is "timeout" or "admin"."""
         self._send(self._unpinned, "advisory.v1.consumer_group_unpinned", account=self._account, **self._names,
                    group=group, reason=reason)
 
     def sampled_ack(self, stream_seq: int, consumer_seq: int, delay_ns: int, deliveries: int) -> None:
-        """A message was acked and drawn for the sample."""
+        """A message was acked, and the ack was sampled."""
         self._send(self._ack, "metric.v1.consumer_ack", **self._names, consumer_seq=consumer_seq,
                    stream_seq=stream_seq, ack_time=delay_ns, deliveries=deliveries)

@@ -1,7 +1,7 @@
 """JetStream's errors as exceptions: raise one with its err_code, and the API answers with nats-server's code and text.
 
-The table is generated (error_table.py names its source). Errors of the protocol and of the object store are other
-types, since their callers do other things.
+The table is generated (error_table.py names its source). Errors of the protocol and of the object store have types of
+their own, since they are handled differently.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ STREAM_OFFLINE: Final = 10194
 class ApiError(Exception):
     """One of nats-server's JetStream errors.
 
-    Args: ``err_code`` from the table; ``words`` fill the ``{word}`` places of its description, as in
+    Args: ``err_code`` from the table; ``words`` fill the ``{word}`` placeholders of its description, as in
         ``ApiError(10071, seq=7)``.
-    Attributes: ``code`` is HTTP-like (often not the one expected: 10052 is a 500).
+    Attributes: ``code`` is HTTP-like (often an unexpected one: 10052 is a 500).
     """
 
     __slots__ = ("code", "description", "err_code")
@@ -61,5 +61,5 @@ def invalid_json(reason: object) -> ApiError:
 
 
 def invalid_config(reason: str) -> ApiError:
-    """10052: a stream (or consumer) configuration that cannot be."""
+    """10052: an invalid stream (or consumer) configuration."""
     return ApiError(INVALID_CONFIG, err=reason)

@@ -1,7 +1,7 @@
 """Requests and configurations between JSON and slots dataclasses, read as strictly as nats-server's Go decoder does.
 
-Owns: the JSON text itself (syntax errors in Go's words), field kinds with their bounds, unknown fields.
-Does not own: the text of instants (broker.gotime), nor what the values mean (jetstream.config and the request handlers).
+Owns: the JSON text itself (syntax errors in Go's wording), field kinds with their bounds, unknown fields.
+Does not own: the text of instants (broker.gotime), the meaning of values (jetstream.config and the request handlers).
 
 A dataclass declares each wire field once, by the functions below (``text``, ``int64``, …), under its wire name:
 
@@ -10,8 +10,8 @@ A dataclass declares each wire field once, by the functions below (``text``, ``i
         tags: list[str] = texts()
 
 ``read`` makes one from decoded JSON and ``write`` turns it back, leaving out what Go's ``omitempty`` leaves out.
-Go matches names without regard to case when no exact name fits, ignores ``null``, and reports the first thing wrong;
-so does ``read``. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and RFC3339 on the wire.
+Like Go, ``read`` matches names case-insensitively when there is no exact match, ignores ``null``, and reports the first
+error. Durations are integer nanoseconds; instants are Unix UTC nanoseconds here and RFC3339 on the wire.
 
 Every failure is ``ApiError`` 10025.
 """
@@ -38,8 +38,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class _Number(str):
-    """A JSON number that is not an integer of at most 20 digits, kept as it was written; also -0, which no unsigned
-    field takes."""
+    """A JSON number that is not an integer of at most 20 digits, kept as written; also -0, which no unsigned field
+    accepts."""
 
     __slots__ = ()
 
@@ -51,16 +51,16 @@ def _parse_int(literal: str) -> object:
 
 
 def _refuse_constant(literal: str) -> object:
-    raise ValueError(literal)  # NaN and Infinity are Python's, not JSON's
+    raise ValueError(literal)  # Python accepts NaN and Infinity; JSON does not
 
 
 _DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_parse_int, parse_constant=_refuse_constant)
 
 
 def load(data: bytes) -> object:
-    """Decode JSON as Go's Decoder does: empty or blank gives None, for its target stays untouched at end of input.
+    """Decode JSON as Go's Decoder does: empty or blank gives None, as it leaves its target untouched at end of input.
 
-    Raises: ApiError 10025 in the words of Go's decoder.
+    Raises: ApiError 10025 in the wording of Go's decoder.
     """
     source = data.decode("utf-8", "replace")
     value: Any = None
@@ -70,7 +70,7 @@ def load(data: bytes) -> object:
             following, at = _DECODER.raw_decode(source, at)
         except (ValueError, RecursionError):
             raise invalid_json(syntax_error(source)) from None
-        # It decodes value after value into the same target.
+        # Go decodes value after value into the same target.
         both = isinstance(value, dict) and isinstance(following, dict)
         value = {**value, **following} if both else following
         at = _blank(source, at)
@@ -80,7 +80,7 @@ def load(data: bytes) -> object:
 def load_one(data: bytes) -> object:
     """Decode JSON as Go's Unmarshal does: exactly one value.
 
-    Raises: ApiError 10025 in the words of Go's decoder, which names no offset here.
+    Raises: ApiError 10025 in the wording of Go's decoder, which gives no offset here.
     """
     source = data.decode("utf-8", "replace")
     try:
@@ -105,7 +105,7 @@ def dump(value: object) -> bytes:
 # --- field kinds ------------------------------------------------------------------------------------------------------
 
 class _Where(NamedTuple):
-    """A place in the request, named as Go names it in its messages."""
+    """A position in the request, named as in Go's messages."""
 
     path: str
     kind: str = "Go struct field "
@@ -150,7 +150,7 @@ def _read_text(value: Any, where: _Where) -> str:
     if type(value) is not str:
         raise _mismatch(value, where, "string")
     if _SURROGATES.search(value):
-        # Half a surrogate pair, which no UTF-8 can carry: Go reads it as the replacement character.
+        # Half a surrogate pair, which UTF-8 cannot encode: Go reads it as the replacement character.
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 
@@ -225,7 +225,7 @@ def texts() -> Any:
 
 
 def string_map() -> Any:
-    """Metadata: strings by string, written in the order of its keys as Go does."""
+    """Metadata: a map of strings, written in order of key as Go does."""
     return _declare(_Field(_read_map, lambda value: dict(sorted(value.items()))), factory=dict)
 
 
@@ -304,7 +304,7 @@ def _record_reader(of: type[Any], go_type: str) -> Reader:
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 class _Shape:
-    """The wire fields of one dataclass, in order, and their names without case."""
+    """The wire fields of one dataclass, in order, and their case-folded names."""
 
     __slots__ = ("fields", "folded")
 
@@ -324,9 +324,9 @@ def _shape(of: type[Any]) -> _Shape:
 
 
 def read(of: type[T], value: object, go_name: str | None = None, *, lenient: bool = False) -> T:
-    """Make an ``of`` from decoded JSON; None gives one with all defaults.
+    """Build an ``of`` from decoded JSON; None gives one with all defaults.
 
-    Args: ``go_name`` is nats-server's name of the request, for its messages; ``lenient`` passes over unknown fields.
+    Args: ``go_name`` is nats-server's name of the request, for its messages; ``lenient`` ignores unknown fields.
     Raises: ApiError 10025.
     """
     name = go_name or of.__name__
@@ -355,7 +355,7 @@ def _read_record(of: type[Any], value: Any, where: _Where, go_type: str, *, root
 
 
 def write(value: Any) -> dict[str, Any]:
-    """The JSON object of one of our dataclasses: Go's field order, Go's omissions."""
+    """The JSON object of a wire dataclass: Go's field order, Go's omissions."""
     result: dict[str, Any] = {}
     for name, field in _shape(type(value)).fields.items():
         given = getattr(value, name)

@@ -1,4 +1,4 @@
-"""Made-up names: of events, consumers and flow control requests, in the alphabet of NUIDs."""
+"""Generated names of events, consumers and flow control requests, in the alphabet of NUIDs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def unique_id(rng: random.Random, length: int = 22) -> str:
-    """Base-62 characters, as NUIDs are."""
+    """Base-62 characters, like a NUID."""
     return "".join(rng.choices(_DIGITS, k=length))
 
 
 def short_hash(name: str) -> str:
-    """How ack subjects name an account, and source headers an API prefix. Source: nats-server, server/events.go getHash."""
+    """Names an account in ack subjects, an API prefix in headers. Source: nats-server, server/events.go getHash."""
     return "".join(_DIGITS[byte % len(_DIGITS)] for byte in sha256(name.encode()).digest()[:8])

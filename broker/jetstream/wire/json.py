@@ -1,7 +1,7 @@
-"""What Go's JSON scanner says about text that is not JSON.
+"""The error messages of Go's JSON scanner for invalid JSON.
 
-Clients and tools show these messages, so a request that cannot be read is walked again here, slowly, only to word the
-answer. The scanner is the grammar as a table of states; nothing is decoded.
+Clients and tools show these messages, so an invalid request is scanned again here, slowly, only to word the answer.
+The scanner is the grammar as a table of states; nothing is decoded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
 class _Unexpected(Exception):
-    """A character that does not fit; args are its offset (0-based) and what Go says about the place."""
+    """An unexpected character; args are its offset (0-based) and Go's description of the context."""
 
 
 class _BadEscape(Exception):
-    """A backslash with what it cannot stand before; args are the offset after it and its text."""
+    """An invalid escape sequence; args are the offset after it and its text."""
 
 
 class _Ended(Exception):
@@ -27,12 +27,12 @@ class _Ended(Exception):
 
 
 def syntax_error(source: str, *, one: bool = False) -> str:
-    """Go's words for the first thing wrong with ``source``.
+    """Go's message for the first error in ``source``.
 
-    ``one``: a second value is wrong in itself (Unmarshal); otherwise only by its syntax (Decoder).
+    ``one``: any second value is an error (Unmarshal); otherwise only invalid syntax is (Decoder).
 
-    Offsets count bytes of UTF-8 from 1, at the character that does not fit; the decoder names none for a text that
-    ends too soon.
+    Offsets count bytes of UTF-8 from 1, at the unexpected character; the decoder gives none for text that ends too
+    soon.
     """
     at = 0
     try:
@@ -85,7 +85,7 @@ def _peek(source: str, at: int) -> str:
 
 
 def _value(source: str, at: int, depth: int) -> int:
-    """Pass over one value that begins at ``at``; returns where it ends."""
+    """Skip one value that begins at ``at``; returns where it ends."""
     char = _peek(source, at)
     if char in "{[" and depth >= _DEPTH_MAX:
         raise _Unexpected(at, "exceeded max depth")

@@ -1,14 +1,14 @@
-"""How high a number may be that a client sends, and how one is read from text.
+"""Ranges of the numbers that clients send, and how they are read from text.
 
     kind            range                        where it comes from
-    uint64, int64,  as Go's                      JSON: ``wire`` refuses all else (10025)
+    uint64, int64,  as in Go                     JSON: ``wire`` refuses all else (10025)
     int32, duration
     instant         years 1 to 9999 in UTC       JSON: ``gotime.parse_time``
-    sequence        1 to ``SEQ_MAX``             first_seq, a purge; what a stream numbers itself
+    sequence        1 to ``SEQ_MAX``             first_seq, a purge; sequences that a stream assigns
     decimal text    0 to 2^64 - 1                headers, ack subjects, pull requests: ``decimal``
 
-Sequences end at 2^63 - 1, not at 2^64 - 1 as in nats-server, which goes on with sequence 0 after its last one. All that
-comes after us has signed integers: Spark's columns, the deltas of a consumer's pending acks, most clients.
+Sequences end at 2^63 - 1, not at 2^64 - 1 as in nats-server, which wraps to sequence 0 after its last one. Everything
+downstream has signed integers: Spark's columns, the deltas of a consumer's pending acks, most clients.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SEQ_MAX = INT64_MAX
 """The last sequence that a stream can give."""
 
 _DIGITS_MAX = 20
-"""2^64 - 1 has so many. What is longer is never converted: that takes time, and past 4300 digits Python refuses."""
+"""The digits of 2^64 - 1. Longer text is never converted: that is slow, and Python refuses more than 4300 digits."""
 
 
 def decimal(text: bytes, high: int = UINT64_MAX) -> int:
-    """A number in ASCII digits and nothing else, at most ``high``; -1 for any other text."""
+    """A number of ASCII digits only, at most ``high``; -1 for any other text."""
     if not text.isdigit():
         return -1
     if len(text) > _DIGITS_MAX:

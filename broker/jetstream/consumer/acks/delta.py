@@ -1,7 +1,7 @@
-"""What the store does not know yet of one consumer's ack state: for its next ``ConsumerDelta`` record.
+"""Changes of one consumer's ack state that are not stored yet, for its next ``ConsumerDelta`` record.
 
     pending       new, delivered again, or acked ahead of `delivered`
-    dropped       none of these any longer
+    dropped       no longer any of these
     redelivered   the count of deliveries after the first has changed
 
 A message delivered and acked between two records appears in none of them.
@@ -17,14 +17,14 @@ from broker.storage.format.records.consumer_state import ConsumerDelta, PendingC
 __all__ = ["AckDelta"]
 
 _FRESH_MAX = 64
-"""PendingAcks kept for the next record before those that were acked meanwhile are let go."""
+"""Runs kept for the next record before those acked meanwhile are dropped."""
 
 
 class AckDelta:
-    """Gathered by the ack state, taken when the stream's block is sealed.
+    """Filled by the ack state, taken when the stream's block is sealed.
 
-    Attributes: ``fresh`` runs that the store has not seen; ``dropped`` sequences that it may hold, and should no
-        longer; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
+    Attributes: ``fresh`` runs that are not stored yet; ``dropped`` sequences that may be stored and no longer should
+        be; ``recounted`` those whose count of redeliveries changed; ``ahead`` those newly acked ahead.
     """
 
     __slots__ = ("ahead", "dropped", "fresh", "recounted")
@@ -36,19 +36,19 @@ class AckDelta:
         self.ahead: list[int] = []
 
     def prune(self, floor_seq: int) -> None:
-        """Let go of runs at or below the floor, when there are many."""
+        """Drop runs at or below the floor, when there are many."""
         fresh = self.fresh
         if len(fresh) > _FRESH_MAX and fresh[0].seqs[-1] <= floor_seq:
             self.fresh = [run for run in fresh if run.seqs[-1] > floor_seq]
 
     def rewritten(self, replaced: Iterable[tuple[PendingRun, PendingRun]]) -> None:
-        """PendingAcks gave way to others: what was fresh of them still is."""
+        """Runs were replaced: the replacements of fresh ones are fresh."""
         fresh = set(self.fresh)
         self.fresh = [new for old, new in replaced if old in fresh]
 
     def take(self, delta: ConsumerDelta, pending: Mapping[int, PendingRun], floor_seq: int, ahead: Collection[int],
              redelivered: Mapping[int, int]) -> None:
-        """Move all into ``delta``, as the state now is; from now on the store knows it."""
+        """Move all changes into ``delta``, by the current state; they then count as stored."""
         seqs: list[int] = []
         cseqs: list[int] = []
         times: list[int] = []

@@ -1,13 +1,13 @@
-"""Takes clients' answers to deliveries: acks, and all that is not one.
+"""Handles clients' answers to deliveries: acks and all other kinds.
 
-Owns what each kind of answer does to the ack state, and which answers are answered in turn. What an answer says is
-protocol's, the state AckState's, and when the reply goes out (once the state is stored) the consumer's. Also what ends
-pending acks without an answer: messages that left the stream, and deliveries that were the last.
+Owns what each kind of answer does to the ack state, and which answers get a reply. Parsing is protocol.py's, the state
+AckState's, and when the reply is sent (after the state is stored) the consumer's. Also owns what ends pending acks
+without an answer: messages that left the stream, and messages that reached max_deliver.
 
-A run of plain acks, which is what a busy consumer gets, is parsed by one split each and applied in one call.
+A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call.
 
-Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for any
-delivery that a crash may have forgotten is accepted, since plain acks and deliveries are stored behind the answer.
+Source: nats-server consumer.go: processAck, processAckMsg, processNak, processTerm. Not from there: an ack for
+a delivery that may have been lost in a crash is accepted, since plain acks and deliveries are stored asynchronously.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _sample_percent(text: str) -> int:
 
 
 class AckHandler:
-    """The answering side of one consumer.
+    """Handles the answers to one consumer's deliveries.
 
     Attributes:
-        policy: explicit or all. sample_percent: of how many acks a metric is sent.
-        forgotten_seq: up to here deliveries may have gone out that we do not know of; 0: none.
+        policy: explicit or all. sample_percent: share of acks for which a metric is sent.
+        forgotten_seq: deliveries up to here may have been sent and lost in a crash; 0: none.
     """
 
     def __init__(self, stream: _Stream, acks: AckState, cursor: Cursor, events: ConsumerEvents, rng: random.Random,
@@ -68,7 +68,7 @@ class AckHandler:
         self.forgotten_seq = 0
 
     def configure(self, config: ConsumerConfig, now_ns: int, mono_ns: int) -> None:
-        """Take a configuration, for what is pending already too."""
+        """Apply a configuration, also to what is already pending."""
         acked, by_flow = config.ack_policy != "none", config.ack_policy == "flow_control"
         waits = config.backoff or [config.ack_wait or (_FOR_EVER_NS if by_flow else _ACK_WAIT_NS)]
         if not acked:
@@ -80,7 +80,7 @@ class AckHandler:
         self.sample_percent = _sample_percent(config.sample_freq)
 
     def take(self, ops: Sequence[Msg], start: int, end: int, now_ns: int, mono_ns: int) -> list[bytes]:
-        """Take ops[start:end]; returns replies due once the state is stored. ``advance_floor`` is the caller's."""
+        """Handle ops[start:end]; returns replies to send after storing the state. The caller runs ``advance_floor``."""
         prefix = self._prefix
         replies: list[bytes] = []
         plain: list[bytes] = []
@@ -105,15 +105,15 @@ class AckHandler:
         return replies
 
     def take_flow(self, acked: Sequence[tuple[int, int]], now_ns: int) -> None:
-        """Answers to flow control requests ack all up to (stream sequence, consumer sequence)."""
+        """Apply answers to flow control requests: each acks all up to (stream sequence, consumer sequence)."""
         for seq, cseq in acked:
             self._ack(seq, cseq, 1, now_ns, sample=False)
         self._acks.advance_floor()
 
     def removed(self, first_seq: int, last_seq: int, now_ns: int, *, purged: bool) -> bool:
-        """Messages within first..last left the stream: what was pending of them is over.
+        """Messages within first..last left the stream: they are no longer pending.
 
-        But for a purge, that is told as TERMINATED. Returns whether the state changed.
+        Unless it was a purge, each is reported as TERMINATED. Returns whether the state changed.
         """
         acks = self._acks
         if acks.ahead:
@@ -136,14 +136,14 @@ class AckHandler:
         return True
 
     def expire(self, mono_ns: int) -> bool:
-        """Acks are due: redeliver, or give up what was delivered ``max_deliver`` times. Returns whether any was given up."""
+        """Ack waits ended: redeliver, or give up after ``max_deliver`` deliveries. Returns whether any was given up."""
         exhausted = self._acks.expire(mono_ns)
         for seq in exhausted:
             self._events.max_deliver(seq, self._acks.exhaust(seq))
         return bool(exhausted)
 
     def _ack_run(self, plain: list[bytes], cseqs: list[bytes], now_ns: int) -> None:
-        """Plain acks that nobody wants answered, by their stream sequences; ``cseqs`` for ack all only."""
+        """Apply plain acks without reply subjects, by their stream sequences; ``cseqs`` for ack all only."""
         seqs = _numbers(plain)
         next_seq = self._cursor.next_seq
         if self.policy == "all":
@@ -163,7 +163,7 @@ class AckHandler:
         self._done(seqs)
 
     def _answer(self, subject: bytes, reply: bytes, payload: bytes, now_ns: int, mono_ns: int) -> bool:
-        """Take any one answer; returns whether its reply, if it has one, is due."""
+        """Handle one answer of any kind; returns whether its reply, if it has one, is due."""
         deliveries, seq, cseq = parse_subject(subject)
         kind, argument = parse_answer(payload)
         match kind:
@@ -187,9 +187,9 @@ class AckHandler:
         return seq > 0
 
     def _ack(self, seq: int, cseq: int, deliveries: int, now_ns: int, *, sample: bool) -> bool:
-        """Ack one message (with ack all: everything up to it); returns whether that is to be answered."""
+        """Ack one message (with ack all: everything up to it); returns whether to reply."""
         if seq <= 0:
-            # Sequence 0 is acked as any that is not pending, and so answered; the other kinds of answer are not.
+            # An ack of sequence 0 gets a reply, like one of any sequence not pending; other kinds of answer do not.
             if seq or self.policy != "explicit":
                 return False
             self._acks.ack((), now_ns)
@@ -211,12 +211,12 @@ class AckHandler:
         return True
 
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
-        """An ack beyond what we delivered: taken when a crash may have forgotten that delivery, else ignored."""
+        """An ack beyond what was delivered: applied when that delivery may have been lost in a crash."""
         if seq > min(self.forgotten_seq, self._stream.persisted_seq):
             return False
         acks, cursor = self._acks, self._cursor
         if self.policy == "all":
-            # What lies before it had been delivered too, and is acked with it.
+            # Everything before it had been delivered too, and is acked with it.
             forgotten = range(max(acks.delivered_sseq, acks.floor_sseq) + 1, seq + 1)
             self._done([*acks.ack_all_ahead(seq, cseq, now_ns), *forgotten])
             cursor.jump(seq + 1)
@@ -238,7 +238,7 @@ class AckHandler:
 
 
 def _numbers(tokens: list[bytes]) -> list[int]:
-    """Tokens as sequences; 0, which is no message's, for what is none."""
+    """Tokens as sequences; 0, which no message has, for an invalid one."""
     if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
         return list(map(int, tokens))
     return [max(decimal(token, SEQ_MAX), 0) for token in tokens]

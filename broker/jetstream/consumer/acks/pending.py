@@ -1,16 +1,16 @@
-"""Messages of one consumer that are delivered and not answered: the lowest of them, and whose wait is over next.
+"""Messages of one consumer that are delivered but not acked: which is the lowest, and whose ack wait ends next.
 
-Messages delivered together share one ``PendingRun``: at hundreds of thousands of messages a second an object for each is
-what costs, so ``pending`` maps a sequence to the run that last carried it, and a run knows its sequences in
+Messages delivered together share one ``PendingRun``: at hundreds of thousands of messages a second, an object for each
+costs too much. So ``pending`` maps a sequence to the run that last carried it, and a run has its sequences in
 ascending order.
 
-    pending   seq -> the run that last carried it       answered: the entry goes, and nothing else is touched
-    order     first deliveries, as they went               its front has the lowest pending sequence: no search
-    lanes     one for each wait, in step with time         its front is the next to expire
-    late      a heap: waits that a NAK's delay set
+    pending   seq -> the run that last carried it          an ack removes the entry and touches nothing else
+    order     first deliveries, in order                   its front has the lowest pending sequence: no search
+    lanes     one for each wait, in order of time          its front is the next to expire
+    late      a heap: waits set by a NAK's delay
 
-A sequence in order, lane or heap whose ``pending`` entry is not that run is *stale*, and passed over. What becomes of
-a message is not decided here, nor what is stored of it: see delivery.py.
+A sequence in order, lane or heap whose ``pending`` entry is not that run is *stale*, and skipped. What happens to a
+message and what is stored about it is decided in state.py.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from collections.abc import Callable, Sequence
 __all__ = ["PendingAcks", "PendingRun"]
 
 _STALE_MAX = 8192
-"""Sequences kept beyond four times the pending ones before runs are rewritten: bounds memory while one message holds
-the floor back and others stream by."""
+"""Sequences kept beyond four times the pending ones before runs are rewritten: bounds memory while one unacked message
+holds the floor back."""
 
 _DELAY_MAX_NS = 86_400_000_000_000
-"""The longest delay of a NAK that a restart believes: what is stored is a delivery in the future, and a wall clock that
-went back looks the same."""
+"""The longest NAK delay that a restart accepts: it is stored as a delivery in the future, and a wall clock that went
+back looks the same."""
 
 _NO_LANE = -1
-"""Stands for the wait of what has expired: it is in the queue for its next delivery."""
+"""The wait of expired messages, which are queued for their next delivery."""
 
 
 class PendingRun:
     """Messages delivered at one instant with one ack wait.
 
     ``seqs`` ascend; ``cseqs[i]`` is the consumer sequence of the *first* delivery of ``seqs[i]``, which is what floors
-    are counted in. ``known``: the store may hold an entry for these, so their end must be recorded.
+    count in. ``known``: the store may hold an entry for these, so their removal must be recorded.
     """
 
     __slots__ = ("at_ns", "cseqs", "due_ns", "known", "seqs")
@@ -55,7 +55,7 @@ class PendingRun:
 
 
 class PendingAcks:
-    """All runs of one consumer. Whoever answers for a message takes it out of ``pending``."""
+    """All runs of one consumer. The caller removes acked messages from ``pending``."""
 
     def __init__(self) -> None:
         self.pending: dict[int, PendingRun] = {}
@@ -68,7 +68,7 @@ class PendingAcks:
         """Sequences in lanes and heap, stale ones included."""
 
     def delivered(self, run: PendingRun, wait_ns: int) -> None:
-        """A first delivery, of sequences beyond all before."""
+        """Add a first delivery, of sequences above all earlier ones."""
         seqs = run.seqs
         self.pending.update(dict.fromkeys(seqs, run))
         self._order.append(seqs)
@@ -76,17 +76,17 @@ class PendingAcks:
         self._kept += len(seqs)
 
     def replace(self, run: PendingRun, wait_ns: int | None) -> None:
-        """Pending sequences wait anew; ``wait_ns`` None: not in step with any lane."""
+        """Restart the wait of pending sequences; ``wait_ns`` None: it fits no lane."""
         self.pending.update(dict.fromkeys(run.seqs, run))
         self._stand(run, wait_ns)
         self._kept += len(run.seqs)
 
     def restore(self, run: PendingRun) -> None:
-        """What a restart found pending; it stands nowhere until the next ``rewrite``."""
+        """Add what a restart found pending; it is in no lane until the next ``rewrite``."""
         self.pending.update(dict.fromkeys(run.seqs, run))
 
     def clear(self) -> None:
-        """Nothing is pending: let go of all that is stale."""
+        """Nothing is pending: drop all stale entries."""
         self._order.clear()
         self._order_at = 0
         self._lanes.clear()
@@ -95,11 +95,11 @@ class PendingAcks:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is stale that a ``rewrite`` pays."""
+        """Whether enough is stale for a ``rewrite`` to pay off."""
         return self._kept > 4 * len(self.pending) + _STALE_MAX
 
     def lowest(self) -> int:
-        """The lowest pending sequence, letting go of what lies before it in the order of delivery."""
+        """The lowest pending sequence; drops what precedes it in the order of delivery."""
         order, pending, i = self._order, self.pending, self._order_at
         while order:
             seqs = order[0]
@@ -112,12 +112,12 @@ class PendingAcks:
             order.popleft()
             i = 0
         self._order_at = 0
-        # Only a purge that raised `delivered` past pending messages could bring us here.
+        # Only reached after a purge that raised `delivered` past pending messages.
         self._order.append(sorted(pending))
         return self._order[0][0]
 
     def upto(self, seq: int) -> list[int]:
-        """Pending sequences up to ``seq``, ascending, from the order of delivery rather than from all of ``pending``."""
+        """Pending sequences up to ``seq``, ascending, found by delivery order rather than by scanning ``pending``."""
         found: list[int] = []
         pending, i = self.pending, self._order_at
         for seqs in self._order:
@@ -128,7 +128,7 @@ class PendingAcks:
         return found
 
     def prune(self, floor_seq: int) -> None:
-        """Let go of runs that lie wholly at or below the floor."""
+        """Drop runs that are entirely at or below the floor."""
         for lane in self._lanes.values():
             while lane and lane[0].seqs[-1] <= floor_seq:
                 self._kept -= len(lane.popleft().seqs)
@@ -152,7 +152,7 @@ class PendingAcks:
         return max(dues, default=None) if self.pending else None
 
     def expired(self, mono_ns: int) -> list[int]:
-        """The pending sequences whose wait is over, ascending; they stand in no lane any more."""
+        """Remove from the lanes the pending sequences whose wait is over; returns them, ascending."""
         found: list[int] = []
         for lane in self._lanes.values():
             while lane and lane[0].due_ns <= mono_ns:
@@ -164,9 +164,9 @@ class PendingAcks:
 
     def rewrite(self, wait_of: Callable[[int], int] | None = None, at_ns: int = 0,
                 mono_ns: int = 0) -> list[tuple[PendingRun, PendingRun]]:
-        """Write order and lanes anew from what is still pending; with ``wait_of`` by present waits, at the time given.
+        """Rebuild order and lanes from what is still pending; with ``wait_of``, by the current waits as of ``at_ns``.
 
-        Returns: each run that had something pending, with one that replaces it; a run may come apart.
+        Returns: each run that had something pending, with its replacement; a run may be split.
         """
         groups: dict[PendingRun, list[int]] = {}
         ordered = sorted(self.pending)
@@ -192,7 +192,7 @@ class PendingAcks:
                 if wait_of is not None and wait is not None:
                     due_ns = mono_ns + wait + min(old.at_ns - at_ns, _DELAY_MAX_NS)
                     if old.at_ns > at_ns:
-                        lane = None  # a NAK's delay: later than what is delivered from now on, so out of step
+                        lane = None  # a NAK's delay: later than what is delivered from now on, so out of order
                 new = PendingRun(part, [old.cseq_of(s) for s in part], old.at_ns, due_ns, old.known)
                 self.pending.update(dict.fromkeys(part, new))
                 replaced.append((old, new))
@@ -212,7 +212,7 @@ class PendingAcks:
         return lane
 
     def _stand(self, run: PendingRun, wait_ns: int | None) -> None:
-        """Into the lane of its wait, or into the heap."""
+        """Put a run into the lane of its wait, or into the heap."""
         if wait_ns is None:
             self._late_n += 1
             heapq.heappush(self._late, (run.due_ns, self._late_n, run))
@@ -220,7 +220,7 @@ class PendingAcks:
             self._lane(wait_ns).append(run)
 
     def _still_pending(self, run: PendingRun) -> list[int]:
-        """What of a run that has left its lane is still pending."""
+        """The sequences still pending of a run that has left its lane."""
         self._kept -= len(run.seqs)
         pending = self.pending
         return [seq for seq in run.seqs if pending.get(seq) is run]

@@ -1,9 +1,9 @@
-"""What a client's answer to a delivery says: the ack subject and the payload.
+"""Parsing a client's answer to a delivery: the ack subject and the payload.
 
     $JS.ACK.<stream>.<consumer>.<delivered>.<stream_seq>.<consumer_seq>.<time_ns>.<pending>                     9 tokens
     $JS.ACK.<domain or _>.<account hash>.<stream>.<consumer>.<delivered>.….<pending>[.more]                  11 or more
 
-Any bytes may come; what is not an ack has a ``stream_seq`` of -1 or the kind ``UNKNOWN``, never an exception.
+Input may be any bytes; what is not an ack gives a ``stream_seq`` of -1 or the kind ``UNKNOWN``, never an exception.
 
 Source: nats-server consumer.go: ackReplyInfo, processAck, processNak.
 """
@@ -32,7 +32,7 @@ class AckKind(Enum):
 
 
 class AckInfo(NamedTuple):
-    """The numbers of an ack subject; -1 for what is not a number, all of them when it has not the form of one."""
+    """The numbers of an ack subject; -1 for each that is not a number, all -1 for any other subject."""
 
     delivered: int
     stream_seq: int
@@ -53,9 +53,9 @@ def parse_subject(subject: bytes) -> AckInfo:
 
 
 def parse_answer(payload: bytes) -> tuple[AckKind, bytes]:
-    """The kind of answer and what follows its word: a NAK's delay, a TERM's reason, a NEXT's pull request.
+    """The kind of answer and its argument: a NAK's delay, a TERM's reason, a NEXT's pull request.
 
-    NAK, NEXT and TERM are recognised by their beginning, the others only as a whole.
+    NAK, NEXT and TERM are recognised by prefix, the others only in full.
     """
     if payload in (b"", b"+ACK", b"+OK"):
         return AckKind.ACK, b""
@@ -72,7 +72,7 @@ def parse_answer(payload: bytes) -> tuple[AckKind, bytes]:
 
 
 def parse_delay(argument: bytes) -> int | None:
-    """The delay in nanoseconds that follows ``-NAK``; None when there is none or it cannot be read: deliver at once.
+    """The delay in nanoseconds that follows ``-NAK``; None when it is missing or invalid: deliver at once.
 
     Either ``{"delay": nanoseconds}`` or a duration as Go writes it (``1.5s``, ``2m30s``).
     """

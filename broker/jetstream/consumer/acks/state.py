@@ -1,16 +1,16 @@
-"""What one consumer has delivered and what became of it: ack pending, floors, redelivery.
+"""What one consumer has delivered and what happened to it: ack pending, floors, redelivery.
 
 Owns the numbers of ConsumerInfo that acks move (``delivered``, ``ack_floor``, ack pending, redelivered), the queue of
-messages to deliver again, and the net change of all that since it was last stored. It does not read messages, send
-anything or look at a clock: every call takes the time and says what to do.
+messages to redeliver, and the net change of all that since it was last stored. It does not read messages, send
+anything or read a clock: every call takes the time and says what to do.
 
     first delivery           +ACK, +TERM, removed                 ack_floor <= delivered <= stream last_seq
     ──────────────> pending ──────────────────────> gone          pending:  ack_floor < seq <= delivered
-                     ^   │ ack_wait / backoff over, -NAK          queue:    pending, and waits for its next delivery
+                     ^   │ ack_wait / backoff over, -NAK          queue:    pending, and waiting for its next delivery
                      │   v
                      └─ queue ── max_deliver reached ──> gone     redelivered[seq]: deliveries after the first
 
-Who is pending since when, and whose wait ends next, is runs.py's; what the store does not know yet ack_changes.py's.
+When messages became pending, and whose wait ends next, is in pending.py; what is not stored yet, in delta.py.
 
 Source: nats-server consumer.go: trackPending, processAckMsgLocked, moveAckFloor, checkPending, processNak.
 """
@@ -30,7 +30,7 @@ __all__ = ["AckState", "StoredState"]
 
 
 class StoredState(Protocol):
-    """What a restart brings back of a consumer (storage.state.consumer.ConsumerState)."""
+    """What a restart restores of a consumer (storage.state.consumer.ConsumerState)."""
 
     delivered_cseq: int
     delivered_sseq: int
@@ -43,10 +43,10 @@ class StoredState(Protocol):
 
 
 class AckState:
-    """Delivered, unanswered and to be delivered again, of one consumer.
+    """One consumer's messages that are delivered, unacked and to be redelivered.
 
     ``waits_ns`` is the ack wait after delivery 1, 2, …, the last one repeating: ``backoff``, or ``[ack_wait]``; empty
-    when deliveries need no answer. ``at_ns`` is wall time (stored, so that waits go on after a restart), ``mono_ns``
+    when deliveries need no ack. ``at_ns`` is wall time (stored, so that waits continue after a restart), ``mono_ns``
     the monotonic clock.
     """
 
@@ -62,21 +62,21 @@ class AckState:
         self._pending_acks = PendingAcks()
         self.pending = self._pending_acks.pending
         self.redelivered: dict[int, int] = {}
-        self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and its cheap removal
-        # Acked beyond `delivered`: deliveries that a crash forgot. Stored as pending with consumer sequence 0.
+        self.queue: dict[int, None] = {}  # to redeliver; a dict for its order and cheap removal
+        # Acked beyond `delivered`: deliveries lost in a crash. Stored as pending with consumer sequence 0.
         self.ahead: set[int] = set()
-        self._ahead_order: list[int] = []  # a heap of the same, and of what has left it meanwhile
-        self._unsent: set[int] = set()  # in the queue because nobody was there: that delivery does not count
+        self._ahead_order: list[int] = []  # a heap of these, including some removed meanwhile
+        self._unsent: set[int] = set()  # queued because there was no receiver: that delivery does not count
         self._low = 0
         self._unsettled = False
         self.changed = False
-        """Whether ``take_delta`` has something to say."""
+        """Whether ``take_delta`` has something to return."""
         self._delta = AckDelta()
 
     # ---- deliveries
 
     def deliver_unacked(self, last_seq: int, count: int, at_ns: int) -> None:
-        """``count`` messages up to ``last_seq`` went out and need no answer (ack none): they count as acked."""
+        """``count`` messages up to ``last_seq`` were sent and need no ack (ack none): they count as acked."""
         self.delivered_cseq += count
         self.delivered_sseq = last_seq
         self.floor_cseq = self.delivered_cseq
@@ -97,12 +97,12 @@ class AckState:
         self.changed = True
 
     def next_again(self, seq: int) -> int:
-        """The delivery count (2, 3, …) that the queued ``seq`` would have now; 1 if it was never really sent."""
+        """The delivery count (2, 3, …) that the queued ``seq`` would have now; 1 if it was never actually sent."""
         count = self.redelivered.get(seq, 0) + 1
         return count if seq in self._unsent else count + 1
 
     def deliver_again(self, seqs: Iterable[int], at_ns: int, mono_ns: int) -> None:
-        """The queued ``seqs`` went out once more; each takes a consumer sequence, and keeps its first for floors."""
+        """The queued ``seqs`` were redelivered; each takes a consumer sequence, and keeps its first for floors."""
         by_wait: dict[int, list[int]] = {}
         waits, last = self.waits_ns, len(self.waits_ns) - 1
         count = 0
@@ -124,7 +124,7 @@ class AckState:
         self.changed = True
 
     def not_sent(self, seqs: Iterable[int]) -> None:
-        """Of what was just delivered, ``seqs`` had no receiver: queue them, and do not count that delivery.
+        """``seqs`` of the last delivery had no receiver: queue them, and do not count that delivery.
 
         Source: nats-server consumer.go didNotDeliver.
         """
@@ -135,18 +135,18 @@ class AckState:
             self.queue[seq] = None
 
     def within(self, first_seq: int, last_seq: int) -> list[int]:
-        """What is pending from ``first_seq`` to ``last_seq``, ascending."""
+        """The pending sequences from ``first_seq`` to ``last_seq``, ascending."""
         return _within(self.pending, first_seq, last_seq)
 
     def exhausted(self, first_seq: int, last_seq: int) -> list[int]:
-        """What reached max_deliver from ``first_seq`` to ``last_seq``, ascending: counted, and not pending any more."""
+        """Sequences from ``first_seq`` to ``last_seq`` that reached max_deliver and are not pending, ascending."""
         pending = self.pending
         return [seq for seq in _within(self.redelivered, first_seq, last_seq) if seq not in pending]
 
     def waits_for(self, seqs: Sequence[int], next_seq: int) -> Sequence[int]:
-        """Those of ``seqs``, ascending, that are not delivered yet (``next_seq`` comes next), or unanswered.
+        """Those of ``seqs``, ascending, that are not delivered yet (``next_seq`` comes next), or not acked.
 
-        Also what reached max_deliver without an answer.  Source: nats-server consumer.go needAck.
+        Includes what reached max_deliver without an ack.  Source: nats-server consumer.go needAck.
         """
         floor, redelivered = self.floor_sseq, self.redelivered
         if seqs[-1] <= floor and not redelivered:
@@ -162,7 +162,7 @@ class AckState:
     # ---- answers
 
     def ack(self, seqs: Sequence[int], at_ns: int) -> int:
-        """Each of ``seqs`` is answered for; returns how many were pending. Call ``settle`` after the batch."""
+        """Ack each of ``seqs``; returns how many were pending. Call ``advance_floor`` after the batch."""
         before = len(self.pending)
         runs = list(map(self.pending.pop, seqs, repeat(None)))
         if any(run is not None and run.known for run in set(runs)):
@@ -171,14 +171,14 @@ class AckState:
             for seq in seqs:
                 self._uncount(seq)
         found = before - len(self.pending)
-        self.last_ack_ns = at_ns  # also when it is an ack once more
+        self.last_ack_ns = at_ns  # also for a repeated ack
         self.changed = True
         if found:
             self._unsettled = True
         return found
 
     def ack_all(self, seq: int, cseq: int, at_ns: int) -> list[int]:
-        """Everything up to ``seq`` is answered for; returns what was pending of it, ascending.
+        """Ack everything up to ``seq``; returns what was pending of it, ascending.
 
         The floor becomes (``cseq``, ``seq``) as the client named them. Nothing happens at or below the floor.
         """
@@ -193,13 +193,13 @@ class AckState:
         return low
 
     def ack_all_ahead(self, seq: int, cseq: int, at_ns: int) -> list[int]:
-        """With ack all, an ack for a delivery that a crash made us forget: everything up to it had been delivered."""
+        """With ack all, an ack for a delivery lost in a crash: everything up to it had been delivered."""
         low = self.ack_all(seq, max(cseq, self.delivered_cseq, self.floor_cseq + 1), at_ns)
         self.delivered_cseq, self.delivered_sseq = self.floor_cseq, seq
         return low
 
     def ack_ahead(self, seq: int, at_ns: int) -> bool:
-        """An ack for a delivery that a crash made us forget: keep it, so that the cursor passes over ``seq``."""
+        """An ack for a delivery lost in a crash: keep it, so that the cursor skips ``seq``."""
         if seq in self.ahead:
             return False
         self.ahead.add(seq)
@@ -210,18 +210,18 @@ class AckState:
         return True
 
     def nak(self, seq: int) -> None:
-        """Deliver pending ``seq`` again now: to the tail of the queue, unless it stands there."""
+        """Redeliver pending ``seq`` now: append it to the queue unless it is there already."""
         self.queue.setdefault(seq)
 
     def nak_later(self, seq: int, delay_ns: int, at_ns: int, mono_ns: int) -> None:
-        """Deliver pending ``seq`` again after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
+        """Redeliver pending ``seq`` after ``delay_ns``, measured as nats-server does: from one ack wait ago."""
         self.queue.pop(seq, None)
         shift = delay_ns - self.waits_ns[0]
         self._resend([seq], at_ns + shift, mono_ns + shift + self._wait_of(seq), None)
         self.changed = True
 
     def progress(self, seq: int, at_ns: int, mono_ns: int) -> None:
-        """Work goes on: the ack wait of pending ``seq`` starts anew; its delivery count stays."""
+        """Work in progress: restart the ack wait of pending ``seq``; its delivery count stays."""
         if seq not in self.pending:
             return
         wait = self._wait_of(seq)
@@ -229,9 +229,9 @@ class AckState:
         self.changed = True
 
     def drop(self, seqs: Iterable[int], *, keep_count: bool = False) -> list[int]:
-        """``seqs`` are no longer ours to deliver (removed from the stream, max_deliver); returns those pending.
+        """``seqs`` are no longer to be delivered (removed from the stream, max_deliver); returns those pending.
 
-        ``keep_count`` leaves the redelivery count, which says for ever after that max_deliver was reached.
+        ``keep_count`` keeps the redelivery count, which records permanently that max_deliver was reached.
         """
         gone = []
         for seq in seqs:
@@ -249,7 +249,7 @@ class AckState:
         return gone
 
     def exhaust(self, seq: int) -> int:
-        """Give up on ``seq``; returns how often it was delivered. The floor moves past it with the next ack, not now."""
+        """Give up on ``seq``; returns its delivery count. The floor moves past it with the next ack, not now."""
         count = self.redelivered.get(seq, 0) + 1
         self.drop((seq,), keep_count=True)
         self.redelivered[seq] = count
@@ -257,7 +257,7 @@ class AckState:
         return count
 
     def advance_floor(self) -> None:
-        """Move the ack floor over what is answered: to just below the lowest pending message, or to ``delivered``."""
+        """Move the ack floor past what is acked: to just below the lowest pending message, or to ``delivered``."""
         if not self._unsettled:
             return
         self._unsettled = False
@@ -291,10 +291,10 @@ class AckState:
         return self._pending_acks.last_due_ns
 
     def expire(self, mono_ns: int) -> list[int]:
-        """Queue what has waited long enough, by sequence.
+        """Queue what has waited long enough, in order of sequence.
 
-        Returns what is not queued because ``max_deliver`` is 1. With more than one delivery nats-server finds a message
-        exhausted only when its turn in the queue comes, so until then it counts as pending.
+        Returns what is not queued because ``max_deliver`` is 1. With more than one delivery, nats-server finds a
+        message exhausted only when its turn in the queue comes; until then it counts as pending.
         """
         queue = self.queue
         expired = [seq for seq in self._pending_acks.expired(mono_ns) if seq not in queue]
@@ -311,7 +311,7 @@ class AckState:
             self.queue.setdefault(seq)
 
     def set_waits(self, waits_ns: Sequence[int], now_at_ns: int, mono_ns: int) -> None:
-        """ack_wait or backoff changed: what is pending waits by the new ones, from when it was delivered."""
+        """ack_wait or backoff changed: the new waits apply to pending messages, from when they were delivered."""
         self.waits_ns = list(waits_ns)
         if waits_ns:
             self._rewait(now_at_ns, mono_ns)
@@ -319,7 +319,7 @@ class AckState:
     # ---- whole state
 
     def restart(self, next_seq: int) -> None:
-        """Begin again at ``next_seq`` as a new consumer would (RESET): nothing delivered, nothing pending."""
+        """Restart at ``next_seq`` as a new consumer would (RESET): nothing delivered, nothing pending."""
         self.drop([*self.pending, *self.redelivered])
         self._delta.dropped += self.ahead
         self._delta.ahead.clear()
@@ -331,7 +331,7 @@ class AckState:
         self.advance_floor()
 
     def purge(self, next_seq: int) -> None:
-        """All messages below ``next_seq`` that this consumer could have got were purged."""
+        """All messages below ``next_seq`` that match this consumer were purged."""
         gone = [s for s in self.pending if s < next_seq]
         self.drop(gone)
         for seq in [s for s in self.redelivered if s < next_seq]:
@@ -344,7 +344,7 @@ class AckState:
             self.floor_sseq = next_seq - 1
 
     def forget_ahead(self, below: int, start: int = 0) -> None:
-        """What was acked ahead from ``start`` to under ``below`` lies behind what was delivered, or is gone."""
+        """Forget acks ahead in [``start``, ``below``): these sequences are delivered by now, or gone."""
         passed: list[int] = []
         if start:
             passed = _within(self.ahead, start, below - 1)
@@ -359,7 +359,7 @@ class AckState:
             self.changed = True
 
     def restore(self, state: StoredState, at_ns: int, mono_ns: int) -> None:
-        """Take over what was stored; ack waits go on from when the messages were delivered."""
+        """Restore the stored state; ack waits continue from when the messages were delivered."""
         self.delivered_cseq, self.delivered_sseq = state.delivered_cseq, state.delivered_sseq
         self.floor_cseq, self.floor_sseq = state.floor_cseq, state.floor_sseq
         self.last_active_ns, self.last_ack_ns = state.last_active_ns, state.last_ack_ns
@@ -371,7 +371,7 @@ class AckState:
                 by_time.setdefault(then, []).append(seq)
             else:
                 self.ahead.add(seq)
-                self._ahead_order.append(seq)  # rising, so a heap
+                self._ahead_order.append(seq)  # ascending, so a heap
         for then, seqs in by_time.items():
             self._pending_acks.restore(PendingRun(seqs, [state.pending[s][0] for s in seqs], then, 0, True))
         if self.pending and self.waits_ns:
@@ -391,12 +391,12 @@ class AckState:
     # ---- parts
 
     def _wait_of(self, seq: int) -> int:
-        """The ack wait after the deliveries that ``seq`` has had."""
+        """The ack wait after the latest delivery of ``seq``."""
         waits, again = self.waits_ns, self.redelivered.get(seq, 0)
         return waits[again if again < len(waits) else -1]
 
     def _resend(self, seqs: list[int], at_ns: int, due_ns: int, wait_ns: int | None) -> None:
-        """Give pending ``seqs`` a run of their own; ``wait_ns`` None: not in step with any lane."""
+        """Give pending ``seqs`` a run of their own; ``wait_ns`` None: it fits no lane."""
         seqs.sort()
         pending = self.pending
         run = PendingRun(seqs, [pending[s].cseq_of(s) for s in seqs], at_ns, due_ns, True)
@@ -412,7 +412,7 @@ class AckState:
         self._unsent.discard(seq)
 
     def _prune(self) -> None:
-        """Let go of what lies wholly below the floor."""
+        """Drop what is entirely below the floor."""
         self._pending_acks.prune(self.floor_sseq)
         self._delta.prune(self.floor_sseq)
         if self._pending_acks.crowded:
@@ -422,14 +422,14 @@ class AckState:
         self._delta.rewritten(self._pending_acks.rewrite())
 
     def _rewait(self, at_ns: int, mono_ns: int) -> None:
-        """What is pending waits by the present waits, from when it was delivered."""
+        """Apply the current waits to pending messages, from when they were delivered."""
         self._delta.rewritten(self._pending_acks.rewrite(self._wait_of, at_ns, mono_ns))
 
 
 def _within(seqs: Collection[int], first_seq: int, last_seq: int) -> list[int]:
     """Those of ``seqs``, a set or a dictionary, from ``first_seq`` to ``last_seq``, ascending.
 
-    Asked for each message that leaves a stream, so the cost is that of the range, however many ``seqs`` are.
+    Called for each message that leaves a stream, so the cost depends on the range, not on the size of ``seqs``.
     """
     if last_seq - first_seq < len(seqs):
         return [seq for seq in range(first_seq, last_seq + 1) if seq in seqs]

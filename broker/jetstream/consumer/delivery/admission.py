@@ -1,7 +1,7 @@
-"""Judges pull requests as they come in, and lets those wait that may.
+"""Checks pull requests as they arrive, and queues those that may wait.
 
-Owns the order of the checks, which a client sees by the first that fails, and the sweep that ends requests. The queue
-itself, its sharing and its texts are pull.py's; what the requests get is the delivery's.
+Owns the order of the checks, which shows in the first that fails, and the sweep that ends requests. The queue itself,
+how it shares out messages and its status texts are in pull.py; what the requests get is up to the delivery loop.
 
 Source: nats-server consumer.go: processNextMsgRequest, processWaiting.
 """
@@ -46,7 +46,7 @@ def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[
 
 
 class PullAdmission:
-    """The way into one consumer's queue of requests."""
+    """The entrance to one consumer's queue of requests."""
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, max_waiting: int) -> None:
         self.waiting = Waiting(max_waiting, Order())
@@ -56,17 +56,17 @@ class PullAdmission:
         self._swept_ns = 0
 
     def configure(self, config: ConsumerConfig, events: ConsumerEvents, clock: Clock, rng: random.Random) -> None:
-        """Take a configuration: its priority policy is in force from now on, for who waits already too."""
+        """Apply a configuration: its priority policy also applies to requests already waiting."""
         if self.waiting.order.policy != config.priority_policy:
             self.waiting.reorder(order_of(config.priority_policy, events, clock, rng))
         self.waiting.order.timeout_ns = config.priority_timeout
 
     def dismiss(self, text: bytes, *, pending: bool) -> None:
-        """End every waiting request with ``text``; ``pending``: and with what it still wanted."""
+        """End every waiting request with ``text``; ``pending``: also report what it still wanted."""
         send_statuses(self._bus, self.waiting.drain(text, pending=pending))
 
     def judge(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
-        """The request as it waits now, or None: it was answered with its refusal, or dropped."""
+        """The request as queued, or None when it was refused or dropped."""
         waiting = self.waiting
         try:
             request = parse_request(body)
@@ -82,7 +82,7 @@ class PullAdmission:
             self._refuse(reply, refusal)
             return None
         if waiting.full:
-            # A client with heartbeats would only ask again at once; it learns from their absence instead.
+            # A client with heartbeats would only ask again at once; it notices their absence instead.
             if not request.idle_heartbeat:
                 self._refuse(reply, "409 Exceeded MaxWaiting")
             return None
@@ -91,7 +91,7 @@ class PullAdmission:
         return entry
 
     def sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
-        """Let go of requests that are over; ``at_end``: there is nothing to deliver; ``heartbeats``: send those due."""
+        """Drop requests that have ended; ``at_end``: there is nothing to deliver; ``heartbeats``: send those due."""
         if not self.waiting:
             return
         self._swept_ns = mono_ns
@@ -99,7 +99,7 @@ class PullAdmission:
         send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end, heartbeat=beat))
 
     def _pinned_elsewhere(self, request: PullRequest) -> str:
-        """Why a request that names a pin ends at once, or ""; with the right one, its client keeps the pin."""
+        """Why a request that names a pin ends at once, or ""; the right pin renews its client's hold on it."""
         order = self.waiting.order
         if not isinstance(order, PinnedClient) or not order.pin or not request.id:
             return ""
@@ -109,9 +109,9 @@ class PullAdmission:
         return ""
 
     def _one_shot(self, request: PullRequest, mono_ns: int) -> str:
-        """Why a no_wait request ends at once, or "": nothing is there, or others in front want it all."""
+        """Why a no_wait request ends at once, or "": no message is there, or requests ahead want them all."""
         if not self._cursor.known or self._cursor.count() is not None:
-            return ""  # not known yet: the delivery will find out
+            return ""  # not known yet: the delivery loop will find out
         pending = max(0, self._cursor.pending) + len(self._acks.queue)
         if not pending:
             return "" if request.expires else "404 No Messages"

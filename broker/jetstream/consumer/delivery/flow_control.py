@@ -1,6 +1,6 @@
-"""What holds a delivery back: the flow control window, the rate limit, and replay at the original pace.
+"""Limits on the pace of delivery: the flow control window, the rate limit, and replay at the original pace.
 
-Pure bookkeeping over sizes and times: each says how many of the messages at hand may go now, and when to ask again.
+Pure bookkeeping over sizes and times: each says how many of the given messages may go now, and when to ask again.
 
 Source: nats-server consumer.go: needFlowControl, processFlowControl, setRateLimit, loopAndGatherMsgs.
 """
@@ -18,9 +18,9 @@ _GAP_NS = 1_000_000
 
 
 class FlowWindow:
-    """Bytes on their way to a push subscriber, answered for by flow control requests.
+    """Bytes in flight to a push subscriber, acknowledged through flow control requests.
 
-        0 ─────────── half ─────────── window          above half: one request goes out behind the message
+        0 ─────────── half ─────────── window          above half: one request follows the message
         ░░░░░░ unanswered ░░░░│                        above the window: delivery stops until it is answered
 
     Each answer doubles the window, up to 32 MiB. At most one request is outstanding; ``outstanding`` is its subject.
@@ -37,14 +37,14 @@ class FlowWindow:
         return self.unanswered > self.window
 
     def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
-        """How many of the next messages go now (they are counted as sent), and whether a request follows them."""
+        """How many of the next messages may go now (counted as sent), and whether a request follows them."""
         for i, size in enumerate(sizes):
             self.unanswered += size
             if not self.outstanding:
                 if self.unanswered > self.window // 2:
                     return i + 1, True
             elif self.unanswered - self._asked >= self.window:
-                # One huge message: its bytes ride on the request already out, else the window could stay shut.
+                # One huge message: the outstanding request covers its bytes; otherwise the window could stay shut.
                 self._asked += size
             if self.unanswered > self.window:
                 return i + 1, False
@@ -55,12 +55,12 @@ class FlowWindow:
         self.unanswered = max(0, self.unanswered - size)
 
     def asked(self, subject: bytes) -> None:
-        """A request to answer to ``subject`` went out."""
+        """A request with reply subject ``subject`` was sent."""
         self.outstanding = subject
         self._asked = self.unanswered
 
     def answered(self, subject: bytes) -> bool:
-        """An answer came; False when it is not to the outstanding request."""
+        """An answer arrived; False when it is not to the outstanding request."""
         if subject != self.outstanding or not subject:
             return False
         self.window = min(self.window * 2, _WINDOW_MAX)
@@ -93,7 +93,7 @@ class RateLimit:
 
 
 class Replay:
-    """``replay_policy: original``: the gaps between messages stored up to ``last_seq`` are waited out."""
+    """``replay_policy: original``: keeps the original gaps between messages stored up to ``last_seq``."""
 
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq

@@ -1,8 +1,8 @@
-"""Moves messages of one consumer from its stream to whoever takes them, a run at a time.
+"""Moves messages of one consumer from its stream to its receivers, a run at a time.
 
-Owns the order of things in one delivery: what is to be delivered again before what is new, the limits that hold it back
+Owns the order of steps in one delivery: redeliveries before new messages, the limits that hold it back
 (max_ack_pending, requests, flow control, rate, a slow connection), one ``Deliveries`` batch per receiver, and only then
-the record of what really went out. It never waits: ``run`` does a bounded amount and says what to do next.
+the record of what was actually sent. It never waits: ``run`` does a bounded amount and says what to do next.
 
 Source: nats-server consumer.go: loopAndGatherMsgs, getNextMsg, deliverMsg, didNotDeliver.
 """
@@ -28,9 +28,9 @@ __all__ = ["DeliveryLoop", "Step", "Verdict"]
 
 _RUN_MESSAGES = 1000
 _RUN_BYTES = 256 * 1024
-"""What one run delivers at most before others get their turn on the loop."""
+"""The most that one run delivers before others get their turn on the loop."""
 _UNSENT_BYTES = 8 << 20
-"""Unsent bytes on the receiver's connection above which it is left alone, well below max_pending (64 MiB)."""
+"""Unsent bytes on the receiver's connection above which delivery pauses, well below max_pending (64 MiB)."""
 _SLOW_NS = 2_000_000
 _UNHEARD_NS = 50_000_000
 _ONES = (1,) * _RUN_MESSAGES
@@ -40,13 +40,13 @@ class Verdict(Enum):
     """Why a run ended."""
 
     MORE = auto()
-    """It had its share; run again when others had theirs."""
+    """It used its share; run again when others have had theirs."""
     END = auto()
-    """Nothing to deliver, or nobody to take it."""
+    """Nothing to deliver, or no receiver."""
     BLOCKED = auto()
-    """max_ack_pending: an ack goes first. One-shot pulls are not ended by this."""
+    """max_ack_pending is reached: an ack has to come first. This does not end one-shot pulls."""
     LOADING = auto()
-    """``Step.loading`` must come in first."""
+    """``Step.loading`` must complete first."""
     LATER = auto()
     """Not before ``Step.at_ns`` (monotonic)."""
 
@@ -63,7 +63,7 @@ _END = Step(Verdict.END)
 class DeliveryLoop:
     """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set.
 
-    Args: ``done`` is told of deliveries that need no ack.
+    Args: ``done`` is called with deliveries that need no ack.
     """
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes,
@@ -77,7 +77,7 @@ class DeliveryLoop:
         self.waiting: Waiting | None = None
         self.push: PushSide | None = None
         self.acked = True
-        """Deliveries are to be acked; False: they count as acked when they go out."""
+        """Deliveries are to be acked; False: they count as acked when sent."""
         self.ack_pending_max = 0
         self.headers_only = False
         self.replay: Replay | None = None
@@ -92,7 +92,7 @@ class DeliveryLoop:
         while left > 0 and bytes_left > 0:
             if not self._heard():
                 return _END
-            # Every delivery says how many are still to come.
+            # Every delivery carries the number of messages still pending.
             loading = self._cursor.count()
             if loading is not None:
                 return Step(Verdict.LOADING, loading)
@@ -121,7 +121,7 @@ class DeliveryLoop:
         return Step(Verdict.MORE)
 
     def _heard(self) -> bool:
-        """Whether anybody takes messages."""
+        """Whether there is a receiver that takes messages."""
         if self.waiting is not None:
             return bool(self.waiting)
         push = self.push
@@ -135,7 +135,7 @@ class DeliveryLoop:
         return self.push.subject
 
     def _supply(self) -> Supply:
-        """What there is for requests with limits of their own; the next message counts as one to come in either case."""
+        """The counts for requests with limits of their own; the next message counts as pending, redelivered or new."""
         acks, again = self._acks, bool(self._acks.queue)
         return Supply(self._cursor.pending + again, len(acks.pending), not again, self.acked)
 
@@ -174,7 +174,7 @@ class DeliveryLoop:
         return n, sum(map(len, taken.bodies[:n]))
 
     def _again(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
-        """Deliver from the redelivery queue. What is no more in the stream, or had its last delivery, leaves it."""
+        """Deliver from the redelivery queue, dropping what has left the stream or reached max_deliver."""
         acks, cursor = self._acks, self._cursor
         found: list[Taken] = []
         counts: list[int] = []
@@ -207,7 +207,7 @@ class DeliveryLoop:
         n, lost = sent
         if n:
             gone = set(lost)
-            # Only what was really sent counts as a delivery; the rest keeps its place in the queue.
+            # Only what was actually sent counts as a delivery; the rest keeps its place in the queue.
             acks.deliver_again([s for s in taken.seqs[:n] if s not in gone], now_ns, mono_ns)
             acks.delivered_cseq += len(gone)
             self.sent_mono_ns = mono_ns
@@ -218,7 +218,7 @@ class DeliveryLoop:
 
     def _send(self, turn: Turn | None, taken: Taken, counts: Sequence[int] | None,
               mono_ns: int) -> Step | tuple[int, list[int]]:
-        """Send the first of ``taken``; ``counts``: deliveries of each, None when this is the first.
+        """Send the first of ``taken``; ``counts``: delivery count of each, None when this is the first delivery.
 
         Returns how many were used, and which sequences of those had no receiver.
         """
@@ -240,7 +240,7 @@ class DeliveryLoop:
         return counts[:n], range(first, first + n), [pending] * n
 
     def _sizes(self, taken: Taken, counts: Sequence[int] | None) -> list[int]:
-        """Bytes of each message as limits count them: subject, ack subject, headers and payload."""
+        """Size of each message as limits count it: subject, ack subject, headers and payload."""
         prefix = len(self._prefix)
         rows = zip(taken.subjects, taken.bodies, taken.seqs, taken.times, *self._numbers(len(taken), counts),
                    strict=True)
@@ -273,7 +273,7 @@ class DeliveryLoop:
             if n < len(batch):
                 waiting.drop(to)
                 if len(shares) == 1:
-                    return start + n, lost  # nothing was sent behind these: as if they had not been taken
+                    return start + n, lost  # nothing was sent after these: as if they had not been taken
                 lost += taken.seqs[cut][n:]
             elif after is not None:
                 bus.publish(to.reply, b"", len(after), after)
@@ -294,7 +294,7 @@ class DeliveryLoop:
         if flow is not None:
             n, ask = flow.send(sizes)
             taken = taken.cut(n)
-            # Where its answers are the acks, a full max_ack_pending is waited out by one.
+            # Where flow control answers are the acks, one is needed to get past a full max_ack_pending.
             full = to.flow_acks and len(self._acks.pending) + (n if counts is None else 0) >= self.ack_pending_max > 0
             ask = ask or (full and not flow.outstanding)
         delivered, cseqs, pendings = self._numbers(len(taken), counts)
@@ -307,7 +307,7 @@ class DeliveryLoop:
             elif ask:
                 to.ask()
         if not n:
-            # The watch will say when somebody listens again; until then look now and then.
+            # The watch reports when somebody subscribes again; until then check now and then.
             return Step(Verdict.LATER, None, mono_ns + _UNHEARD_NS)
         return n, []
 
@@ -328,7 +328,7 @@ def _joined(parts: list[Taken]) -> Taken:
 
 
 def _with_headers(taken: Taken, lines: bytes) -> Taken:
-    """With more header lines behind those that each message has (genHeader)."""
+    """``taken`` with header lines added after those of each message (genHeader)."""
     bodies, hlens = [], []
     for i, body in enumerate(taken.bodies):
         hlen = 0 if taken.hlens is None else taken.hlens[i]
@@ -339,7 +339,7 @@ def _with_headers(taken: Taken, lines: bytes) -> Taken:
 
 
 def _headers_only(taken: Taken) -> Taken:
-    """Without payloads; the payload's length joins the headers (convertToHeadersOnly)."""
+    """``taken`` without payloads; a header gives the payload's length (convertToHeadersOnly)."""
     bodies = []
     for i, body in enumerate(taken.bodies):
         hlen = 0 if taken.hlens is None else taken.hlens[i]

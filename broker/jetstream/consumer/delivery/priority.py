@@ -2,12 +2,12 @@
 
     none            all of them take turns                                       Order
     prioritized     those of the lowest ``priority`` take turns                  Prioritized
-    overflow        those whose min_pending or min_ack_pending is reached do     Overflow
-    pinned_client   those that carry the pin do; the first one without it gets   PinnedClient
-                    one when nobody has it
+    overflow        those whose min_pending or min_ack_pending is reached        Overflow
+    pinned_client   those that carry the pin; the first one without it gets it   PinnedClient
+                    when no client has it
 
-An order answers with a ``Turn`` before messages are read and changes nothing by it; ``settle`` is told who was served.
-Judging requests as they come is admission.py's.
+An order returns a ``Turn`` before messages are read, without changing state; ``settle`` is called with the requests
+served. Requests are checked on arrival in admission.py.
 
 Source: nats-server consumer.go: nextWaiting, popAndRequeue, assignNewPinId, setPinnedTimer; ADR-42.
 """
@@ -32,8 +32,8 @@ _ANY = 1 << 62
 class Supply(NamedTuple):
     """What overflow compares: messages to deliver, the next one included, and acks pending.
 
-    ``first`` tells how a delivery moves them: it is the message's first, so that the former falls by one; ``acked``: and
-    the latter rises by one.
+    ``first`` and ``acked`` say how a delivery changes them: a message's first delivery lowers ``pending`` by one and,
+    if it is to be acked, raises ``ack_pending`` by one.
     """
 
     pending: int
@@ -43,7 +43,7 @@ class Supply(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The requests that take turns with the next messages, so many, in order; whoever shares out changes ``requests``."""
+    """The requests that take turns with the next ``messages``, in order; sharing out modifies ``requests``."""
 
     requests: deque[WaitingRequest]
     messages: int
@@ -57,8 +57,8 @@ class Turn(NamedTuple):
 class Order:
     """First come, first served, in turns.
 
-    Attributes: ``pin`` of the one client that is served, empty: there is none; ``pinned_at_ns`` since when (Unix UTC),
-        ``due_ns`` when that ends unless a request with it comes before (monotonic), ``timeout_ns`` after the last one.
+    Attributes: ``pin`` of the one client that is served, empty: none; ``pinned_at_ns`` since when (Unix UTC);
+        ``due_ns`` when it expires unless a request renews it (monotonic), ``timeout_ns`` after the last one.
     """
 
     policy = "none"
@@ -74,7 +74,7 @@ class Order:
         requests.append(request)
 
     def turn(self, requests: deque[WaitingRequest], supply: Supply) -> Turn | None:
-        """Who takes turns now; None: nobody may have the next message."""
+        """The requests that take turns now; None: none may have the next message."""
         return Turn(requests, _ANY) if requests else None
 
     def refusal(self, request: WaitingRequest) -> bytes | None:
@@ -82,18 +82,18 @@ class Order:
         return None
 
     def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
-        """Bring the queue up to date after sharing out; ``last`` got the last message, None: nobody got any."""
+        """Bring the queue up to date after sharing out; ``last`` got the last message, None: no request got any."""
 
     def headers(self) -> bytes:
-        """What every message to those who were served carries in addition."""
+        """Extra headers of every message to the requests served."""
         return b""
 
     def expire(self, mono_ns: int) -> bool:
-        """Take the pin away if it is due; returns whether it was."""
+        """Remove the pin if it has expired; returns whether it had."""
         return False
 
     def unpin(self) -> None:
-        """Take the pin away from whoever has it."""
+        """Remove the pin from the client that has it."""
 
 
 class Prioritized(Order):
@@ -121,7 +121,7 @@ class Prioritized(Order):
 
 
 class _Selective(Order):
-    """Requests anywhere in the queue may be passed over: they keep their places in the circle."""
+    """Any request in the queue may be passed over; it keeps its place in the rotation."""
 
     def settle(self, requests: deque[WaitingRequest], turn: Turn, last: WaitingRequest | None) -> None:
         if last is not None:
@@ -173,8 +173,8 @@ class PinnedClient(_Selective):
             if r.pin == self.pin:
                 may.append(r)
                 if not self.pin:
-                    # It gets the pin, after which others have no turn. One that names no group gets none, and only
-                    # this message.
+                    # It gets the pin, after which others have no turn. One that names no group gets no pin, and
+                    # only this message.
                     return Turn(may, _ANY if r.request.group else 1)
         return Turn(may, _ANY) if may else None
 
@@ -196,7 +196,7 @@ class PinnedClient(_Selective):
         return b"Nats-Pin-Id: %b\r\n" % self.pin.encode()
 
     def touch(self) -> None:
-        """A request of the pinned client came: the pin is good for another ``timeout_ns``."""
+        """The pinned client sent a request: renew the pin for another ``timeout_ns``."""
         self.due_ns = self._clock.monotonic_ns() + self.timeout_ns
 
     def expire(self, mono_ns: int) -> bool:
@@ -211,7 +211,7 @@ class PinnedClient(_Selective):
 
 
 def order_of(policy: str, events: ConsumerEvents, clock: Clock, rng: random.Random) -> Order:
-    """The order that a priority policy asks for."""
+    """The order for a priority policy."""
     match policy:
         case "prioritized":
             return Prioritized()

@@ -1,12 +1,12 @@
-"""The waiting pull requests of one consumer, and messages shared out among them.
+"""The waiting pull requests of one consumer, and how messages are shared out among them.
 
-Owns the queue and the exact texts of the requests' ends. It sends nothing: methods return the status messages to send,
-and ``share`` says which request gets which of the messages at hand.
+Owns the queue and the exact status texts that end requests. It sends nothing: methods return the status messages to
+send, and ``share`` says which request gets which messages.
 
 A request ends when its batch or its bytes are used up, at ``expires``, when its inbox has no subscriber any more, or as
 a one-shot (``no_wait``) at the end of the stream. One message goes to the request at the head, which then moves to the
-tail: with one request waiting it gets the whole run, with several they take turns message by message. Which of them take
-part is the order's (priority.py).
+tail: a single waiting request gets the whole run, several take turns message by message. The order (priority.py)
+decides which of them take part.
 
 Source: nats-server consumer.go: nextWaiting, processWaiting, waitQueue.
 """
@@ -26,7 +26,7 @@ __all__ = ["Share", "Waiting"]
 
 
 class Share(NamedTuple):
-    """A request and the messages it gets: ``[start:stop:step]`` of those at hand. ``after``: a status that follows."""
+    """A request and the messages it gets: ``[start:stop:step]`` of those given. ``after``: a status that follows."""
 
     to: WaitingRequest
     start: int
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
 
 class Waiting:
-    """The waiting requests of one consumer, in the order in which their turns come."""
+    """The waiting requests of one consumer, in turn order."""
 
     def __init__(self, max_waiting: int, order: Order) -> None:
         self.max_waiting = max_waiting
@@ -67,23 +67,23 @@ class Waiting:
         self.order.place(self.requests, request)
 
     def reorder(self, order: Order) -> None:
-        """Another order is in force from now on."""
+        """Change the order."""
         self.order = order
         waiting, self.requests = self.requests, deque()
         for request in waiting:
             order.place(self.requests, request)
 
     def turn(self, supply: Supply) -> Turn | None:
-        """Who takes turns with the next messages; None: nobody may have the next one."""
+        """The requests that take turns with the next messages; None: none may have the next one."""
         return self.order.turn(self.requests, supply)
 
     def sweep(self, mono_ns: int, interested: Callable[[bytes], bool], *, at_end: bool,
               heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
-        """Let go of what has ended, and beat for what goes on.
+        """Remove requests that have ended, and send heartbeats to the others.
 
         Args: at_end: no message is left to deliver, which ends one-shots without ``expires`` or that had something.
             heartbeat: the status to send where one is due; None leaves them for later.
-        Returns: (inbox, status) to send, in order. Requests whose inbox nobody hears go silently.
+        Returns: (inbox, status) to send, in order. Requests whose inbox has no subscriber are dropped silently.
         """
         out: list[tuple[bytes, bytes]] = []
         kept: deque[WaitingRequest] = deque()
@@ -107,7 +107,7 @@ class Waiting:
               interested: Callable[[bytes], bool]) -> tuple[bool, list[tuple[bytes, bytes]]]:
         """Make sure that the next ``count`` requests in turn can be served.
 
-        Returns: whether they can, and the ends of those that cannot: who takes turns is to be asked again then.
+        Returns: whether they can, and the end statuses of those that cannot; call ``turn`` again then.
         """
         gone: list[WaitingRequest] = []
         out: list[tuple[bytes, bytes]] = []
@@ -124,7 +124,7 @@ class Waiting:
         return not gone, out
 
     def drop(self, request: WaitingRequest) -> None:
-        """Nobody hears this request's inbox any more."""
+        """Remove a request whose inbox has no subscriber any more."""
         if request in self.requests:
             self.requests.remove(request)
 
@@ -136,11 +136,11 @@ class Waiting:
 
     def share(self, turn: Turn, count: int, sizes: Callable[[], Sequence[int]],
               mono_ns: int) -> tuple[list[Share], list[tuple[bytes, bytes]]]:
-        """Share out the next ``count`` messages among those who take turns.
+        """Share out the next ``count`` messages among the requests that take turns.
 
-        Args: sizes gives the size of each message as max_bytes counts it, and is asked only where one is in force.
+        Args: sizes gives the size of each message as max_bytes counts it; called only where a request has max_bytes.
         Returns: the shares, which together cover the first messages without a gap, and statuses for requests that
-            ended without getting one more. Fewer than ``count`` may be covered: ask for the next turn with the rest.
+            ended without another message. Fewer than ``count`` may be covered: ask for the next turn with the rest.
         """
         requests = turn.requests
         count = min(count, turn.messages)
@@ -170,13 +170,13 @@ class Waiting:
 
     def _share_by_size(self, requests: deque[WaitingRequest], count: int, sizes: Sequence[int], shares: list[Share],
                        mono_ns: int) -> list[tuple[bytes, bytes]]:
-        """One message at a time, since any may be the one that does not fit; runs to one request are joined."""
+        """Share out one message at a time, since any may not fit; runs to one request are joined."""
         out: list[tuple[bytes, bytes]] = []
         i = 0
         while i < count and requests:
             r = requests[0]
             if r.bytes_left and sizes[i] > r.bytes_left:
-                # What was shared out before goes first, else the client would see the end before its messages.
+                # What was shared out before goes first; otherwise the client would see the end before its messages.
                 if shares:
                     break
                 out.append((r.reply, r.pending_status(status.MESSAGE_SIZE)))
@@ -199,7 +199,7 @@ class Waiting:
 
 
 def _move_on(requests: deque[WaitingRequest]) -> None:
-    """The request at the head was served: to the tail with it, or away when it wants no more."""
+    """The request at the head was served: move it to the tail, or remove it when it wants no more."""
     served = requests.popleft()
     if served.batch_left:
         requests.append(served)

@@ -1,7 +1,7 @@
-"""The side of a push consumer that looks at its subscribers: whether there are any, what they take, that they live.
+"""The subscriber side of a push consumer: whether anybody subscribes, how much they take, and heartbeats.
 
-Owns the interest in ``deliver_subject``, the flow control window with the request that is out, the rate limit and the
-idle heartbeat. What is delivered, and when, is the delivery's; it asks here.
+Owns the interest in ``deliver_subject``, the flow control window with its outstanding request, the rate limit and the
+idle heartbeat. What is delivered, and when, is up to the delivery loop, which consults this module.
 
 Source: nats-server consumer.go: updateDeliveryInterest, sendFlowControl, processFlowControl, loopAndGatherMsgs.
 """
@@ -26,17 +26,17 @@ __all__ = ["PushSide"]
 class PushSide:
     """One consumer's subscribers.
 
-    Attributes: ``active`` somebody listens; ``flow`` and ``rate`` are None where not configured; ``flow_acks``: answers
-        to flow control requests are the acks.
+    Attributes: ``active``: there are subscribers; ``flow`` and ``rate`` are None where not configured; ``flow_acks``:
+        answers to flow control requests are the acks.
     """
 
     def __init__(self, bus: Bus, rng: random.Random, names: str, config: ConsumerConfig, mono_ns: int,
                  msg_bytes_max: int, interested: Callable[[bool], None],
                  go_on: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's bound of a message, -1: none.
+        """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's message size limit, -1: none.
 
-        ``interested`` is told whether anybody listens, ``go_on`` when the window has opened, and what the answers ack where
-        they do: (stream sequence, consumer sequence).
+        ``interested`` is called with whether anybody subscribes, ``go_on`` when the window has opened, with what the
+        answers ack where they do: (stream sequence, consumer sequence).
         """
         self.subject = config.deliver_subject.encode()
         self.group = config.deliver_group.encode()
@@ -61,7 +61,7 @@ class PushSide:
         self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
 
     def update(self, old: ConsumerConfig, config: ConsumerConfig, mono_ns: int, msg_bytes_max: int) -> bool:
-        """Take a changed configuration; True when messages go elsewhere from now on: ``watch`` then, once answered."""
+        """Apply a changed configuration; True when messages now go elsewhere: ``watch`` after answering."""
         self._beat_ns = config.idle_heartbeat
         if config.rate_limit_bps != old.rate_limit_bps:
             self._limit(config.rate_limit_bps, msg_bytes_max, mono_ns)
@@ -73,14 +73,14 @@ class PushSide:
         return True
 
     def open(self) -> None:
-        """Hear answers to flow control requests, and follow the interest."""
+        """Subscribe to answers to flow control requests, and watch the interest."""
         self._open = True
         if self.flow is not None:
             self._answers = self._bus.subscribe(self._flow_prefix.encode() + b"*", self._on_flow)
         self.watch()
 
     def watch(self) -> None:
-        """While it is open, follow the interest in the subject from now on; who listens already is told at once."""
+        """If open, watch the interest in the subject; existing interest is reported at once."""
         self._unwatch()
         if not self._open:
             return
@@ -88,7 +88,7 @@ class PushSide:
         self._heard(self._watch.interested)
 
     def close(self) -> None:
-        """Look at nobody any more."""
+        """Stop watching."""
         self._open = False
         if self._answers is not None:
             self._bus.unsubscribe(self._answers)
@@ -107,9 +107,9 @@ class PushSide:
         self._bus.publish(self.subject, self._flow_request, len(status.FLOW_CONTROL), status.FLOW_CONTROL)
 
     def beat(self, mono_ns: int, sent_mono_ns: int, consumer_seq: int, stream_seq: int, *, unacked: bool) -> None:
-        """Send the heartbeat if it is due: nothing was sent for its interval, the last being the sequences given.
+        """Send the heartbeat if it is due: nothing was sent for its interval. The sequences are the last ones sent.
 
-        ``unacked``: acks are pending, so where flow control carries them, this is the time to ask for them.
+        ``unacked``: acks are pending, so where flow control carries them, ask for them now.
         """
         if self._beat_ns <= 0 or not self.active:
             return
@@ -148,7 +148,7 @@ class PushSide:
         self._flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
 
     def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
-        # What a rate limit lets through in one go: the largest message.
+        # The burst of a rate limit: the largest message.
         burst = msg_bytes_max if msg_bytes_max > 0 else MAX_PAYLOAD
         self.rate = RateLimit(bits_per_second, burst, mono_ns) if bits_per_second else None
 

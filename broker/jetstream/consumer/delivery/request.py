@@ -1,6 +1,6 @@
-"""Pull requests as they come, and as they wait.
+"""Pull requests as they arrive, and as they wait.
 
-Any bytes may come as a body. What is a request is judged by admission.py, who is served by pull.py.
+A body may be any bytes. admission.py checks requests; pull.py decides which are served.
 
 Source: nats-server consumer.go: nextReqFromMsg, waitingRequest.
 """
@@ -46,12 +46,12 @@ class PullRequest:
 
     @property
     def grouped(self) -> bool:
-        """Whether it says something of priority groups, be it nothing."""
+        """Whether the rules of priority groups apply: JSON can name a group, a plain number cannot."""
         return True
 
 
 class _Plain(PullRequest):
-    """A body that is only a number of messages. It says nothing of groups, so nothing of them is asked of it."""
+    """A body that is only a number of messages. It cannot name a group, so no group is required of it."""
 
     __slots__ = ()
 
@@ -66,8 +66,8 @@ _remembered: dict[bytes, PullRequest] = {}
 def parse_request(body: bytes) -> PullRequest:
     """Read the body of a pull request: empty, a number, or JSON; anything else asks for one message.
 
-    The value is shared between calls: don't change it.
-    Raises: BadRequest for JSON that cannot be read and for a heartbeat that ``expires`` leaves no room for.
+    The value is shared between calls: do not modify it.
+    Raises: BadRequest for invalid JSON and for a heartbeat too long for ``expires``.
     """
     found = _remembered.get(body)
     if found is None:
@@ -84,7 +84,7 @@ def _parse(body: bytes) -> PullRequest:
         try:
             request = wire.read(PullRequest, wire.load_one(body), lenient=True)
         except ApiError as error:
-            # nats-server decodes into a pointer to a pointer here, and Go then leaves out the type's name.
+            # nats-server decodes into a pointer to a pointer here, for which Go omits the type's name.
             text = error.description.removeprefix("invalid JSON: ")
             raise BadRequest(text.replace(" PullRequest.", " .", 1)) from None
         if request.idle_heartbeat > 0 and request.idle_heartbeat * 2 > request.expires:
@@ -103,7 +103,7 @@ class WaitingRequest:
     def __init__(self, reply: bytes, request: PullRequest, mono_ns: int) -> None:
         self.reply = reply
         self.request = request
-        # A batch of 0 or less is served once: the count is looked at after a message has gone out.
+        # A batch of 0 or less is served once: the count is checked after a message has been sent.
         self.batch_left = max(request.batch, 1)
         self.bytes_left = max(request.max_bytes, 0)
         self.delivered = 0

@@ -1,8 +1,8 @@
 """Status messages of consumers: header-only messages whose first line carries a code and a text.
 
-Clients match these texts letter by letter; one changed letter breaks them.
+Clients compare these texts exactly; one changed letter breaks them.
 
-Source: nats-server consumer.go; the list stands in ADR-37.
+Source: nats-server consumer.go; ADR-37 has the list.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FLOW_CONTROL = _V + b"100 FlowControl Request\r\n\r\n"
 
 
 def line(text: str) -> bytes:
-    """A whole status message of ``text`` ("409 Exceeded MaxWaiting"); line breaks in it become spaces."""
+    """A complete status message with ``text`` ("409 Exceeded MaxWaiting"); line breaks in it become spaces."""
     return _V + text.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\r\n\r\n"
 
 
 def with_pending(text: bytes, messages: int, size: int) -> bytes:
-    """A whole status message that says what was left of a request."""
+    """A complete status message that reports what was left of a request."""
     return b"%b\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n\r\n" % (text, messages, size)
 
 
