@@ -2,7 +2,7 @@
 
     state (newest checkpoint and the log after it) ── its blocks in order ── index, then the wanted frames
 
-It reads what was persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are read
+It reads the messages persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are read
 ahead, bounded in bytes.
 """
 
