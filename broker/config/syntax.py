@@ -71,8 +71,8 @@ def parse(text: str, *, file: str = "", environ: Mapping[str, str] | None = None
           read: Callable[[str], str] | None = None) -> Value:
     """Read a whole configuration; the result's ``value`` is its outermost map.
 
-    Args: ``file`` is for messages, and the base of included paths; ``read(path)`` returns an included file's text (None:
-        nothing can be included).
+    Args: ``file`` is for messages, and the base of included paths; ``read(path)`` returns an included file's text
+        (None: nothing can be included).
     Raises: SyntaxFailure.
     """
     return _Reader(text, file, environ or {}, read, (file,), frozenset()).whole()

@@ -347,7 +347,7 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
 
 
 async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
-    """The seal of an epoch: at its known end, or else the lowest among its last entries."""
+    """The seal of an epoch: at its known end, otherwise the lowest among its last entries."""
     if epoch.end is not None:
         position = Position(epoch.number, epoch.end)
         data = await source.find(paths.log(position))

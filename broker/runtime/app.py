@@ -2,7 +2,7 @@
 
     start   the ports, bound: if one is in use, the store is not touched
             the store, JetStream on it (a standby waits here without the client port, its monitoring pages up)
-            the listener for clients: last, so that a client that can connect finds everything ready
+            the listener for clients: not before a client that connects finds everything ready
             the monitoring pages
     lost    another broker took the shard: the clients are disconnected, and it starts over as a standby
     stop    the listener and the clients, JetStream (committing what was sequenced), the store, the pages
@@ -51,11 +51,11 @@ class App:
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
                  read: Callable[[], Settings] | None = None) -> None:
-        """Args: ``read`` reads the settings again, for ``reload``; it raises ConfigError if they are wrong. None: no file."""
+        """Args: ``read`` reads the settings again, for ``reload``; raises ConfigError if invalid. None: no file."""
         self.settings = settings
         self._read = read
         self.reloaders: list[Prepare] = []
-        """Other parts than the server that settings apply to."""
+        """Parts other than the server that settings apply to."""
 
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
@@ -104,7 +104,7 @@ class App:
         self.lag.start()
 
     async def stop(self) -> None:
-        """Shut down cleanly: accept no new connections, commit and acknowledge what was sequenced, then close clients."""
+        """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""
         self._serving = False
         self.lag.stop()
         if self._stepping_down is not None:

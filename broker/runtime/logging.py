@@ -84,7 +84,7 @@ class LogLines:
         logging.captureWarnings(True)
 
     def prepare(self, settings: LoggingSettings) -> Callable[[], None]:
-        """Prepare to log as ``settings`` say. Returns: what applies them. Raises: OSError when the file cannot be opened."""
+        """Prepare to log as ``settings`` say. Returns: what applies them. Raises: OSError, as the constructor."""
         handler: logging.Handler = (
             LogFile(settings.file, settings.size_limit, settings.max_num) if settings.file
             else logging.StreamHandler(sys.stderr))

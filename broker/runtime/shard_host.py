@@ -61,7 +61,7 @@ class ShardHost(LogListener):
 
     def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock,
                  lost: Callable[[BaseException], None]) -> None:
-        """Args: ``server_name`` is the owner's; "": one is generated. ``lost`` is called once each time that ownership is
+        """Args: ``server_name`` is the owner's; "": one is generated. ``lost`` is called once each time ownership is
             lost; call ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
         """Called each time it begins to wait for another broker, or for the store."""
@@ -172,7 +172,7 @@ class ShardHost(LogListener):
                                     self._wait, silence_ns=silence_ns)
 
     async def _own(self, watched: Watched | None) -> Shard:
-        """Take the shard and recover it. Raises: Overtaken; Fenced, by whom; StoreError; FormatError; CutOff."""
+        """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
         store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
         settings = ShardSettings.for_store(store, self._settings)
         if self._executor is None:

@@ -1,4 +1,4 @@
-"""An account: a subject space of its own, and what its connections did.
+"""An account: its own subject space, and the counts of its connections.
 
 Owns: the router, and the counts of connections and messages. Does not own: who may log in to it (auth), and what it
 stores (JetStream, which knows an account by its router).

@@ -1,4 +1,4 @@
-"""The types of logging in: credentials, authenticators and their decisions.
+"""Types for logging in: credentials, authenticators and their decisions.
 
     Credentials ──> Authenticator.decide ──┬──> Login      the account, the user, and what the user may do
                                            ├──> Refusal

@@ -1,7 +1,7 @@
 """Passwords and tokens, plain or as bcrypt hashes. Comparing with a hash happens off the loop, in bounded numbers.
 
-Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in
-constant time, and for a hash returns a ``BcryptCheck``, which ``PasswordChecks`` runs:
+Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in time
+independent of how much of it is right, and for a hash returns a ``BcryptCheck``, which ``PasswordChecks`` runs:
 
     ask ──> waiting, in order of arrival ──> running, in a thread ──> every waiting login is notified
              │                                 ^
@@ -77,7 +77,7 @@ def hash_cost(secret: str) -> int:
 
 
 class PasswordChecks:
-    """Used on the loop only. ``at_once`` checks run concurrently; by default one per processor but one, at most four."""
+    """Used on the loop only. ``at_once`` checks run concurrently; default: all processors but one, at most four."""
 
     def __init__(self, at_once: int | None = None) -> None:
         self._free = at_once or max(1, min(4, (os.cpu_count() or 1) - 1))

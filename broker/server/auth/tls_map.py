@@ -5,7 +5,7 @@ The certificate was verified in the handshake; here one of its names is mapped t
     e-mail addresses, DNS names, URIs     in this order, as written
     the subject                           as a distinguished name: "CN=app,OU=NATS,O=Example", its parts in any order
 
-CONNECT's user name is ignored; a user with a password must also send it.
+CONNECT's user name is ignored; a user with a password must also send the password.
 
 Source: nats-server, server/auth.go (checkClientTLSCertSubject), internal/ldap/dn.go; RFC 4514.
 """

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class UserAuthenticator:
     """The configured users by name. A client without credentials is ``no_auth_user``, if configured.
 
-    ``certificate_only`` are users without a password whom another port identifies by certificate; they cannot log in here.
+    ``certificate_only``: users without a password, whom another port identifies by certificate; they are refused here.
     """
 
     wants_nonce = False

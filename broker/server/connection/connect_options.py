@@ -59,7 +59,7 @@ def shown_connect(arg: bytes) -> bytes:
 
 
 def described(fields: Mapping[str, Any], account: str, user: str = "") -> str:
-    """What log lines add to a client's address after its first login: its software, and ``user`` or the name it sent."""
+    """What log lines add to a client's address after its first login: software, and ``user`` or the name it sent."""
     said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
     user = user or fields.get("user") or ""

@@ -121,8 +121,8 @@ class Handshake:
     def reconsider(self, names: Collection[str]) -> None:
         """The users have changed, and are now ``names``; a client that is logged in must still be one of them.
 
-        As on nats-server: a client whose user is gone, or in another account, is closed silently and reconnects; one whose
-        credentials are no longer valid gets an error. Between CONNECT and the end of its check, it is checked again.
+        As on nats-server: a client whose user is gone, or in another account, is closed silently and reconnects; one
+        whose credentials are no longer valid gets an error. A check that has not ended is started again.
         """
         client, authenticator = self._client, self._entrance.authenticator
         fields = client.options

@@ -91,7 +91,7 @@ class Publishing:
             self._publish_checked(ops, at, at + 1, now_ns)
 
     def _may_trace_to(self, dest: bytes) -> bool:
-        """Whether the client may have trace events published to ``dest``; permission to respond there does not suffice."""
+        """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""
         return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
     def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:

@@ -48,7 +48,7 @@ class Subscribing:
         self.subs: dict[bytes, Subscription] = {}
 
     def restrict(self, rules: SubscribeRules | None, replies: ReplyPermissions | None) -> None:
-        """Set what may be subscribed to (None: everything); ``replies`` is notified of messages that may be replied to."""
+        """Set what may be subscribed to (None: everything); ``replies`` records messages that may be replied to."""
         self._rules = rules
         self._replies = replies
         self._hiding = False
@@ -86,8 +86,8 @@ class Subscribing:
         self._client.router.add(sub)
 
     def _hide(self, rules: SubscribeRules, sub: Subscription) -> None:
-        """From the client's first subscription that covers a denied subject on, consumers' deliveries on denied subjects
-        are hidden from all its subscriptions, as on nats-server."""
+        """From the client's first subscription that covers a denied subject on, consumers' deliveries on denied
+        subjects are hidden from all its subscriptions, as on nats-server."""
         if self._hiding:
             sub.hides = rules.denials(sub.queue)
         elif sub.denies is not None:
@@ -130,7 +130,7 @@ class Subscribing:
         self._client.router.remove(sub)
 
     def reconsider(self, user: str) -> None:
-        """The rules have changed: end subscriptions no longer permitted, with an error; apply the new rules to the rest."""
+        """The rules have changed: end subscriptions no longer permitted, with an error; apply them to the rest."""
         for sub in list(self.subs.values()):
             self._leave(sub)
             if self._rules is None or self._rules.permits(sub.subject, sub.queue):

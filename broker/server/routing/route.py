@@ -84,7 +84,7 @@ class Subscription:
 
 
 class Route:
-    """The receivers of a set of subjects. Only ``limited`` ever changes, so it is safe to iterate while subscriptions change.
+    """The receivers of some subjects. Only ``limited`` ever changes, so iterating is safe while subscriptions change.
 
     Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
     """

@@ -40,7 +40,7 @@ ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half is dropped."""
 
 _SCAN_MAX: Final = 2048
-"""Up to so many cached routes are searched for those that a wildcard affects; a larger cache is cleared instead."""
+"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
 _INBOX: Final = b"_INBOX."
 _ACK: Final = b"$JS.ACK."
@@ -109,8 +109,8 @@ class InterestWatch:
 
 
 class Router:
-    """One account's router. ``call_soon`` runs interest callbacks, and handlers of what the broker publishes, on a later
-    turn of the loop."""
+    """One account's router. ``call_soon`` runs interest callbacks, and handlers of what the broker publishes, on a
+    later turn of the loop."""
 
     def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
                  name: str = "$G") -> None:
@@ -191,7 +191,7 @@ class Router:
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
-        With ``queue``, messages count as received only if that group subscribes; all other subscribers of ``to`` receive
+        With ``queue``, messages count as received only if that group subscribes; all other subscribers of ``to`` get
         them too, as with any message. Returns how many of the batch had a receiver, counted from its front.
         """
         route = self._routes.get(to) or self._resolve(to)
@@ -226,8 +226,8 @@ class Router:
         return taken.index(0) if 0 in taken else count
 
     def _show(self, route: Route, msg: Msg, now_ns: int) -> int:
-        """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it. If none
-        may, it counts as received, since it would otherwise hold up the messages behind it."""
+        """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
+        If none may, it counts as received, since it would otherwise hold up the messages behind it."""
         match = route.shown(msg[0])
         return self._build(match).spread([msg], None, now_ns)[0] if match.plain or match.groups else 1
 
