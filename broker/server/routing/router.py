@@ -184,7 +184,7 @@ class Router:
         self.remove(subscription)
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to all subscribers; returns their number. Handlers get it on a later turn of the loop."""
+        """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
