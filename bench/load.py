@@ -287,7 +287,7 @@ def core(args: argparse.Namespace) -> dict:
 
 
 def receive(sock: socket.socket, buffer: bytearray) -> int:
-    """How many bytes can be had now; with TLS also those that were read with others and decrypted."""
+    """Read what is available, including what TLS has already decrypted; returns its size in bytes."""
     size = 0
     try:
         while True:

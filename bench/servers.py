@@ -117,7 +117,7 @@ class Server(Process):
 
 
 def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
-    """The real one, with its defaults or with an fsync before each PubAck."""
+    """The real nats-server, with its defaults or with an fsync before each PubAck."""
     config = 'jetstream { store_dir: "{dir}/js", sync_interval: always }' if sync else ""
     words = [str(NATS_SERVER), *(["-js", "-sd", "{dir}/js"] if jetstream and not sync else [])]
     server = Server("nats-server" + (" (sync always)" if sync else ""), words, config="")
@@ -126,7 +126,7 @@ def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
 
 
 def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | None = None, commit_interval: str = "") -> Server:
-    """Ours, on a fresh directory or on the store given."""
+    """jetblock, on a fresh directory or on the given store."""
     words = [sys.executable, "-m", "broker", *(["--store", store or "file://{dir}/store"] if jetstream else [])]
     env = dict(env or {})
     if commit_interval:
@@ -137,7 +137,7 @@ def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | N
 
 
 def with_tls(server: Server) -> Server:
-    """``server``, with TLS for clients by a certificate made for it."""
+    """``server``, with TLS for clients and a certificate made for it."""
     from tests.certificates import Authority
 
     files = Authority(server.dir).server()

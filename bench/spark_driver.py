@@ -122,7 +122,7 @@ def stream(spark: SparkSession, store: str, checkpoint: pathlib.Path, per_trigge
 
 
 def through_the_server(spark: SparkSession, port: int) -> dict[str, Any]:
-    """The way without blocks: a pull consumer in Python fills an Arrow table, written as a DataFrame to noop."""
+    """Reading without blocks: a pull consumer in Python fills an Arrow table, written as a DataFrame to noop."""
     import nats
     import pyarrow as pa
     from nats.js.api import AckPolicy, ConsumerConfig

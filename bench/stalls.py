@@ -73,7 +73,7 @@ def fill(state: ShardState, blocks: int) -> StreamState:
 
 
 class Stalls:
-    """A stream, and the longest time that the loop stood still in each of several tasks of work."""
+    """A stream, and the longest pause of the loop in each of several operations."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -99,7 +99,7 @@ class Stalls:
         await self.log.close()
 
     async def measure(self, what: str, work: Awaitable[Any]) -> None:
-        """Do ``work`` and what follows from it, with no collection of garbage, and keep the longest pause."""
+        """Do ``work`` and its follow-up work, without garbage collection, and record the longest pause."""
         gc.collect()
         gc.disable()
         worst = worst_cpu = 0.0
@@ -142,7 +142,7 @@ class Stalls:
 
 
 async def ids(count: int, stalls: Stalls) -> None:
-    """The ids of a window come back after a restart, and leave it all at one time."""
+    """The ids of a window are restored after a restart, and all expire at once."""
     window = Dedupe(120 * 10**9, known=False, bytes_max=256 << 20)
     now = time.time_ns()
     taken = [[(seq, b"order-%012d" % seq, now + seq) for seq in range(at, at + 4096)]

@@ -1,7 +1,7 @@
-"""Users, what they may publish and subscribe to, and accounts: plain values, valid by construction.
+"""Users, their permissions, and accounts: plain values, valid by construction.
 
 A pattern is a subject with wildcards. Those for subscriptions may name a queue group, or a pattern of its names, after a
-blank: "foo v1.*".
+space: "foo v1.*".
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["ANONYMOUS", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "Accou
            "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
-"""The account of users who name none."""
+"""The account of users without one."""
 
 SYSTEM_ACCOUNT = "$SYS"
 
 ANONYMOUS = "nats-anonymous"
-"""The user of clients without credentials where only the system account has users. It has no password and no secret."""
+"""The user of clients without credentials if only the system account has users. It has no password or other secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPermission:
-    """Patterns. ``allow`` None: everything; for publishes, () allows nothing."""
+    """Allowed and denied patterns. ``allow`` None: everything; for publishes, () allows nothing."""
 
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class SubjectPermission:
 
 @dataclass(frozen=True, slots=True)
 class ResponsePermission:
-    """How many responses to one message, and for how long; negative: without that limit."""
+    """How many responses to one message, and for how long; negative: no limit."""
 
     max_msgs: int = 1
     expires_ns: int = 120_000_000_000
@@ -42,12 +42,12 @@ class ResponsePermission:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """One user's, or the default ones of an account. Raises: ValueError for a pattern that is none."""
+    """The permissions of one user, or the default ones of an account. Raises: ValueError for an invalid pattern."""
 
     publish: SubjectPermission = SubjectPermission()
     subscribe: SubjectPermission = SubjectPermission()
     allow_responses: ResponsePermission | None = None
-    """Also permits publishing to the reply subjects of messages received, and by itself nothing else."""
+    """Also permits publishing to the reply subjects of received messages; alone, it permits nothing else."""
 
     def __post_init__(self) -> None:
         for pattern in (*(self.publish.allow or ()), *self.publish.deny):
@@ -65,10 +65,10 @@ class User:
     password: str = field(default="", repr=False)
     account: str = DEFAULT_ACCOUNT
     permissions: Permissions | None = None
-    """None: the account's default ones."""
+    """None: the account's default permissions."""
 
     connection_types: frozenset[str] = frozenset()
-    """The types of connection by which this user may come; empty: by all."""
+    """The types of connection that this user may use; empty: all."""
 
     expires_at_ns: int | None = None
 
@@ -85,7 +85,7 @@ class NkeyUser:
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """What JetStream lets an account have, in wire names: bytes and counts.
+    """An account's JetStream limits, in bytes and counts, by their wire names.
 
     -1: no limit (0, too, for the per-stream bytes and ack pending).
     """
@@ -113,18 +113,18 @@ NO_LIMITS: Final = AccountLimits()
 
 @dataclass(frozen=True, slots=True)
 class AccountSettings:
-    """A configured account. Limits are -1 where it has none of its own."""
+    """A configured account. A limit of -1: none of its own."""
 
     name: str
     jetstream: AccountLimits | None = None
-    """What its users may store; None: they have no JetStream."""
+    """Its JetStream limits; None: no JetStream."""
 
     default_permissions: Permissions | None = None
-    """Of users who have none of their own; None: everything is allowed."""
+    """The permissions of users without their own; None: everything is allowed."""
 
     max_connections: int = -1
     max_subscriptions: int = -1
-    """Of one connection."""
+    """Per connection."""
 
     max_payload: int = -1
     exports: tuple[Export, ...] = ()

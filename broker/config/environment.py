@@ -16,13 +16,13 @@ __all__ = ["PREFIX", "read_environment"]
 
 PREFIX = "JETBLOCK_"
 OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
-"""Read by tests and benchmarks: not settings of the broker."""
+"""Variables of tests and benchmarks, not settings of the broker."""
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that ``environ`` holds, by the paths of their settings; an empty variable counts as not set.
+    """The settings in ``environ``, by path; an empty variable counts as unset.
 
-    Raises: ConfigError with a line for each variable that is unknown or has a wrong value.
+    Raises: ConfigError with a line for each variable that is unknown or has an invalid value.
     """
     ours = {name.upper(): value for name, value in environ.items()
             if name.upper().startswith(PREFIX) and not name.upper().startswith(OTHERS) and value}

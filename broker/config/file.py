@@ -1,8 +1,8 @@
-"""From a parsed configuration file to settings, or to a list of everything wrong with it.
+"""From a parsed configuration file to settings, or to a list of all its errors.
 
 Strict: an unknown key is refused, as by nats-server; a key that nats-server knows and jetblock does not support is
-refused with the reason, never ignored. The few that would change nothing here are accepted and noted in the log. Keys
-are compared without case, as in nats-server. A key that a ``$variable`` refers to may have any name.
+refused with the reason, never ignored. The few that would have no effect here are accepted and noted in the log. Keys
+are case-insensitive, as in nats-server. A key that a ``$variable`` refers to may have any name.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authoriza
 
 @dataclass(slots=True)
 class FileSettings:
-    """What a file says, by the paths of its settings; ``stores`` are the places it names for streams."""
+    """A file's values, by the paths of their settings; ``stores`` are the stores it names for streams."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     """``FILE:LINE:COLUMN`` by path, for errors found later."""
     stores: dict[str, str] = field(default_factory=dict)
-    """Store URL by the place it was named at."""
+    """Store URL by the place in the file that names it."""
     jetstream: bool | None = None
     authorization: bool = False
-    """Whether there is an ``authorization`` block, be it an empty one."""
+    """Whether there is an ``authorization`` block, even an empty one."""
 
     notices: list[str] = field(default_factory=list)
 
 
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
-    """Read the configuration file at ``path``, and what it includes, through ``read(path)``.
+    """Read the configuration file at ``path``, and the files it includes, through ``read(path)``.
 
-    Raises: ConfigError whose text has one line for each thing that is wrong.
+    Raises: ConfigError with one line per error.
     """
     try:
         text = read(path)
@@ -135,7 +135,7 @@ class _Meaning:
         self.found.values[name] = setting
         self.found.places[name] = value.place
 
-    # ---- keys that mean more than one setting
+    # ---- keys that set more than one setting
 
     def listen(self, value: Value, host: str = "clients.host", port: str = "clients.port",
                key: str = "listen") -> None:
@@ -220,7 +220,7 @@ class _Meaning:
             self.wrong(value, f"{key} needs a certificate: cert_file: …, key_file: …")
 
     def certificates(self, value: Value, path: str = "tls.certificates") -> None:
-        """A list of pairs of files."""
+        """A list of certificate and key files."""
         pairs = []
         for row in value.value if isinstance(value.value, list) else [value]:
             files = {key.lower(): file.value for key, file in row.value.items()} if isinstance(row.value, dict) else {}
@@ -281,13 +281,13 @@ class _Meaning:
 
 
 def _known_in(section: str) -> set[str]:
-    """The keys of a section that are taken: what a misspelled one may have been meant to be."""
+    """The accepted keys of a section: suggestions for a misspelled one."""
     known = (key.rpartition(".") for key in (*_BY_KEY, *_SECTIONS, *NO_EFFECT, *_Meaning.SPECIAL))
     return {name for above, _, name in known if above == section}
 
 
 def _as_written(setting: Setting, value: Value) -> Any:
-    """The value as its kind wants it.
+    """The value in the form that its kind takes.
 
     ``10m`` is ten million in the language but ten minutes as a duration, and a password of digits keeps its leading
     zeros: both use the literal.

@@ -1,4 +1,4 @@
-"""The command line, read as nats-server reads it: one dash or two, ``-x v`` or ``-x=v``, first stray word ends it.
+"""The command line, read as nats-server reads it: one dash or two, ``-x v`` or ``-x=v``, ended by the first other word.
 
 Source: Go's package flag; nats-server main.go and server/opts.go ConfigureOptions.
 """
@@ -111,12 +111,12 @@ _REFUSED_SWITCHES = frozenset({"help_tls", "s", "syslog"})
 
 
 class FlagError(Exception):
-    """A flag that does not exist or lacks its value: nats-server shows its usage and exits with 0."""
+    """A flag that does not exist or lacks its value: nats-server prints its usage and exits with 0."""
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """What the command line says; ``values`` by the paths of their settings."""
+    """The parsed command line; ``values`` by the paths of their settings."""
 
     values: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
@@ -128,13 +128,13 @@ class CommandLine:
     help: bool = False
     version: bool = False
     words: list[str] = field(default_factory=list)
-    """The first word that is no flag, and all that follows it."""
+    """The first word that is not a flag, and all that follow."""
 
 
 def read_flags(arguments: Sequence[str]) -> CommandLine:
-    """Read the arguments after the program's name.
+    """Read the arguments after the program name.
 
-    Raises: FlagError for an unknown flag; ConfigError for one that nats-server has and this version does not.
+    Raises: FlagError for an unknown flag; ConfigError for one of nats-server's that this version lacks.
     """
     line = CommandLine()
     rest = list(arguments)

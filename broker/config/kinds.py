@@ -1,9 +1,8 @@
-"""Turning one configured value into the type of its setting, whichever source it came from.
+"""Converting one configured value from any source to the type of its setting.
 
 A file gives typed values (``128KB`` is already an int there), the environment and the command line give text. Each
-``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that reads on after
-``<name> ``: "must be a duration such as 100ms …". The caller shows the value itself,
-so that secrets can be kept out.
+``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that continues
+``<name> ``: "must be a duration such as 100ms …". The caller shows the value itself, so that secrets can be kept out.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", 
            "text"]
 
 Kind = Callable[[Any], Any]
-"""A configured value to the setting's value; ValueError says what it must be."""
+"""Converts a configured value to the setting's value; ValueError says what it must be."""
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SIZE = re.compile(r"(-?\d+)\s*(?:([kmgtpe])(b|i|ib)?)?", re.IGNORECASE)
@@ -42,7 +41,7 @@ def parse_duration_ns(words: str) -> int:
 
 
 def parse_size(words: str) -> int:
-    """``128KB``, ``64MiB``, ``1k`` or plain bytes; k is 1000, kb, ki and kib are 1024, as nats-server has it."""
+    """``128KB``, ``64MiB``, ``1k`` or plain bytes; k is 1000; kb, ki and kib are 1024, as in nats-server."""
     found = _SIZE.fullmatch(words)
     if not found:
         raise ValueError("must be a size such as 64MB, 128KiB or a number of bytes")
@@ -74,7 +73,7 @@ def integer(low: int | None = None, high: int | None = None) -> Kind:
 
 
 def bound(value: Any) -> int:
-    """A whole number that bounds something; 0 where there is no bound, which may be written -1, too."""
+    """A whole number used as a limit; 0 for no limit, which may also be written -1."""
     number: int = integer(-1)(value)
     return max(number, 0)
 
@@ -124,7 +123,7 @@ def boolean(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Any text; numbers are taken as written, since a numeric password or name is rarely quoted."""
+    """Any text; numbers are kept as written, since a numeric password or name is rarely quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -150,7 +149,7 @@ def choice(*words: str) -> Kind:
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """A list of words, or one text with commas (or blanks) between them."""
+    """A list of words, or one text in which commas (or spaces) separate them."""
     if isinstance(value, str):
         return tuple(word for word in re.split(r"[,\s]+", value) if word)
     if isinstance(value, list | tuple):
@@ -168,7 +167,7 @@ def is_public_key(words: str, kind: str) -> bool:
 
 
 def fingerprints(value: Any) -> tuple[str, ...]:
-    """SHA-256 digests in hex, as lower-case letters."""
+    """SHA-256 digests in lower-case hex."""
     found = tuple(word.lower() for word in names(value))
     for word in found:
         if not _SHA256.fullmatch(word):
@@ -177,7 +176,7 @@ def fingerprints(value: Any) -> tuple[str, ...]:
 
 
 def handshake_first(value: Any) -> int | None:
-    """None: no; 0: yes; more: wait for so many nanoseconds for a client that begins with it."""
+    """None: no; 0: yes; otherwise wait this many nanoseconds for a client that begins with it."""
     word = value.strip().lower() if isinstance(value, str) else value
     if word in (False, "false", "off"):
         return None
@@ -192,8 +191,8 @@ def handshake_first(value: Any) -> int | None:
 
 
 def origins(value: Any) -> tuple[str, ...]:
-    """Where web pages come from."""
-    from urllib.parse import urlsplit  # takes 10 ms to import, and few need it
+    """Origins of web pages."""
+    from urllib.parse import urlsplit  # takes 10 ms to import, and is rarely needed
 
     found = names(value)
     for one in found:
@@ -208,7 +207,7 @@ def origins(value: Any) -> tuple[str, ...]:
 
 
 def header_fields(value: Any) -> tuple[tuple[str, str], ...]:
-    """HTTP header fields, none of which WebSocket needs for itself."""
+    """HTTP header fields, except those that WebSocket itself needs."""
     if not isinstance(value, dict):
         raise ValueError("must be a block of header fields and their values")
     for key, inner in value.items():

@@ -1,9 +1,10 @@
-"""From the three sources to one ``Settings``: flags beat environment beats file, and what must hold between settings.
+"""From the three sources to one ``Settings``: flags override environment overrides file; constraints between settings.
 
-    JetStream is on  by -js, --store, a `jetstream` block that is not disabled, or a store named in the environment
-                     or in `jetblock { store }`; `-sd` alone only names the directory, in case the file turns it on
-    the store is     --store or -sd (not both), else JETBLOCK_STORE, else the file's (one of `jetstream { store_dir }`,
-                     `jetstream { object_store }`, `jetblock { store }`), else a directory under the temporary one
+    JetStream is on  with -js, --store, a `jetstream` block that is not disabled, or a store named in the environment
+                     or in `jetblock { store }`; `-sd` alone only names the directory, in case the file enables it
+    the store is     --store or -sd (not both), otherwise JETBLOCK_STORE, otherwise the file's (one of
+                     `jetstream { store_dir }`, `jetstream { object_store }`, `jetblock { store }`), otherwise a
+                     directory under the temporary one
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ __all__ = ["TEMPORARY_NOTICE", "load", "read_text"]
 
 TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on system reboot; name one with --store_dir, "
                     "or a bucket with --store")
-"""Begins as nats-server's line does."""
+"""Begins like nats-server's line."""
 
 _SECOND = 1_000_000_000
 _SCHEMES = ("file", "s3", "memory")
 
 
 def read_text(path: str) -> str:
-    """A file's text; OSError or UnicodeDecodeError."""
+    """A file's text. Raises: OSError; UnicodeDecodeError."""
     return Path(path).read_bytes().decode("utf-8")
 
 
 def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], str] = read_text) -> Settings:
-    """Bring the sources together.
+    """Merge the sources.
 
-    Raises: ConfigError, one line for each thing that is wrong, each naming its place and what would be right.
+    Raises: ConfigError with one line per error, each naming its place and what would be valid.
     """
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
     outer = read_environment(environ)
@@ -61,7 +62,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
             values["storage.url"] = default_store_url()
             file.notices.append(TEMPORARY_NOTICE)
         if values.get("jetstream.server.max_memory", -1) < 0:
-            # -1, no bound, where the system does not say what it has.
+            # -1, no limit, if the system does not report its memory.
             values["jetstream.server.max_memory"] = memory_bytes() // 4 * 3 or -1
     masked = [setting.keys[0] for setting in SETTINGS if setting.secret and values.get(setting.path) == MASK]
     if masked or any(user.password == MASK for user in values.get("auth.users", ())):
@@ -70,7 +71,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     values["notices"] = tuple(file.notices)
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
-        # As nats-server's default: a second more than the handshake may take.
+        # nats-server's default: a second more than the handshake may take.
         settings = make_settings({**values, "auth.timeout_ns": settings.tls.timeout_ns + _SECOND})
     errors = []
     for fields, why in _contradictions(settings):
@@ -82,7 +83,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
 
 
 def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
-    """Where only the system account has users, everybody else is in the default account, as on nats-server."""
+    """If only the system account has users, all other clients are in the default account, as on nats-server."""
     users = values.get("auth.users", ())
     system = values.get("accounts.system", SYSTEM_ACCOUNT)
     accounts = {account.name for account in values.get("accounts.configured", ())}
@@ -109,7 +110,7 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
 
 
 def _store_url(url: str, where: str) -> str:
-    """The URL with a directory made absolute: what it is relative to may change, the store may not."""
+    """The URL with a directory made absolute: the working directory may change, the store may not."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _SCHEMES:
         hint = f"file://{url}" if not mark else "file:///dir or s3://bucket/prefix"
@@ -135,7 +136,7 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths and reason for each set of settings that cannot hold together."""
+    """Paths and reason for each set of contradicting settings."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
     yield from tls_contradictions(settings.tls, "tls")
     yield from websocket_contradictions(settings)

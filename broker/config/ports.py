@@ -1,4 +1,4 @@
-"""What must hold between the settings of ports: TLS, WebSocket, and the flags about them.
+"""Constraints between the settings of ports: TLS, WebSocket, and their flags.
 
 Source: nats-server, server/opts.go (overrideTLS, GenTLSConfig), server/websocket.go (validateWebsocketOptions).
 """
@@ -15,11 +15,11 @@ from broker.config.settings import ConfigError, Settings, TlsSettings
 __all__ = ["Contradiction", "tls_contradictions", "values_with_flags", "websocket_contradictions"]
 
 Contradiction = tuple[tuple[str, ...], str]
-"""Paths of settings, and why they cannot hold together."""
+"""Paths of settings, and why they contradict each other."""
 
 
 def values_with_flags(values: dict[str, Any], line: CommandLine) -> dict[str, Any]:
-    """``values`` and what flags say. Flags about TLS say all of it, or that there is none. Raises: ConfigError."""
+    """``values`` with those of flags. TLS flags replace all of the file's, or disable TLS. Raises: ConfigError."""
     flags = [path for path in line.values if path.startswith("tls.")]
     if line.tls is False:
         return _without_tls({**values, **line.values})

@@ -1,13 +1,13 @@
-"""``Settings``: one nested value with everything an operator can set, its units and defaults, and its names.
+"""``Settings``: one nested value with everything an operator can set, with units, defaults and names.
 
 Each part of the broker takes its section as it is: ``ClientSettings``, ``AuthSettings``, ``StorageSettings``…. A field's
-name carries its unit (``commit_interval_ns``); in a file and in the environment the value carries it
+name carries its unit (``commit_interval_ns``); in a file and in the environment the value does
 (``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). Unset text is "".
 
 ``SETTINGS`` is the table made from the fields, which the readers of all sources share: a new setting is one field here
-and nothing elsewhere. This module reads nothing and may be imported by every part; the readers are its neighbours.
+and nothing elsewhere. This module reads nothing and may be imported by every part; the readers are separate modules.
 
-These are plain dataclasses: importing pydantic takes as long as the rest of the start-up, so it is loaded only when
+These are plain dataclasses: importing pydantic takes as long as the rest of the start-up, so it is imported only when
 there is an environment to read (see ``environment``).
 """
 
@@ -33,11 +33,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
 MASK = "[REDACTED]"
-"""What stands for a secret where settings are shown."""
+"""Replaces a secret where settings are shown."""
 
 
 class ConfigError(Exception):
-    """What is wrong with what the operator wrote; ``str()`` names the place, the setting and what would be right."""
+    """Invalid configuration; ``str()`` names the place, the setting and what would be valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Setting:
     """One row of the table."""
 
     path: str
-    """Where it is in ``Settings``: ``clients.port``."""
+    """Its path in ``Settings``: ``clients.port``."""
     default: Any
     kind: Kind
     about: str
     """One sentence, with the unit."""
     keys: tuple[str, ...]
-    """Dotted keys in a configuration file, the usual one first; none: the file sets it in a way of its own, if at all."""
+    """Dotted keys in a configuration file, the usual one first; none: the file sets it in another way, if at all."""
     variable: str
     """Its environment variable; "": none."""
     secret: bool = False
@@ -59,7 +59,7 @@ class Setting:
 
 def _setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | None = None,
              secret: bool = False) -> Any:
-    """A field with its row. ``variable`` less the prefix, if it is not the last part of the usual key; "": none."""
+    """A field with its row. ``variable`` without the prefix, if not the last part of the usual key; "": none."""
     if variable is None:
         variable = keys[0].rpartition(".")[2]
     return dataclasses.field(default=default, repr=not secret, metadata={
@@ -130,7 +130,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccountsSettings:
-    """The accounts: subject spaces apart from each other."""
+    """The accounts: separate subject spaces."""
 
     configured: tuple[AccountSettings, ...] = _setting(
         (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="")
@@ -143,7 +143,7 @@ class AccountsSettings:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """One certificate's."""
+    """The files of one certificate."""
 
     cert_file: str
     key_file: str
@@ -151,7 +151,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """TLS on one port. Names of rows are relative to those of the section, ``tls`` or a part of another block."""
+    """TLS on one port. Names of rows are relative to the section's, ``tls`` or a part of another block."""
 
     cert_file: str = _setting("", kinds.text, "Certificate chain in PEM.", "cert_file")
     key_file: str = _setting("", kinds.text, "Its private key in PEM.", "key_file")
@@ -192,7 +192,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebSocketSettings:
-    """Clients that come by WebSocket."""
+    """WebSocket clients."""
 
     port: int | None = _setting(
         None, kinds.port, "TCP port for clients by WebSocket; unset: none; -1: any free one.", "port")
@@ -267,7 +267,7 @@ class LoggingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """Files that tell others about the process."""
+    """Files that inform other programs about the process."""
 
     pid_file: str = _setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile")
     ports_file_dir: str = _setting(
@@ -314,7 +314,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class JetStreamSettings:
-    """JetStream, but for where and how it stores."""
+    """JetStream, except where and how it stores."""
 
     enabled: bool = _setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
     domain: str = _setting("", kinds.text, "JetStream domain.", "jetstream.domain", variable="JETSTREAM_DOMAIN")
@@ -373,7 +373,7 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the broker runs with. Made by ``broker.config.load``; tests make their own with keyword arguments."""
+    """The broker's settings. Made by ``broker.config.load``; tests make their own with keyword arguments."""
 
     server_name: str = _setting(
         "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
@@ -390,7 +390,7 @@ class Settings:
     jetstream: JetStreamSettings = JetStreamSettings()
     storage: StorageSettings = StorageSettings()
     notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    """Lines for the log about what was set and has no effect, or a risk. Not a setting."""
+    """Log lines about settings that have no effect, or are risky. Not a setting."""
 
     def __getitem__(self, path: str) -> Any:
         """The value of one row of ``SETTINGS``."""
@@ -401,7 +401,7 @@ class Settings:
 
 
 def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """``base``, or the defaults, but for ``values``, by the paths of their settings."""
+    """``base``, or the defaults, overridden by ``values``, which are by path."""
     made: Settings = _replaced(base or Settings(), values)
     return made
 
@@ -420,7 +420,7 @@ def _replaced(section: Any, values: Mapping[str, Any]) -> Any:
 
 
 def default_store_url() -> str:
-    """Where streams are kept when JetStream is on and no store is named: beside nats-server's own default."""
+    """The store when JetStream is on and none is named: beside nats-server's own default."""
     import tempfile
 
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
@@ -439,7 +439,7 @@ def _rows(section: Any, above: str = "") -> Iterator[Setting]:
 
 
 def _within(key: str, row: Setting) -> Setting:
-    """A row of a section whose names are relative."""
+    """A row of a section with relative names."""
     word = key.upper().replace(".", "_")
     return dataclasses.replace(row, keys=tuple(f"{key}.{name}" for name in row.keys),
                                variable=row.variable.replace("JETBLOCK_", f"JETBLOCK_{word}_", 1))

@@ -1,7 +1,7 @@
-"""What accounts share with each other, and the mappings within one: plain values, and what must hold between them.
+"""Exports and imports between accounts, and mappings within one: plain values, and the constraints between them.
 
     an export   a stream (messages go out) or a service (requests come in) that other accounts may import
-    an import   a stream or service of another account, under a subject of one's own
+    an import   a stream or service of another account, under a local subject
     a mapping   messages published to one subject go to another
 
 Source: nats-server, server/accounts.go (checkStreamExportApproved, checkServiceImportsForCycles, AddWeightedMappings).
@@ -22,7 +22,7 @@ _CYCLE_DEPTH_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Where a service's latencies are published; ``sampling`` in percent, 0: of requests whose headers ask for it."""
+    """Where a service's latencies are published; ``sampling`` in percent; 0: if a request's headers ask for it."""
 
     subject: str
     sampling: int = 100
@@ -30,7 +30,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """``accounts`` None: public; () with a token: whoever has an activation token."""
+    """``accounts`` None: public; () with a token: accounts with an activation token."""
 
     kind: Literal["stream", "service"]
     subject: str
@@ -41,7 +41,7 @@ class Export:
 
     latency: Latency | None = None
     account_token_position: int = 0
-    """Which token of the subject must be the importing account's name, from 1; 0: none."""
+    """The position, from 1, of the subject token that must be the importing account's name; 0: none."""
 
     allow_trace: bool = False
 
@@ -54,32 +54,32 @@ class Import:
     account: str
     subject: str
     to: str = ""
-    """The subject it has here; "": the same."""
+    """The local subject; "": the same."""
 
     prefix: str = ""
-    """What stands before a stream's subject here."""
+    """The local prefix of a stream's subject."""
 
     share: bool = False
-    """Whether the service is told about the client that asks."""
+    """Whether the service gets information about the requesting client."""
 
     allow_trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a part of the messages goes."""
+    """The destination of a share of the messages."""
 
     subject: str
     weight: int = 100
     """Percent."""
 
     cluster: str = ""
-    """Only in the cluster of this name; "": in every one."""
+    """Only in the cluster of this name; "": in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectMapping:
-    """What the weights leave of 100 % stays at ``source``, unless that is a destination itself."""
+    """The share that the weights leave of 100 % stays at ``source``, unless that is a destination itself."""
 
     source: str
     destinations: tuple[Destination, ...]
@@ -99,7 +99,7 @@ class Sharer(Protocol):
 
 
 def mapping_problem(mapping: SubjectMapping) -> str:
-    """Why nats-server would refuse the destinations, but for their functions; "": it would not."""
+    """Why nats-server would refuse the destinations, apart from their functions; "": it would not."""
     seen = set()
     totals: dict[str, int] = {}
     for one in mapping.destinations:
@@ -115,7 +115,7 @@ def mapping_problem(mapping: SubjectMapping) -> str:
 
 
 def _without_functions(subject: str) -> str:
-    """``{{partition(3, 1)}}`` may have blanks and dots, which do not count in the subject."""
+    """``{{partition(3, 1)}}`` may contain spaces and dots, which do not count in the subject."""
     before, opening, rest = subject.partition("{{")
     if not opening:
         return subject
@@ -124,7 +124,7 @@ def _without_functions(subject: str) -> str:
 
 
 def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
-    """What is wrong between the accounts' exports and imports: account, and why, in nats-server's words."""
+    """The errors between the accounts' exports and imports: account, and why, in nats-server's words."""
     by_name = {account.name: account for account in accounts}
     for kind in ("stream", "service"):
         for account in accounts:
@@ -188,7 +188,7 @@ def _import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer]
 
 
 def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
-    """Whether the exporting account lets this one in. An export of the very subject goes before wider ones."""
+    """Whether the exporting account permits this import. An export of the same subject precedes wider ones."""
     exports = {export.subject: export for export in exporter.exports if export.kind == one.kind}
     export = exports.get(one.subject)
     tokens: list[str] = []
@@ -205,7 +205,7 @@ def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
 
 def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
            added: Mapping[str, list[Import]]) -> bool:
-    """Whether what ``account`` exports as ``subject`` is itself imported from one of ``visited``."""
+    """Whether the export ``subject`` of ``account`` is itself imported from one of ``visited``."""
     wanted = subject.encode()
     if len(visited) >= _CYCLE_DEPTH_MAX:
         return True
@@ -214,7 +214,7 @@ def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts
         return False
     for one in added.get(account.name, ()):
         here = one.to or (f"{one.prefix.rstrip('.')}.{one.subject}" if one.prefix else one.subject)
-        # A service's requests go on under the exporter's subject, a stream's messages come under one's own.
+        # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
         through = one.subject if kind == "service" else here
         if one.kind != kind or not collide(wanted, through.encode()):
             continue

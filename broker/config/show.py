@@ -1,6 +1,6 @@
 """The settings as a configuration file that can be read back, secrets masked: what ``--print-config`` prints.
 
-Everything in effect is written, defaults too; what is unset is left out.
+Everything in effect is written, including defaults; unset values are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.gotime import format_duration
 __all__ = ["show"]
 
 _Block = dict[str, Any]
-"""Keys to values as they are written, to lists of them, or to blocks within."""
+"""Keys to values as written, to lists of them, or to nested blocks."""
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
@@ -46,7 +46,7 @@ def show(settings: Settings) -> str:
     if accounts:
         top["accounts"] = {_text(name): _account(settings, account) for name, account in accounts.items()}
     if settings.monitoring.host and settings.monitoring.port is not None:
-        # The file names the address of the pages together with their port only.
+        # A file can name the address of the pages only together with their port.
         host = settings.monitoring.host
         top["http"] = _text(f"[{host}]:{top.pop('http_port')}" if ":" in host else f"{host}:{top.pop('http_port')}")
     _name_bucket(top, settings.storage.url)
@@ -57,7 +57,7 @@ def show(settings: Settings) -> str:
 
 
 def _name_bucket(top: _Block, url: str) -> None:
-    """A bucket is named where its credentials are; without one, credentials have no effect."""
+    """Name a bucket in the block of its credentials; without one, credentials have no effect."""
     scheme, _, place = url.partition("://")
     store = top["jetstream"].pop("object_store", {})
     if scheme == "s3":

@@ -5,12 +5,12 @@ r"""nats-server's configuration language: text in, values with their places out.
     comments # … and // … to the end of the line
     values   { map }  [ array ]  "text with \n \t \r \" \\ \xHH"  'text as it is'  (\n block of text \n)
              bare text, true/yes/on, false/no/off, 12, 128KB, 1.5, 2006-01-02T15:04:05Z, $variable
-    $name    a key set before, in this or an outer map, else an environment variable, read as a value itself;
-             $2a$… is no variable but a bcrypt hash
+    $name    a key set before, in this or an outer map, otherwise an environment variable, read as a value;
+             $2a$… is not a variable but a bcrypt hash
 
-No I/O: an included file is read through the ``read`` that is handed in. Keys are kept as written; a key that comes
-twice keeps its last value. A place is a line (from 1) and a column as nats-server counts them: from 0 on the first
-line, from 1 on the others.
+No I/O: included files are read through the given ``read``. Keys are kept as written; a repeated key keeps its last
+value. A place is a line (from 1) and a column as nats-server counts them: from 0 on the first line, from 1 on the
+others.
 Source: nats-server conf/lex.go, conf/parse.go.
 """
 
@@ -48,7 +48,7 @@ class SyntaxFailure(Exception):
 
 @dataclass(slots=True)
 class Value:
-    """A value and where its key stands (an array's item: where it stands itself).
+    """A value and the place of its key (for an array's item, its own place).
 
     ``value`` is a str, int, float, bool, datetime, list[Value] or dict[str, Value].
     """
@@ -60,7 +60,7 @@ class Value:
     literal: str = ""
     """How a number was written, for settings in which ``10m`` means minutes."""
     used: bool = False
-    """Whether a ``$variable`` referred to it: such a key may have any name."""
+    """Whether a ``$variable`` refers to it: such a key may have any name."""
 
     @property
     def place(self) -> str:
@@ -71,8 +71,8 @@ def parse(text: str, *, file: str = "", environ: Mapping[str, str] | None = None
           read: Callable[[str], str] | None = None) -> Value:
     """Read a whole configuration; the result's ``value`` is its outermost map.
 
-    Args: ``file`` is for messages, and what included paths are relative to; ``read(path)`` gives an included file's
-        text (None: nothing can be included).
+    Args: ``file`` is for messages, and the base of included paths; ``read(path)`` returns an included file's text
+        (None: nothing can be included).
     Raises: SyntaxFailure.
     """
     return _Reader(text, file, environ or {}, read, (file,), frozenset()).whole()
@@ -139,7 +139,7 @@ class _Reader:
         self.at = found.end()
 
     def items(self, end: str) -> dict[str, Value]:
-        """Keys and values up to ``end`` ("" is the end of the text), which is taken too."""
+        """Keys and values up to ``end`` ("" is the end of the text), which is consumed too."""
         self.enter()
         inside: dict[str, Value] = {}
         self.scopes.append(inside)
@@ -166,7 +166,7 @@ class _Reader:
             self.fail(f"More than {DEPTH_MAX} maps and arrays within each other.")
 
     def end_of_item(self, end: str) -> None:
-        """One separator at most, on the item's own line; a new line or a comment separates, too."""
+        """At most one separator, on the item's own line; a newline or a comment also separates."""
         self.skip(_BLANK)
         if self.text[self.at:self.at + 1] in (",", ";"):
             self.at += 1
@@ -187,7 +187,7 @@ class _Reader:
         self.skip(_PURE_SPACE)
         if self.at < len(self.text) and self.text[self.at] in ":=":
             self.at += 1
-            # Within a map the value may stand on the next line, at the top it may not.
+            # Within a map the value may be on the next line; at the top level it may not.
             self.skip(_PURE_SPACE if in_map else _BLANK)
         if self.at >= len(self.text):
             self.fail(f"Expected a value for the key '{key[:80]}', but got end of file instead.")
@@ -196,7 +196,7 @@ class _Reader:
         if self.text[self.at] in ",;}]":
             self.fail(f"Expected a value for the key '{key[:80]}', but got '{self.seen()}' instead.")
         value = self.value()
-        # The key's place says more than the value's; a variable's value keeps the place it was used at.
+        # The key's place is more useful than the value's; a variable's value keeps the place of its use.
         inside[key] = Value(value.value, self.file, *self.place(start), value.literal)
 
     def key(self) -> tuple[str, bool]:
@@ -317,7 +317,7 @@ class _Reader:
         return _ESCAPES[letter]
 
     def block(self) -> str:
-        """Text up to a ``)`` that is alone at the beginning of a line."""
+        """Text up to a ``)`` alone at the beginning of a line."""
         end = re.compile(r"\n\)[ \t]*(?=\r?\n|\Z)").search(self.text, self.at)
         if end is None:
             self.fail("Unexpected EOF processing block.")
@@ -338,7 +338,7 @@ class _Reader:
             parts.append(self.escape())
 
     def word(self, bare: str, start: int) -> Value:
-        """What a bare word is: a boolean, a number, a date, a variable or itself."""
+        """The value of a bare word: a boolean, a number, a date, a variable or itself."""
         lower = bare.lower()
         if lower in ("true", "yes", "on"):
             return self.make(True, start)
@@ -359,7 +359,7 @@ class _Reader:
 
     def integer(self, found: re.Match[str], start: int) -> int:
         digits, suffix = found[1], found[2] or ""
-        # Twenty digits are past 64 bits, and long ones take int() quadratic time.
+        # Twenty digits exceed 64 bits, and int() takes quadratic time on long ones.
         number = int(digits) if len(digits) <= 20 else _INT64
         if suffix:
             number *= (1000 if len(suffix) == 1 else 1024) ** _FACTORS[suffix[0].lower()]

@@ -1,7 +1,7 @@
 """Inspection of a store without a broker: read-only, also while one runs. ``cli`` is ``jetblock inspect``.
 
     source      read-only, retried access to the store
-    shardview   the state of one shard; of a damaged one, as far as it can be read
+    shardview   the state of one shard; if damaged, as far as it can be read
     survey      the contents of a store, from listings and small objects     verify    every byte of it
     objects     one object, checked whole                                    dump      one object, decoded leniently
     salvage     blocks found without a directory                             messages  a stream's messages

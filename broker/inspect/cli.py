@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         status = asyncio.run(_main(options))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -265,11 +265,11 @@ class _Inspection:
                                          "the stream is offline: its state before this is shown", RESTORE))
         return view, stream
 
-    # Rows, one by one: a long list is never held in memory.
+    # Rows, one at a time: a long list is never held in memory.
 
     async def rows(self, name: str, said: dict[str, Any], rows: AsyncIterator[tuple[dict[str, Any], Sequence[Any]]],
                    table: Table) -> None:
-        """A document of ``said`` with the list ``name``, a row a line; or a table."""
+        """A document of ``said`` with the list ``name``, one row per line; or a table."""
         limit = self.options.limit
         shown = 0
         if self.json:

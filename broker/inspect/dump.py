@@ -39,7 +39,7 @@ _BODY_AT = 72
 
 
 async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
-    """The full key and the object at it; ``wanted`` may omit the beginning (``v1/``, ``v1/shards/0/``).
+    """The full key and its object; ``wanted`` may omit the beginning (``v1/``, ``v1/shards/0/``).
 
     Raises: CannotInspect when there is none; StoreError.
     """
@@ -304,7 +304,7 @@ def _name(kinds: Any, value: int) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """A record's body by the names of its fields, without those that say nothing."""
+    """A record's body by field name, without empty fields."""
     if not is_dataclass(value):
         return value
     said = {field.name: _readable(getattr(value, field.name)) for field in fields(value)}
@@ -312,7 +312,7 @@ def _readable(value: Any) -> Any:
 
 
 def _partial_map(packed: bytes) -> Any:
-    """The entries of a msgpack map up to a break; None if it is no map."""
+    """The entries of a msgpack map up to a break; None if it is not a map."""
     unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="replace")
     unpacker.feed(packed)
     said: dict[str, Any] = {}

@@ -2,8 +2,8 @@
 
     state (newest checkpoint and the log after it) ── its blocks in order ── index, then the wanted frames
 
-It reads what was persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are read
-ahead, bounded in bytes.
+It reads the messages persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are
+read ahead, bounded in bytes.
 """
 
 from __future__ import annotations

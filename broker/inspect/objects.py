@@ -1,7 +1,7 @@
 """Checks one whole object: a checksum covers every byte, and every checksum is compared.
 
 A fault in one part does not hide others: each core, index and frame of a segment is tried. Parts are also compared with
-each other: what a core says of its messages must be what its index and frames hold.
+each other: a core's figures must match its index and frames.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _is_seal(checked: Checked) -> bool:
 
 
 def _add(checked: Checked, fault: Fault) -> None:
-    """A cut object fails first in its size, then once more where something is missing: the first says it all."""
+    """A truncated object fails first in its size, then again where bytes are missing: the first fault is enough."""
     if not any(known.row is None for known in checked.faults):
         checked.faults.append(fault)
 

@@ -2,7 +2,7 @@
 
 Cores and indexes begin with magic bytes, carry their lengths and checksums, and name their stream and object, so each
 can be found and verified by itself. Frames carry none of these, but are stored contiguously after the last index, in
-the order of the blocks. Their places follow if every index was found, or else from the object's end back to the first
+the order of the blocks. Their places follow if every index was found, otherwise from the object's end back to the first
 block without one; the index's checksum verifies each frame.
 """
 
@@ -21,7 +21,7 @@ from broker.storage.format.segment import DirectoryRow
 __all__ = ["Found", "find_blocks"]
 
 _CORE = struct.Struct("<4s12xQIQQ")
-"""Magic, incarnation, epoch, number, id; as docs/FORMAT.md draws a core."""
+"""Magic, incarnation, epoch, number, id; as in docs/FORMAT.md's diagram of a core."""
 _CORE_STORED_AT = 148
 _INDEX = struct.Struct("<4s4xQIQQQIIIIII")
 """Magic, incarnation, epoch, number, id, first_seq, messages, frames, subjects, names, body and stored bytes."""
@@ -29,7 +29,7 @@ _FRAME = struct.Struct("<IIII")
 
 
 class Found(NamedTuple):
-    """A found block with a rebuilt directory row, which has no frames if their place is unknown."""
+    """A found block with a rebuilt directory row, without frames if their place is unknown."""
 
     row: DirectoryRow
     core: BlockCore | None

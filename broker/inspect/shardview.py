@@ -1,4 +1,4 @@
-"""The state of one shard as stored; of a damaged one, as far as its log can be read.
+"""The state of one shard as stored; if damaged, as far as its log can be read.
 
 This is recovery's replay (``storage.read.snapshot``), driven so that everything beyond ``until`` is hidden. A log with a
 damaged segment is thus shown as of the segment before, and two replays of a growing log end at the same position.
@@ -26,7 +26,7 @@ __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "k
            "require_shard", "shards"]
 
 NAMED_AND_GONE = ", which it names, is gone"
-"""How ``snapshot`` ends its message about a checkpoint's missing page."""
+"""The end of ``snapshot``'s message about a checkpoint's missing page."""
 _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
@@ -68,7 +68,7 @@ async def shards(source: Source) -> list[int]:
 
 
 async def require_shard(source: Source, number: int) -> None:
-    """Refuse a shard without any object; one with a log but no claims is damaged, and inspected.
+    """Refuse a shard without any objects; one with a log but no claims is damaged, and is inspected.
 
     Raises: CannotInspect, also if there is no store; StoreError.
     """
@@ -83,7 +83,7 @@ async def require_shard(source: Source, number: int) -> None:
 
 
 async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
-    """Replay the shard; where it cannot be read on, again up to the position before. Raises: StoreError."""
+    """Replay the shard; if an entry cannot be read, replay again up to the position before it. Raises: StoreError."""
     problems: list[Problem] = []
     until: Position | None = None
     for _ in range(_DAMAGED_MAX):

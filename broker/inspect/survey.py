@@ -1,7 +1,7 @@
 """The contents of a store, from listings, small objects and the replayed state; no payload is read.
 
 Listings come first, then the state. A listed object existed before the state was read, so one that the state does not
-name is an orphan, not a new object. An object that the state names but no listing has is looked for once more, against a
+name is an orphan, not a new object. An object that the state names but no listing contains is checked again, against a
 newer state, before it is reported missing.
 """
 
@@ -71,7 +71,7 @@ class LogListing:
         self.sizes.append(size)
 
     def of_epoch(self, epoch: int) -> slice:
-        """The slice of its entries."""
+        """The slice of the epoch's entries."""
         return slice(bisect_left(self.keys, epoch << NUMBER_BITS), bisect_left(self.keys, (epoch + 1) << NUMBER_BITS))
 
     @property
@@ -123,7 +123,7 @@ class Survey:
     shards: list[ShardSurvey]
     stream_runs: Extent
     problems: list[Problem]
-    """Including those of all shards."""
+    """Including the problems of all shards."""
 
     @property
     def streams(self) -> list[tuple[ShardSurvey, StreamState]]:
@@ -264,7 +264,7 @@ def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
 
 
 def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int) -> str:
-    """The consequence of these messages' being damaged or missing."""
+    """The consequence if these messages are damaged or missing."""
     which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
     return f"{which} of stream {stream.account}/{stream.name} cannot be read"
 
@@ -336,7 +336,7 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
         if isinstance(head, int):
             head = decode_head(await source.find(paths.log(position), 0, head) or b"", position)
         if isinstance(head, int):
-            return  # cut short
+            return  # truncated
         for i, row in enumerate(head.rows):
             if row.stream_id == 0:
                 for record in head.core(i).records:
@@ -347,7 +347,7 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
 
 
 async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
-    """The seal of an epoch: at its known end, or else the lowest among its last entries."""
+    """The seal of an epoch: at its known end, otherwise the lowest among its last entries."""
     if epoch.end is not None:
         position = Position(epoch.number, epoch.end)
         data = await source.find(paths.log(position))

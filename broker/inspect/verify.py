@@ -5,10 +5,10 @@
                      its messages
     checkpoint, log  the state replayed from each kept root, oldest first, and from the log's beginning if all of it
                      exists, equals the state replayed from the newest
-    orphans          objects that nothing names: listed, but no fault, since a broker that dies leaves some, and a later
-                     one deletes them
+    orphans          objects that nothing names: listed, but not a fault, since a broker that crashes leaves some, and a
+                     later one deletes them
 
-On a live store, an object deleted since it was listed is no fault, unless a newer state names it.
+On a live store, an object deleted since it was listed is not a fault, unless a newer state names it.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Judge:
         return not self.whole or position <= self.state.position
 
     def other_writer(self, checked: Checked) -> Problem | None:
-        """A problem if another process than the epoch's claimant wrote in it; seals always come from another."""
+        """A problem if a process other than the epoch's claimant wrote in it; seals always come from another."""
         header = checked.header
         if header is None or checked.key.position is None or header.kind not in (
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
@@ -253,7 +253,7 @@ class Judge:
         """Why this object, which nothing names, may exist; None if something names it."""
         kind, position, state = checked.key.kind, checked.key.position, self.state
         if not self.whole:
-            return None  # a truncated state does not tell what is named
+            return None  # a truncated state does not show what is named
         if kind == ObjectKind.RUN:
             return None if checked.info.key in self.live else "a run that no stream has adopted"
         if kind == ObjectKind.PAGES and position is not None:

@@ -1,6 +1,6 @@
 """The monitoring pages over HTTP/1.1: sockets around ``pages``, framed by h11.
 
-One request per connection, then it is closed, as in nats-server. Everything is bounded, since any peer may connect:
+Each connection is closed after one request, as in nats-server. Everything is bounded, since any peer may connect:
 bytes of a request's head, duration of an exchange, concurrent connections. Request bodies are not read.
 """
 
@@ -25,11 +25,11 @@ HEAD_BYTES_MAX = 16 * 1024
 EXCHANGE_SECONDS_MAX = 10.0
 _BACKLOG = 100
 CONNECTIONS_MAX = 64
-"""Further ones wait until one has its answer."""
+"""Further ones wait until one is answered."""
 
 
 class MonitorServer:
-    """Owns its port from ``bind`` and listens from ``start`` to ``close``; ``port`` is the actual one in between."""
+    """Owns its port from ``bind`` and listens from ``start`` to ``close``; meanwhile ``port`` is the actual one."""
 
     def __init__(self, pages: Pages, clock: Clock, host: str, port: int, *,
                  exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
@@ -50,7 +50,7 @@ class MonitorServer:
             self.port = self._bound.port
 
     async def start(self) -> None:
-        """Raises: OSError when the address cannot be listened on."""
+        """Listen. Raises: OSError if that is impossible."""
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
@@ -82,7 +82,7 @@ class MonitorServer:
         except Exception:
             log.exception("a monitoring page failed")
         finally:
-            # Do not wait for a peer that does not read; the unsent rest is dropped.
+            # Do not wait for a peer that does not read; unsent bytes are dropped.
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             else:

@@ -1,7 +1,7 @@
-"""The monitoring pages: from a path and its query to a status and a body. No I/O; figures come from ``Views``.
+"""The monitoring pages: from a path and query to a status and body. No I/O; figures come from ``Views``.
 
 Field names, parameters and error texts are nats-server's (server/monitor.go), so that dashboards, exporters and client
-tests work with both. Pages about features that jetblock lacks answer 404, as any unknown path.
+tests work with both. Pages about features that jetblock lacks answer 404, like any unknown path.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from broker.protocol.subject import is_literal, matches
 __all__ = ["BadQuery", "Page", "Pages"]
 
 LIMIT = 1024
-"""Default rows of one page, as in nats-server."""
+"""Default number of rows per page, as in nats-server."""
 
 _CALLBACK = re.compile(r"[A-Za-z_$][\w$.]{0,127}")
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 _SORTS: dict[str, tuple[Callable[[dict[str, Any]], Any], bool]] = {
-    # Option: sort key, and whether the highest comes first. Connection ids are in the order of start.
+    # Option: sort key, and whether the highest comes first. Connection ids are in order of start.
     "cid": (lambda row: row["cid"], False), "start": (lambda row: row["cid"], False),
     "uptime": (lambda row: row["cid"], False),
     "subs": (lambda row: row["subscriptions"], True), "pending": (lambda row: row["pending_bytes"], True),
@@ -151,7 +151,7 @@ class Pages:
         return Page(200, text.encode(), "text/html; charset=utf-8")
 
     def _healthz(self, query: _Query) -> Page:
-        """Whether clients are served; with ``live``, whether the process is alive, which includes a standby.
+        """Whether clients are served; with ``live``, whether the process is alive, including a standby.
 
         Any answer proves that it is alive: the page is made on the broker's own event loop.
         """
@@ -236,7 +236,7 @@ class Pages:
             raise BadQuery(f"invalid test subject, must be valid publish subject: {test}")
         page: dict[str, Any] = {"server_id": self._server_id(), "now": self._now(),
                                 "num_subscriptions": self._views.subscription_count(),
-                                # Routes are kept by receiver, not by subject, so these figures do not exist here.
+                                # Routes are stored by receivers, not by subject, so these figures do not exist here.
                                 "num_cache": 0, "num_inserts": 0, "num_removes": 0, "num_matches": 0,
                                 "cache_hit_rate": 0, "max_fanout": 0, "avg_fanout": 0}
         if not query.flag("subs"):
@@ -277,7 +277,7 @@ def _plain(status: int, text: str) -> Page:
 
 
 def _with_callback(page: Page, query: _Query) -> Page:
-    """JSONP. The callback must be a dotted name; anything else would let a link run any script."""
+    """JSONP. The callback must be a dotted name; otherwise a link could run any script."""
     callback = query.text("callback")
     if not callback or page.content_type != "application/json":
         return page
@@ -292,7 +292,7 @@ def _connection(row: dict[str, Any], *, auth: bool, listed: bool, detail: bool) 
     page = {name: value for name, value in row.items() if name not in hidden}
     subs = row.get("subscriptions_list_detail", [])
     if detail:
-        # The account is the connection's, shown once with `auth`.
+        # The account is the connection's, and shown once with `auth`.
         page["subscriptions_list_detail"] = [{name: value for name, value in sub.items() if name != "account"}
                                              for sub in subs]
     elif listed:

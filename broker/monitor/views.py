@@ -37,7 +37,7 @@ class JetStreamView:
     messages: int = 0
     bytes: int = 0
     list_streams: Callable[[], Iterable[dict[str, Any]]] = tuple
-    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``; called only if they are shown."""
+    """Each as ``{name, created, config, state, consumer_detail: [ConsumerInfo…]}``; called only if shown."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Health:
     status: str = "ok"
     error: str = ""
     serving: bool = True
-    """Whether clients can connect, whatever the state of JetStream."""
+    """Whether clients can connect, regardless of JetStream's state."""
 
 
 @dataclass(slots=True)

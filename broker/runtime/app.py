@@ -1,11 +1,11 @@
-"""Where the parts meet: settings become components, which are started in one order and stopped in the other.
+"""The composition root: creates the components from the settings, and starts and stops them in order.
 
-    start   the ports, bound: where one is taken, nothing of the store is touched
-            the store, JetStream on it (a standby waits here without the clients' port, its monitoring pages up)
-            the listener for clients: so late that who can connect finds everything there
+    start   the ports, bound: if one is in use, the store is not touched
+            the store, JetStream on it (a standby waits here without the client port, its monitoring pages up)
+            the listener for clients: not before a client that connects finds everything ready
             the monitoring pages
-    lost    another broker took the shard: the clients are let go, and it begins anew as a standby
-    stop    the listener and the clients, JetStream (what was sequenced is committed), the store, the pages
+    lost    another broker took the shard: the clients are disconnected, and it starts over as a standby
+    stop    the listener and the clients, JetStream (committing what was sequenced), the store, the pages
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["App", "StartError"]
 log = logging.getLogger(__name__)
 
 _QUIET_START_SECONDS = 2.0
-"""A start that takes longer has its monitoring pages up meanwhile."""
+"""A start that takes longer serves its monitoring pages meanwhile."""
 
 
 class App:
@@ -51,11 +51,11 @@ class App:
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
                  read: Callable[[], Settings] | None = None) -> None:
-        """Args: ``read`` reads the settings anew, for ``reload``; ConfigError where they are wrong. None: there is no file."""
+        """Args: ``read`` reads the settings again, for ``reload``; raises ConfigError if invalid. None: no file."""
         self.settings = settings
         self._read = read
         self.reloaders: list[Prepare] = []
-        """Parts beside the server that follow the settings."""
+        """Parts other than the server that settings apply to."""
 
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
@@ -67,7 +67,7 @@ class App:
         self._monitoring = False
         self._serving = False
         self._settling = False
-        """Whether it is on its way to serving: who loses the shard there begins anew by himself."""
+        """Whether ``_serve`` is running, which starts over by itself if the shard is lost."""
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._failed = asyncio.Event()
@@ -87,7 +87,7 @@ class App:
         except ValueError as error:
             raise StartError(str(error)) from None
         await self._bind()
-        # A start that replays for long is alive, and is asked whether it is; a short one has no pages before its end.
+        # Health checks must find a long replay alive; a short start has no pages before its end.
         pages = asyncio.get_running_loop().call_later(_QUIET_START_SECONDS, self._show_pages)
         try:
             if settings.jetstream.enabled:
@@ -95,16 +95,16 @@ class App:
             await self._serve()
         finally:
             pages.cancel()
-        # Last, since launchers take an answer of /varz for the word that clients may connect; a standby has its pages
-        # from the moment it begins to wait.
+        # Last, since launchers take an answer from /varz to mean that clients may connect; a standby has its pages
+        # as soon as it begins to wait.
         if self._waiting is not None:
             await self._waiting
         await self._start_monitor()
-        # What a start imports and reads keeps nobody waiting.
+        # Not earlier: the imports and reads of a start delay no client.
         self.lag.start()
 
     async def stop(self) -> None:
-        """The clean end: no new connections, what was sequenced is committed and answered, then clients are let go."""
+        """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""
         self._serving = False
         self.lag.stop()
         if self._stepping_down is not None:
@@ -124,7 +124,7 @@ class App:
             await self._monitor.close()
 
     async def failed(self) -> str:
-        """Wait for a reason to end the process that no signal gave (another broker of our name took the store…)."""
+        """Wait for a reason other than a signal to end the process (another broker of our name took the store…)."""
         await self._failed.wait()
         return self._why
 
@@ -136,7 +136,7 @@ class App:
     # ---- other settings while it runs --------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the settings again and do what they say. Raises: ReloadError, and nothing has changed."""
+        """Read the settings again and apply them. Raises: ReloadError, and nothing has changed."""
         if self._read is None:
             raise ReloadError("can only reload config when a file is provided using -c or --config")
         old = self.settings
@@ -175,11 +175,11 @@ class App:
                 log.error("Error enabling jetstream on account %r: %s", name, error)
 
     async def lame_duck(self) -> None:
-        """Send the clients elsewhere; returns when the time for that is over."""
+        """Send the clients elsewhere; returns when the lame duck period is over."""
         await self.server.lame_duck()
 
     def ports(self) -> dict[str, list[str]]:
-        """What the ports file says: URLs by kind, the one to use first."""
+        """The content of the ports file: URLs by kind, the preferred one first."""
         found = {"nats": urls("nats", self.settings.clients.host, self.server.port)}
         websocket = self.server.websocket
         if websocket is not None:
@@ -191,7 +191,7 @@ class App:
     # ---- JetStream ---------------------------------------------------------------------------------------------------
 
     async def _start_jetstream(self) -> None:
-        # Only who has JetStream pays for importing it.
+        # Imported only if JetStream is enabled.
         from broker.jetstream.engine import JetStream
         from broker.runtime.shard_host import ShardHost
 
@@ -239,7 +239,7 @@ class App:
         self._settling = False
 
     async def _take_over(self) -> Log:
-        """Own the shard and bring its streams to life. Raises: StartError."""
+        """Acquire the shard and open its streams. Raises: StartError."""
         assert self.shard_host is not None
         assert self.jetstream is not None
         shard = await self.shard_host.acquire()
@@ -251,7 +251,7 @@ class App:
         return shard.log
 
     async def _bind(self) -> None:
-        """Have the ports, or end before anything else is touched. Raises: StartError."""
+        """Bind the ports, or fail before anything else is touched. Raises: StartError."""
         await self._bind_for_clients()
         self._monitor = self._make_monitor()
         if self._monitor is not None:
@@ -286,7 +286,7 @@ class App:
             raise StartError(f"Error listening on port: {why}") from None
 
     def _lost(self, error: BaseException) -> None:
-        """The log stopped against our will: everything in memory that is not persisted is worth nothing now."""
+        """The log failed: everything in memory that is not persisted is now worthless."""
         from broker.storage.put import Fenced
 
         assert self.shard_host is not None
@@ -306,14 +306,14 @@ class App:
         except StartError as error:
             self._fail(str(error))
         except Exception as error:
-            # It would be a process without clients, and nobody would hear of it.
+            # Otherwise the process would go on without clients, and no one would notice.
             log.exception("becoming a standby failed")
             self._fail(f"becoming a standby failed: {error!r}")
         else:
             log.info("Server is ready")
 
     async def _leave(self) -> None:
-        """Let go of the clients and of what was ours; returns after T, in which nobody is to be outrun."""
+        """Close the clients and give up the shard; returns after T, so as not to race the new owner."""
         assert self.shard_host is not None
         assert self.jetstream is not None
         self._serving = False
@@ -325,12 +325,12 @@ class App:
     # ---- what monitoring shows ---------------------------------------------------------------------------------------
 
     def _begin_to_wait(self) -> None:
-        """Another broker owns the store: clients go on to it, and who asks for our health is told so."""
+        """Another broker owns the store: free the client port, and show the standby status in health checks."""
         self.server.unbind()
         self._show_pages()
 
     def _show_pages(self) -> None:
-        """Have the monitoring pages up before clients may connect."""
+        """Serve the monitoring pages before clients may connect."""
         if self._waiting is None:
             self._waiting = asyncio.create_task(self._monitor_standby(), name="pages of a standby")
 
@@ -355,7 +355,7 @@ class App:
         settings = self.settings.monitoring
         if settings.port is None:
             return None
-        # Only who has the pages pays for importing them.
+        # Imported only if the pages are enabled.
         from broker.monitor.http import MonitorServer
         from broker.monitor.pages import Pages
         from broker.monitor.views import Views
@@ -375,7 +375,7 @@ class App:
         return page
 
     def _own_figures(self) -> dict[str, Any]:
-        """What nats-server has no word for: the log, the store, the cache, the loop."""
+        """Figures that nats-server does not have: the log, the store, the cache, the loop."""
         figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self.lag.snapshot()}
         shard_host = self.shard_host
         if shard_host is not None:
@@ -441,7 +441,7 @@ def commit_cost(interval_ns: int, puts_cost: bool) -> str:
 
 
 def prepare_directory(path: str) -> None:
-    """Make the store's directory, or say in nats-server's words why not: launchers look for them. Raises: StartError."""
+    """Create the store's directory. Raises: StartError in nats-server's words, which launchers look for."""
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -455,7 +455,7 @@ def prepare_directory(path: str) -> None:
 
 
 def _friendly_bytes(size: int) -> str:
-    """As nats-server's log shows a size; -1: none."""
+    """A size as nats-server's log shows it; -1: none."""
     if size < 0:
         return "unlimited"
     power = min(max(size.bit_length() - 1, 0) // 10, 6)
@@ -467,7 +467,7 @@ def _host_port(host: str, port: int) -> str:
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> str:
-    """As nats-server says it; launchers look for the word ``port`` and for ``address already in use``."""
+    """The error in nats-server's words; launchers look for ``port`` and for ``address already in use``."""
     where = _host_port(host, max(port, 0))
     if isinstance(error, socket.gaierror | UnicodeError):
         return f'{where}, "listen tcp: lookup {host}: no such host"'

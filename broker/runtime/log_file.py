@@ -1,4 +1,4 @@
-"""A log file that is set aside when it is full: ``jetblock.log.2026.01.31.23.59.59.123456789`` beside ``jetblock.log``.
+"""A log file that is rotated when full: ``jetblock.log.2026.01.31.23.59.59.123456789`` beside ``jetblock.log``.
 
 Source: nats-server, logger/log.go (fileLogger).
 """
@@ -17,7 +17,7 @@ _STAMP = re.compile(r"\.\d{4}(\.\d\d){5}\.\d{9}")
 
 
 class LogFile(logging.FileHandler):
-    """Set aside past ``size_limit`` bytes, 0: never; ``max_num`` files are kept, the present one included, 0: all.
+    """Rotated past ``size_limit`` bytes (0: never); ``max_num`` files are kept, including the current one (0: all).
 
     Raises: OSError when the file cannot be opened.
     """
@@ -41,16 +41,16 @@ class LogFile(logging.FileHandler):
         try:
             path.rename(aside)
         except OSError as error:
-            # Somebody moved it, or forbids it: it goes on growing rather than that lines are lost.
+            # It was moved, or permission is lacking: let it grow rather than lose lines.
             self._say(record, logging.ERROR, f"Unable to rotate the log file ({error}), will attempt it with the next line")
             return
-        # The file is opened again by the next line.
+        # The next line opens the file again.
         self._say(record, logging.INFO, f'Rotated log, backup saved as "{aside}"')
         if self._max_num:
             self._purge(record, path)
 
     def _purge(self, record: logging.LogRecord, path: Path) -> None:
-        """Delete the oldest of those set aside."""
+        """Delete the oldest rotated files."""
         try:
             kept = sorted(other for other in path.parent.glob(f"{glob.escape(path.name)}.*")
                           if _STAMP.fullmatch(other.name.removeprefix(path.name)))
@@ -61,5 +61,5 @@ class LogFile(logging.FileHandler):
             self._say(record, logging.ERROR, f"Unable to remove backup log files ({error}), will attempt next rotation")
 
     def _say(self, cause: logging.LogRecord, level: int, text: str) -> None:
-        """A line of its own, past the rotation that it is about."""
+        """Log a line about the rotation without triggering another one."""
         super().emit(logging.LogRecord(cause.name, level, __file__, 0, text, (), None))

@@ -1,6 +1,6 @@
 """Log lines as nats-server writes them, by way of the standard ``logging``: ``[PID] DATE TIME [INF] TEXT``.
 
-Launchers and tests wait for lines such as ``Server is ready`` and read ports out of them, so the form is contract.
+Launchers and tests wait for lines such as ``Server is ready`` and parse ports from them, so the format is a contract.
 Any module logs with ``logging.getLogger(__name__)``; ``TRACE`` is below DEBUG, for protocol lines.
 Source: nats-server logger/log.go.
 """
@@ -24,7 +24,7 @@ TRACE = 5
 
 _LABELS = {TRACE: "TRC", logging.DEBUG: "DBG", logging.INFO: "INF", logging.WARNING: "WRN", logging.ERROR: "ERR",
            logging.CRITICAL: "FTL"}
-# Libraries that would speak of each request at these levels.
+# Libraries that would log every request at these levels.
 _QUIET = ("asyncio", "botocore", "aiobotocore", "aiohttp", "urllib3")
 
 
@@ -52,7 +52,7 @@ class _Formatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line, for programs that collect logs."""
+    """One JSON object per line, for log collectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class LogLines:
-    """The process's one log: standard error, or a file that can be reopened after somebody moved it.
+    """The process's log: standard error, or a file that can be reopened after it was moved.
 
     Raises: OSError when the file cannot be opened.
     """
@@ -84,7 +84,7 @@ class LogLines:
         logging.captureWarnings(True)
 
     def prepare(self, settings: LoggingSettings) -> Callable[[], None]:
-        """Make ready to log as ``settings`` say. Returns: what begins it. Raises: OSError for the file, as at first."""
+        """Prepare to log as ``settings`` say. Returns: what applies them. Raises: OSError, as the constructor."""
         handler: logging.Handler = (
             LogFile(settings.file, settings.size_limit, settings.max_num) if settings.file
             else logging.StreamHandler(sys.stderr))
@@ -105,9 +105,9 @@ class LogLines:
         return begin
 
     def reopen(self) -> bool:
-        """Close the file and open its name anew; False where the log is no file."""
+        """Close the file and reopen it by name; False if the log is not a file."""
         if not isinstance(self._handler, logging.FileHandler):
             return False
-        # A closed FileHandler opens its file again with the next line.
+        # A closed FileHandler reopens its file with the next line.
         self._handler.close()
         return True

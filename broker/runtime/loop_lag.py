@@ -1,6 +1,6 @@
-"""How late the event loop is: what every client of the broker waits for on top of its own work.
+"""How late the event loop is: the delay that every client sees on top of its own work.
 
-A timer asks to be called every ``EVERY_S``; by how much it comes late is one sample.
+A timer is due every ``EVERY_S``; its delay is one sample.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The broker as a process: its loop, its signals, its log, the files that name it, and the status it ends with.
+"""The broker as a process: its loop, signals, log, pid and ports files, and exit status.
 
-    SIGTERM SIGINT   clean end, status 0; a second one ends at once, status 1
-    SIGUSR2          lame duck: clients are told to go elsewhere, then a clean end
-    SIGUSR1          the log file is opened anew
-    SIGHUP           the configuration is read again; what cannot change while it runs is named, and nothing changes
+    SIGTERM SIGINT   clean shutdown, status 0; a second one exits at once, status 1
+    SIGUSR2          lame duck mode: clients are asked to go elsewhere, then a clean shutdown
+    SIGUSR1          reopens the log file
+    SIGHUP           reloads the configuration; if a setting cannot change at run time, it is named and nothing changes
 
-What is served is ``broker.runtime.app``'s matter; this module starts and stops it.
+The broker itself is ``broker.runtime.app``; this module starts and stops it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUS
 
 
 def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
-    """Run a broker until it is told to end; ``read`` reads its configuration file again. Returns: the exit status."""
+    """Run a broker until it is stopped; ``read`` reads its configuration file again. Returns: the exit status."""
     try:
         lines = LogLines(settings.logging)
     except OSError as error:
@@ -50,7 +50,7 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # no build for this platform: slower, the same otherwise
+    except ImportError:  # no build for this platform: slower, otherwise the same
         return None
     return uvloop.Loop
 
@@ -70,7 +70,7 @@ class _Process:
     async def run(self) -> int:
         """Returns the exit status."""
         loop = asyncio.get_running_loop()
-        # No collections during a start (see broker.cli); one that takes long, as a standby's, goes on with them.
+        # Garbage collection is off during a start (see broker.cli), but not during a long one, such as a standby's.
         loop.call_later(1.0, gc.enable)
         for number in _NAMES:
             loop.add_signal_handler(number, self._signalled, number)
@@ -107,7 +107,7 @@ class _Process:
             log.critical("%s", error)
             return False
         self._write_ports_file()
-        # What start-up made stays: no collection need ever look at it again.
+        # Objects made at start-up stay: no collection needs to visit them again.
         gc.enable()
         gc.freeze()
         log.info("Server is ready")
@@ -120,7 +120,7 @@ class _Process:
             raise StartError(f"Could not write pidfile: open {path}: {(error.strerror or str(error)).lower()}") from None
 
     def _write_ports_file(self) -> None:
-        """Clients can connect without it, so that it cannot be written is no reason to end, as in nats-server."""
+        """Clients can connect without it, so a failure to write it does not end the process, as in nats-server."""
         if self._ports_file is None:
             return
         try:
@@ -174,7 +174,7 @@ class _Process:
         return lambda: self._write_new_pid_file(path) if path != self._app.settings.process.pid_file else None
 
     def _write_new_pid_file(self, path: str) -> None:
-        """The one before stays, as on nats-server."""
+        """The previous file stays, as on nats-server."""
         try:
             if path:
                 self._write_pid_file(path)

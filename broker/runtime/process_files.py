@@ -1,6 +1,6 @@
-"""The files by which other programs find this process: its id, and the ports it listens on.
+"""The files by which other programs find this process: its pid file and its ports file.
 
-Both are read by launchers at any moment, so each appears whole: written aside, then renamed.
+Launchers may read both at any moment, so each is written to a temporary file and renamed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["PortsFile", "urls", "write_pid_file"]
 
 
 def write_pid_file(path: str) -> None:
-    """The process id in digits, with no newline after, since not every reader would strip one. Raises: OSError."""
+    """Write the process id without a newline, since not every reader strips one. Raises: OSError."""
     _write_whole(Path(path), str(os.getpid()))
 
 
 class PortsFile:
-    """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. The name is nats-server's, whoever runs."""
+    """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. Launchers expect nats-server's name."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory, f"nats-server_{os.getpid()}.ports")
@@ -34,7 +34,7 @@ class PortsFile:
 
 
 def urls(scheme: str, host: str, port: int) -> list[str]:
-    """The URLs of one listener: its own address, or for a listener on every address those of this machine.
+    """The URLs of one listener: its own address, or this machine's addresses if it listens on all.
 
     The loopback address comes first: readers take the first entry.
     """
@@ -45,7 +45,7 @@ def urls(scheme: str, host: str, port: int) -> list[str]:
 
 
 def _own_addresses() -> list[str]:
-    """The address that packets to elsewhere would leave from; asking the name service could take seconds."""
+    """The source address of outgoing packets; asking a name server could take seconds."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1; connecting a datagram socket sends nothing

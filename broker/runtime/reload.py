@@ -1,4 +1,4 @@
-"""Settings that change while the broker runs: which may, and what the log says of each.
+"""Settings that change while the broker runs: which ones may, and the log line for each.
 
     read ──> compare ──> refuse, by key, if one may not change ──> every part prepares ──> every part applies, and a line
                                                                     └── one cannot: nothing has changed
@@ -17,13 +17,13 @@ from broker.gotime import format_duration
 __all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
 
 Prepare = Callable[[Settings], Callable[[], None]]
-"""Makes a part ready for other settings, and returns what applies them. Raises: ReloadError; then nothing has changed."""
+"""Prepares a part for new settings, and returns what applies them. Raises: ReloadError; then nothing has changed."""
 
 _LINES: dict[str, str] = {
     "auth.user": "authorization username", "auth.password": "authorization password", "auth.token": "authorization token",
     "auth.users": "authorization users", "auth.nkeys": "authorization nkey users", "accounts.configured": "accounts",
     "server_tags": "tags"}
-"""How the log names those that it shows no value of."""
+"""Names in the log of settings whose values are not shown."""
 
 _RELOADABLE = frozenset({
     *_LINES, *(setting.path for setting in SETTINGS if setting.path.startswith(("tls.", "websocket.")) and
@@ -36,7 +36,7 @@ _RELOADABLE = frozenset({
     "logging.max_num", "logging.format", "logging.times", "logging.utc", "process.pid_file"})
 
 class ReloadError(Exception):
-    """Why the settings stay as they are; one line for each thing that is wrong."""
+    """Why the settings stay as they are; one line per error."""
 
 
 def changed(old: Settings, new: Settings) -> list[Setting]:
@@ -53,13 +53,13 @@ def refuse_fixed(settings: list[Setting], old: Settings, new: Settings) -> None:
 
 
 def lines(settings: list[Setting], new: Settings) -> Iterator[str]:
-    """What the log says of each that changed."""
+    """The log line for each changed setting."""
     for setting in settings:
         yield f"Reloaded: {_LINES.get(setting.path) or f'{_key(setting)} = {_shown(setting, new)}'}"
 
 
 def _key(setting: Setting) -> str:
-    """As the file has it, where it does."""
+    """The name in the file; the path of a setting that the file cannot have."""
     return setting.keys[0] if setting.keys else setting.path
 
 

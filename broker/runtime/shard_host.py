@@ -1,12 +1,12 @@
-"""One broker as the host of a shard: it waits for its turn, takes the shard, runs it, and gives it back.
+"""One broker as the host of a shard: it waits for its turn, takes the shard, runs it, and releases it.
 
     opened ── probe ──> waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
                           ^   ^                   │                    └── lost: fenced, or the log cannot go on
-                          │   └── in vain: another is faster,                │
-                          │       or the store is in trouble                 │
+                          │   └── failed: another was faster,                │
+                          │       or the store is failing                    │
                           └────────────── wait T ── abandon <────────────────┘ (fenced by another's name)
 
-Owns the store with its wrappers, the lock, the shard and what reads its blocks. Does not own who is told (``app``).
+Owns the store with its wrappers, the lock, the shard and its block reader. Does not own what follows a loss (``app``).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ __all__ = ["ShardHost"]
 log = logging.getLogger(__name__)
 
 _TRIES = 6
-"""Times one request's longest time (5 s) that a read, or the start, waits for a store in trouble: half a minute."""
+"""A read, or the start, waits this many request timeouts (5 s) for a failing store: half a minute."""
 _SILENCE_SECONDS = 2.0
-"""A start that waits for its store longer than this says so, also while no request has failed."""
+"""A start that waits longer than this for its store logs it, even if no request has failed."""
 _SILENCE_DOUBLED_MAX = 3
-"""A standby waits for T of silence, and twice as long after each take-over that it lost, up to so many times: takers that
-are slow for one another's T must not take turns for ever."""
+"""A standby waits for T of silence, doubled after each take-over that it lost, at most this many times: brokers too
+slow for each other's T must not take turns for ever."""
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
-"""Between two take-overs that a store in trouble ended, doubled each time: each leaves a claim behind."""
+"""The pause between take-overs that a failing store ended, doubled each time, since each leaves a claim behind."""
 _STOP_PATIENCE_SECONDS = 1.0
-"""A clean stop gives up on a store that has taken nothing for one request's longest time and this much more."""
+"""A clean stop gives up on a store that has completed no put for one request timeout plus this."""
 
 
 class ShardHost(LogListener):
@@ -61,16 +61,16 @@ class ShardHost(LogListener):
 
     def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock,
                  lost: Callable[[BaseException], None]) -> None:
-        """Args: ``server_name`` is the owner's, "": made up. ``lost`` is called once each time that ownership ends against our
-            will; ``abandon`` then."""
+        """Args: ``server_name`` is the owner's; "": one is generated. ``lost`` is called once each time ownership is
+            lost; call ``abandon`` then."""
         self.on_standby: Callable[[], object] = lambda: None
-        """Called each time that it begins to wait for another broker, or for the store."""
+        """Called each time it begins to wait for another broker, or for the store."""
         self.on_turn: Callable[[], Awaitable[object]] = _nothing
-        """Awaited when our turn has come, before anything of the shard is touched; its StartError is ``acquire``'s."""
+        """Awaited when our turn has come, before the shard is touched; ``acquire`` passes its StartError on."""
         self._settings = settings
         self._clock = clock
         self._lost = lost
-        # Nonces and epochs must differ between process runs, whatever seed the rest of the broker runs on.
+        # Nonces and epochs must differ between runs, whatever the seed of the rest of the broker.
         self._rng = random.Random(os.urandom(32))
         url = settings.url or default_store_url()
         if settings.s3_access_key_id:
@@ -86,7 +86,7 @@ class ShardHost(LogListener):
         self.cache = Cache(settings.cache_bytes)
         self.shard: Shard | None = None
         self.standby = False
-        """Whether it waits for another broker to stop, or tries to take its place."""
+        """Whether it waits for another broker to stop, or tries to replace it."""
         self._served = False
         self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
@@ -105,7 +105,7 @@ class ShardHost(LogListener):
         """Probe the store. Raises: StartError."""
         fresh = StoreFormat.make(self._rng.randbytes(NONCE_BYTES), self._clock.now_ns())
         waiting = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._tell_waiting)
-        # A request that fails sooner than that is told at once: the last try may be over before the time is.
+        # A request that fails earlier is logged at once: the last attempt may end before the timer does.
         self._patient.on_trouble = self._tell_waiting
         try:
             StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
@@ -124,10 +124,10 @@ class ShardHost(LogListener):
                     _TRIES * self._settings.put_timeout_ns / 1e9, self.store.errors)
 
     async def acquire(self) -> Shard:
-        """Wait for our turn, then own the shard, however often others are faster or the store is in trouble meanwhile.
+        """Wait for our turn, then take the shard, however often others are faster or the store fails meanwhile.
 
-        Raises: StartError, for what waiting does not mend: two copies of one configuration, a damaged store, one that
-            refuses us though nobody waited for it yet.
+        Raises: StartError, where waiting does not help: two copies of one configuration, a damaged store, one that
+            refuses us at the first attempt.
         """
         lost = 0
         backoff = Backoff(self._rng, _PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
@@ -162,7 +162,7 @@ class ShardHost(LogListener):
                 raise
 
     async def _turn(self, silence_ns: int) -> Watched | None:
-        """Return when we may try, with what was seen of the last owner, None: there is none. Raises: StoreError;
+        """Return when we may try, with what was seen of the last owner (None: there is none). Raises: StoreError;
         FormatError."""
         store, settings = self.store, self._settings
         if store.try_lock is not None:
@@ -172,7 +172,7 @@ class ShardHost(LogListener):
                                     self._wait, silence_ns=silence_ns)
 
     async def _own(self, watched: Watched | None) -> Shard:
-        """Take the shard and recover it. Raises: Overtaken; Fenced, by whom; StoreError; FormatError; CutOff."""
+        """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
         store, paths, clock, rng = self.store, self._paths, self._clock, self._rng
         settings = ShardSettings.for_store(store, self._settings)
         if self._executor is None:
@@ -185,7 +185,7 @@ class ShardHost(LogListener):
                 store, paths, taken.epoch, self._identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
                 serve_from_ns=taken.serve_from_ns, executor=self._executor, clock_trusted=lambda: clock.trusted)
             if shard.log.lease_expired:
-                # What comes to life now would find that it may not read.
+                # Streams opened with an expired lease could not serve reads.
                 await shard.log.persisted()
         except Fenced as fenced:
             if fenced.by or isinstance(fenced, Overtaken):
@@ -211,15 +211,15 @@ class ShardHost(LogListener):
         return isinstance(error, Fenced) and error.by == self._identity.name
 
     def double(self, fenced: Fenced) -> StartError:
-        """What to end with then."""
+        """The error to end the process with."""
         return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
                           f"different server_names, or stop one")
 
     async def give_back(self) -> None:
-        """The clean end: everything sequenced is committed, a checkpoint cut, the epoch sealed, the lock released.
+        """Release the shard cleanly: commit everything sequenced, write a checkpoint, seal the epoch, release the lock.
 
-        A store that takes nothing any more does not keep the process for ever: what is sequenced and not stored, of
-        which no publisher was told (``async`` streams excepted), is dropped then as a kill would.
+        A store that no longer accepts puts does not keep the process alive for ever: what is sequenced but not stored,
+        and so not acknowledged (except on ``async`` streams), is then dropped, as by a kill.
         """
         shard = self.shard
         if shard is not None:
@@ -244,7 +244,7 @@ class ShardHost(LogListener):
 
     @property
     def _puts_done(self) -> int:
-        """How many puts have landed. What can be read, of a store that turned read-only, is no progress of the log."""
+        """The number of successful puts. Reads do not count: they still work on a store that turned read-only."""
         puts = self.store.operations["put"]
         return puts.count - sum(puts.errors.values())
 
@@ -257,7 +257,7 @@ class ShardHost(LogListener):
         self._release()
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         await self.store.close()

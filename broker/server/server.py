@@ -1,10 +1,10 @@
-"""The server: it listens, keeps the list of its clients, counts, and shuts down in order.
+"""The server: it listens, keeps the list of clients and counters, and shuts down in order.
 
 Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
 do (connection), where messages go (routing), who may log in (auth), what an account counts (accounts).
 
-Shutdown: no new connections, then the lame duck notice (when asked for), then clients are closed one after another;
-the counters stay readable. JetStream stops before that, in ``app``; the router works until the last client is gone.
+Shutdown: no new connections, then the lame duck notice (if requested), then clients are closed one by one; the
+counters stay readable. JetStream stops earlier, in ``app``; the router works until the last client is gone.
 
 Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
 """
@@ -51,7 +51,7 @@ _BACKLOG = 4096
 _NONCE_BYTES = 11
 
 _CLOSE_SECONDS = 2.0
-"""How long ``close`` waits for clients to take what is queued for them."""
+"""How long ``close`` waits for clients to receive what is queued for them."""
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
                  authenticators: Sequence[Authenticator] = ()) -> None:
-        """Args: ``authenticators`` are asked before those in ``settings.auth``."""
+        """Args: ``authenticators`` are tried before those in ``settings.auth``."""
         self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
@@ -76,7 +76,7 @@ class Server:
         self.entrance = ClientPort()
         self.websocket: WebSocketListener | None = None
         if settings.websocket.port is not None:
-            # Takes 60 ms to import, and few need it.
+            # Takes 60 ms to import, and is rarely needed.
             from broker.server.listeners.websocket import WebSocketListener
 
             self.websocket = WebSocketListener(self)
@@ -88,7 +88,7 @@ class Server:
         self.lame = False
         self.clients: dict[int, Client] = {}
         self.stalled: list[Outbound] = []
-        """Receivers far behind that the present read published to."""
+        """Receivers that are far behind and that the current read published to."""
 
         self.total_connections = 0
         self.slow_consumers = 0
@@ -100,7 +100,7 @@ class Server:
         self._bound: Bound | None = None
         self._listeners: list[asyncio.Server] = []
         self._transports = 0
-        # Set while there is no client, and while there is no connection that still has to write what is queued.
+        # Set while there are no clients, and while no connection still has queued output to write.
         self._no_clients = asyncio.Event()
         self._no_clients.set()
         self._silent = asyncio.Event()
@@ -110,18 +110,18 @@ class Server:
 
     @property
     def router(self) -> Router:
-        """The default account's."""
+        """The default account's router."""
         return self.accounts.default.router
 
     @property
     def subscription_count(self) -> int:
-        """Of all accounts."""
+        """The number of subscriptions of all accounts."""
         return sum(account.subscriptions for account in self.accounts)
 
     # Start and shutdown
 
     async def bind(self) -> None:
-        """Take the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
+        """Bind the port, but refuse connections until ``start``. Raises: OSError when it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.settings.clients.host, max(self.port, 0))
         if self.websocket is not None:
@@ -136,7 +136,7 @@ class Server:
             self.websocket.unbind()
 
     async def start(self) -> None:
-        """Listen; a second time on the same port as before, which clients know. Raises: OSError when it is not available."""
+        """Listen; a second time on the same port, which clients know. Raises: OSError when it is not available."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         if not self._loaded:
@@ -164,7 +164,7 @@ class Server:
         await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
-        """Tell clients to go elsewhere, wait for the grace period, close them spread over the rest of the time, and end."""
+        """Ask clients to go elsewhere, wait for the grace period, and close them spread over the rest of the time."""
         if self.lame:
             return
         self.lame = True
@@ -189,7 +189,7 @@ class Server:
         await self.close()
 
     def advertise(self, connect_urls: list[str]) -> None:
-        """Change the addresses that INFO offers, and tell the clients."""
+        """Change the addresses that INFO offers, and send it to the clients."""
         if connect_urls != self._connect_urls:
             self._connect_urls = list(connect_urls)
             self._set_info()
@@ -208,13 +208,13 @@ class Server:
     # Other settings
 
     def load(self) -> None:
-        """Read the certificates, and who may come in; before ``start``, which does it otherwise. Raises: ValueError."""
+        """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
         for apply in self._prepare_entrances(self.settings, self.accounts.user):
             apply()
         self._loaded = True
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Make ready for other settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
+        """Prepare for new settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
 
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
@@ -263,28 +263,28 @@ class Server:
         return ready
 
     def _call_soon(self, callback: Any) -> None:
-        # The loop of that moment: JetStream watches subjects before the server listens.
+        # The loop running at that time: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
 
-    # What connections ask for
+    # For connections
 
     def next_cid(self) -> int:
         self._last_cid += 1
         return self._last_cid
 
     def made(self) -> None:
-        """A connection is open."""
+        """Count an open connection."""
         self._transports += 1
         self._silent.clear()
 
     def lost(self) -> None:
-        """A connection is gone; everything was written."""
+        """A connection is closed; all output was written or dropped."""
         self._transports -= 1
         if not self._transports:
             self._silent.set()
 
     def admit(self, client: Client) -> str:
-        """Register ``client``. Returns: the error to send it instead, or "" when it may stay."""
+        """Register ``client``. Returns: the error to send it instead, or "" if it may stay."""
         self.total_connections += 1
         limit = self.settings.clients.max_connections
         if limit and len(self.clients) >= limit:
@@ -322,7 +322,7 @@ class Server:
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)
         if client.tls_first:
-            # It is done, whatever is allowed to others.
+            # This client has already done it, even if TLS is optional for others.
             fields["tls_required"] = True
         return fields
 
@@ -331,7 +331,7 @@ class Server:
         return identity(client, self.server_name)
 
     def event_identity(self, at: str) -> dict[str, Any]:
-        """This server as events show it, at a time. Source: nats-server, server/events.go ServerInfo."""
+        """This server as events show it, at the time ``at``. Source: nats-server, server/events.go ServerInfo."""
         self._event_seq += 1
         return {"name": self.server_name, "host": self.settings.clients.host or "0.0.0.0", "id": self.server_id,
                 "ver": NATS_SERVER_VERSION, "jetstream": self.settings.jetstream.enabled, "seq": self._event_seq, "time": at}
@@ -356,7 +356,7 @@ class Server:
         fields["api_lvl"] = JETSTREAM_API_LEVEL
         self._info = fields
 
-    # What monitoring asks for: plain snapshots
+    # For monitoring: plain snapshots
 
     def varz(self) -> dict[str, Any]:
         """This server's part of /varz."""
@@ -385,7 +385,7 @@ class Server:
         }
 
     def connections(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
-        """/connz entries in order of cid; those that ended when ``closed``.
+        """/connz entries in order of cid; those of closed connections if ``closed``.
 
         ``subs`` False leaves ``subscriptions_list_detail`` out of the open ones: there may be a million.
         """
@@ -398,7 +398,7 @@ class Server:
         return connection_row(client, self.clock.now_ns(), authenticated=authenticated, subs=subs)
 
     def connect_urls(self) -> list[str]:
-        """host:port by which clients may reach this server; addresses of this machine for a wildcard host."""
+        """host:port at which clients may reach this server; addresses of this machine for a wildcard host."""
         if self._connect_urls:
             return list(self._connect_urls)
         host = self.settings.clients.host
@@ -433,7 +433,7 @@ def _own_addresses() -> list[str]:
 
 
 def _nonce() -> bytes:
-    """What one client is to sign."""
+    """A nonce for one client to sign."""
     return base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).rstrip(b"=")
 
 

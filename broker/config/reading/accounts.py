@@ -1,4 +1,4 @@
-"""Accounts of a file: ``accounts { NAME { users, jetstream, limits, exports, imports, mappings, … } }``.
+"""A file's accounts: ``accounts { NAME { users, jetstream, limits, exports, imports, mappings, … } }``.
 
 Source: nats-server, server/opts.go (parseAccounts, parseJetStreamForAccount, parseAccountLimits).
 """
@@ -36,7 +36,7 @@ _SHARING: dict[str, tuple[Callable[[Value, Findings], tuple[Any, ...]], str]] = 
 
 @dataclass(slots=True)
 class Directory:
-    """The accounts of a file and their users, each in the file's order, with the places of what was read."""
+    """The accounts of a file and their users, each in the file's order, with their places."""
 
     accounts: list[AccountSettings] = field(default_factory=list)
     users: list[AnyUser] = field(default_factory=list)
@@ -44,11 +44,11 @@ class Directory:
     """Where each account begins, and ``users`` of each: ``NAME``, ``NAME.users``."""
 
     unsupported: list[tuple[Value, str, str]] = field(default_factory=list)
-    """Keys that are read and that nothing acts on yet: where, the key, and why."""
+    """Keys that are read but not supported yet: where, the key, and why."""
 
 
 def read_accounts(value: Value, found: Findings) -> Directory:
-    """All accounts that could be read; a list names some that have nothing of their own."""
+    """All accounts that could be read; a list names accounts without any settings."""
     directory = Directory()
     if isinstance(value.value, list):
         _read_names(value, found, directory)

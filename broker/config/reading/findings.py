@@ -1,4 +1,4 @@
-"""What reading a file finds: errors and notices, each with its place; and the steps that all blocks share."""
+"""The errors and notices of reading a file, each with its place; and the steps that all blocks share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Findings", "aliases", "go_type", "go_value", "shown"]
 
 
 def aliases(*rows: str) -> dict[str, str]:
-    """Every spelling of some keys to the first one of its row: ``"user username"``."""
+    """Maps every spelling of a key to the first one of its row: ``"user username"``."""
     return {name: row.split()[0] for row in rows for name in row.split()}
 
 
 class Findings:
-    """Collects; nothing is raised, since an operator wants to see every mistake at once."""
+    """Collects errors instead of raising, since an operator wants to see every mistake at once."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -33,7 +33,7 @@ class Findings:
 
     def fields(self, block: Value, names: Mapping[str, str], unknown: str = 'unknown field "{}"',
                ) -> Iterator[tuple[str, str, Value]]:
-        """The keys of a block: the usual spelling, the one written, and the value.
+        """The keys of a block: the usual spelling, the one used, and the value.
 
         One that is not in ``names`` is an error, unless a variable refers to it.
         """
@@ -45,7 +45,7 @@ class Findings:
                 self.wrong(value, unknown.format(written) + did_you_mean(written, names))
 
     def take(self, kind: Kind, written: str, value: Value, *, secret: bool = False) -> Any:
-        """The value as ``kind`` wants it, or None and an error."""
+        """The value converted by ``kind``, or None and an error."""
         given = value.value
         if value.literal and kind in (kinds.text, kinds.name):
             # A name or password of digits keeps its leading zeros.
@@ -80,7 +80,7 @@ def go_type(value: Value) -> str:
 
 
 def go_value(value: Value) -> str:
-    """The value as nats-server's messages show it, but for maps and lists."""
+    """The value as nats-server's messages show it, except maps and lists."""
     if isinstance(value.value, bool):
         return "true" if value.value else "false"
     return go_type(value) if isinstance(value.value, dict | list) else str(value.value)

@@ -1,6 +1,6 @@
-"""Everything a file says about who may connect beyond one user or token: its users and accounts, brought together.
+"""Everything in a file about who may connect, beyond a single user or token: its users and accounts, combined.
 
-Read in whatever order the file has them, then checked as a whole.
+Read in the file's order, then checked as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Identities"]
 
 
 class Identities:
-    """The methods named like keys take what stands there; ``settings`` gives the result."""
+    """The methods named after keys take their values; ``settings`` gives the result."""
 
     def __init__(self, found: Findings) -> None:
         self._found = found
@@ -31,7 +31,7 @@ class Identities:
         self._accounts_at: Value | None = None
 
     def users(self, value: Value) -> None:
-        """``authorization { users }``: those of the default account."""
+        """``authorization { users }``: the default account's users."""
         self._users_at = value
         self._own_users = read_users(value, self._found)
 
@@ -44,13 +44,13 @@ class Identities:
         self._directory = read_accounts(value, self._found)
 
     def mappings(self, value: Value, written: str) -> None:
-        """The default account's."""
+        """The default account's mappings."""
         self._found.wrong(value, f'"{written}" {LATER}: subjects are used as they are published')
         mappings = read_mappings(value, self._found)
         self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)]
 
     def settings(self, *, user: str, token: str) -> dict[str, Any]:
-        """Settings by their paths, checked against each other and the single user or token that the file names."""
+        """Settings by path, checked against each other and the single user or token in the file."""
         directory = self._directory
         users = [*with_defaults(self._own_users, self._default_permissions), *directory.users]
         at, several = (self._users_at, "a users array") if self._own_users else (self._accounts_at, "accounts")

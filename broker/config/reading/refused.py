@@ -1,7 +1,7 @@
-"""Keys of nats-server that jetblock refuses, and why; and those that would change nothing here.
+"""nats-server keys that jetblock refuses, and why; and those that would have no effect here.
 
-A key stands for all within its block. Dots separate the keys of nested blocks. Keys of users and accounts are dealt
-with where those are read.
+A key covers everything in its block. Dots separate the keys of nested blocks. Keys of users and accounts are handled
+where those are read.
 """
 
 from __future__ import annotations

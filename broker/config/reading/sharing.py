@@ -1,4 +1,4 @@
-"""Exports, imports and mappings of an account in a file.
+"""An account's exports, imports and mappings in a file.
 
 Source: nats-server, server/opts.go (parseExportStreamOrService, parseServiceLatency, parseImportStreamOrService,
 parseAccountMappings).
@@ -64,7 +64,7 @@ def _read_export(row: Value, found: Findings) -> Export | None:
             made[name] = found.take(kinds.integer(0), written, value)
         else:
             made[name] = found.take(kinds.boolean, written, value)
-    # One without a kind shares nothing, which nats-server lets pass.
+    # One without a kind shares nothing, which nats-server accepts.
     return Export(**made) if len(found.errors) == before and "kind" in made else None
 
 
@@ -186,7 +186,7 @@ def _read_source(kind: str, value: Value, found: Findings) -> dict[str, str]:
 
 
 def read_mappings(value: Value, found: Findings) -> tuple[SubjectMapping, ...]:
-    """``mappings { FROM: TO }``, or for TO a block or list of blocks with ``destination``, ``weight``, ``cluster``."""
+    """``mappings { FROM: TO }``; TO may be a block or list of blocks with ``destination``, ``weight``, ``cluster``."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"Expected mappings to be a map/struct, got {go_type(value)}")
         return ()

@@ -1,4 +1,4 @@
-"""Users and permissions of a file: ``users [ … ]``, ``permissions { … }``.
+"""A file's users and permissions: ``users [ … ]``, ``permissions { … }``.
 
 Source: nats-server, server/opts.go (parseUsers, parseUserPermissions, parseAllowResponses, checkPermSubjectArray).
 """
@@ -34,7 +34,7 @@ _CONNECTION_TYPES = frozenset({"STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS
 
 
 def read_users(value: Value, found: Findings, account: str = DEFAULT_ACCOUNT) -> list[AnyUser]:
-    """The users of a list who could be read, in its order."""
+    """The users of a list that could be read, in its order."""
     if not isinstance(value.value, list):
         found.wrong(value, f"Expected users field to be an array, got {go_value(value)}")
         return []
@@ -43,7 +43,7 @@ def read_users(value: Value, found: Findings, account: str = DEFAULT_ACCOUNT) ->
 
 
 def with_defaults(users: list[AnyUser], permissions: Permissions | None) -> list[AnyUser]:
-    """The users, with ``permissions`` for those who have none of their own."""
+    """The users, with ``permissions`` for those without their own."""
     if permissions is None:
         return users
     return [user if user.permissions is not None else replace(user, permissions=permissions) for user in users]
@@ -92,7 +92,7 @@ def _read_connection_types(value: Value, found: Findings) -> frozenset[str]:
 
 
 def read_permissions(value: Value, found: Findings) -> Permissions | None:
-    """None and an error where they cannot be read."""
+    """The permissions; None and an error if they are invalid."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"Expected permissions to be a map/struct, got {go_value(value)}")
         return None
@@ -105,7 +105,7 @@ def read_permissions(value: Value, found: Findings) -> Permissions | None:
 
 
 def _read_subjects(value: Value, found: Findings, *, queues: bool) -> SubjectPermission:
-    """A subject or a list of them is what is allowed; a block tells what is, and what is not."""
+    """A subject or list of subjects is allowed; a block lists allowed and denied ones."""
     if not isinstance(value.value, dict):
         return SubjectPermission(_read_patterns(value, found, queues=queues) or None)
     allow: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def _pattern_problem(pattern: str, *, queues: bool) -> str:
 
 
 def _read_responses(value: Value, found: Findings) -> ResponsePermission | None:
-    """``true``, or a block with how many and for how long; negative is without a limit, 0 the default."""
+    """``true``, or a block with the number and duration; negative: no limit, 0: the default."""
     if isinstance(value.value, bool):
         return ResponsePermission() if value.value else None
     if not isinstance(value.value, dict):

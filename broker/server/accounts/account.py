@@ -1,4 +1,4 @@
-"""An account: a subject space of its own, and what its connections did.
+"""An account: its own subject space, and the counts of its connections.
 
 Owns: the router, and the counts of connections and messages. Does not own: who may log in to it (auth), and what it
 stores (JetStream, which knows an account by its router).
@@ -41,7 +41,7 @@ class Member(Protocol):
 
 
 class Account:
-    """``settings`` may be replaced while it is in use; what connections took from them stays until they are told."""
+    """``settings`` may be replaced while in use; connections keep the values they took until they are notified."""
 
     def __init__(self, settings: AccountSettings, router: Router, *, is_system: bool = False) -> None:
         self.name = settings.name
@@ -50,7 +50,7 @@ class Account:
         self.is_system = is_system
         self.total_connections = 0
         self.slow_consumers = 0
-        # What each had counted when it joined: a connection may move to another account.
+        # Each connection's counts when it joined, since a connection may move between accounts.
         self._members: dict[Member, Traffic] = {}
         self._gone = Traffic()
 
@@ -68,18 +68,18 @@ class Account:
         return self.router.subscription_count
 
     def join(self, member: Member) -> None:
-        """A connection that is in no account comes into this one."""
+        """Add a connection that is in no account."""
         self._members[member] = _traffic(member)
         self.total_connections += 1
 
     def leave(self, member: Member) -> None:
-        """The connection ends or moves; one that is not here is ignored."""
+        """Remove a connection that ends or moves; an unknown one is ignored."""
         before = self._members.pop(member, None)
         if before is not None:
             self._gone = self._gone.plus(_traffic(member).minus(before))
 
     def traffic(self) -> Traffic:
-        """Of all its connections, past ones included."""
+        """The traffic of all its connections, including closed ones."""
         members = self._members
         sums = (sum(counts) for counts in zip(Traffic(), *map(_traffic, members), strict=True))
         before = (sum(counts) for counts in zip(Traffic(), *members.values(), strict=True))

@@ -1,4 +1,4 @@
-"""All accounts by name. ``$G``, for users who name none, exists always, and so does a system account unless none is wanted.
+"""All accounts by name. ``$G``, for users without an account, always exists, as does a system account unless disabled.
 
 Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 """
@@ -27,7 +27,7 @@ class Accounts:
         wanted = wanted_accounts(settings)
         self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
         self.system = self.add(wanted.pop(settings.system)) if not settings.no_system else None
-        """None: there is none."""
+        """None: there is no system account."""
 
         for one in wanted.values():
             self.add(one)
@@ -39,7 +39,7 @@ class Accounts:
         return len(self._accounts)
 
     def add(self, settings: AccountSettings) -> Account:
-        """A new account."""
+        """Add a new account."""
         account = self._accounts[settings.name] = Account(
             settings, self._make_router(settings.name), is_system=settings.name == self._system_name)
         return account
@@ -48,7 +48,7 @@ class Accounts:
         return self._accounts.get(name)
 
     def change(self, wanted: Mapping[str, AccountSettings]) -> None:
-        """Have the accounts of ``wanted_accounts``; those that are no longer wanted stay until ``drop_deleted``."""
+        """Change to the accounts of ``wanted_accounts``; those no longer wanted stay until ``drop_deleted``."""
         self._deleted = self._accounts.keys() - wanted.keys()
         for name, settings in wanted.items():
             account = self._accounts.get(name)
@@ -58,7 +58,7 @@ class Accounts:
                 account.settings = settings
 
     def drop_deleted(self) -> None:
-        """Their connections are closed by now."""
+        """Delete the accounts no longer wanted, once their connections are closed."""
         for name in self._deleted:
             del self._accounts[name]
         self._deleted = set()
@@ -69,7 +69,7 @@ class Accounts:
         return user_of(user, account.settings if account is not None else None)
 
     def traffic(self) -> Traffic:
-        """Of all accounts together."""
+        """The traffic of all accounts together."""
         total = Traffic()
         for account in self:
             total = total.plus(account.traffic())
@@ -77,16 +77,16 @@ class Accounts:
 
 
 def user_of(user: User, account: AccountSettings | None) -> User:
-    """``user`` with the permissions that apply. Raises: ValueError when its account, None, does not exist."""
+    """``user`` with the permissions that apply. Raises: ValueError when ``account`` is None: it does not exist."""
     if account is None:
         raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
     return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
 
 
 def wanted_accounts(settings: AccountsSettings) -> dict[str, AccountSettings]:
-    """Every account that is to exist, by name."""
+    """Every account that must exist, by name."""
     wanted = {one.name: one for one in settings.configured}
-    # Streams are the default account's until an account is configured that may have them, as on nats-server.
+    # The default account has JetStream if no other account is configured, as on nats-server.
     alone = not wanted.keys() - {DEFAULT_ACCOUNT, settings.system}
     default = wanted.get(DEFAULT_ACCOUNT, AccountSettings(DEFAULT_ACCOUNT))
     if alone and default.jetstream is None:

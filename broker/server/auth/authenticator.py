@@ -1,4 +1,4 @@
-"""The ways to log in that are configured, in the order in which they are asked.
+"""The configured ways to log in, in the order in which they are tried.
 
 Source: nats-server, server/auth.go (configureAuthorization, isClientAuthorized, checkAuthforWarnings).
 """
@@ -17,7 +17,7 @@ __all__ = ["AuthenticatorChain", "authenticator", "warnings"]
 
 
 class AuthenticatorChain:
-    """The first authenticator that knows the kind of credentials decides; where none does, nobody is let in."""
+    """The first authenticator that knows the kind of credentials decides; if none does, the login is refused."""
 
     def __init__(self, authenticators: Sequence[Authenticator]) -> None:
         self._authenticators = authenticators
@@ -34,17 +34,17 @@ class AuthenticatorChain:
 def authenticator(settings: AuthSettings, checks: PasswordChecks,
                   custom: Sequence[Authenticator] = (), *, by_certificate: bool = False,
                   certificate_only: Collection[str] = ()) -> AuthenticatorChain | None:
-    """The configured authenticators, ``custom`` ones first; None: everybody may connect.
+    """The configured authenticators, ``custom`` ones first; None: anyone may connect.
 
-    ``checks`` runs what is too slow for the loop; ``by_certificate``: users are those whom certificates name;
-    ``certificate_only``: users whom only a certificate makes, on a port that asks for one.
+    ``checks`` runs comparisons too slow for the loop; ``by_certificate``: users are identified by certificates;
+    ``certificate_only``: users who can log in only by certificate, on a port that asks for one.
     """
     chain = list(custom)
     users = _users(settings)
     if users:
         by_name = UserAuthenticator(users, checks, settings.no_auth_user, () if by_certificate else certificate_only)
         if by_certificate and settings.users:
-            # Takes 30 ms to import, and few need it.
+            # Takes 30 ms to import, and is rarely needed.
             from broker.server.auth.tls_map import CertificateAuthenticator
 
             chain.append(CertificateAuthenticator(users, by_name))
@@ -56,7 +56,7 @@ def authenticator(settings: AuthSettings, checks: PasswordChecks,
 
 
 def warnings(settings: AuthSettings, *, by_certificate: bool = False) -> list[str]:
-    """What an operator should know about the configured passwords, none of which is shown."""
+    """Warnings for the operator about the configured passwords, none of which is shown."""
     users = _users(settings)
     found = []
     named = [user for user in users if user.user != ANONYMOUS and (user.password or not by_certificate)]

@@ -1,12 +1,12 @@
-"""The vocabulary of logging in: what a client shows, who decides, and what the decision says.
+"""Types for logging in: credentials, authenticators and their decisions.
 
     Credentials ──> Authenticator.decide ──┬──> Login      the account, the user, and what the user may do
                                            ├──> Refusal
-                                           ├──> SlowCheck  which tells one of the two later
+                                           ├──> SlowCheck  which delivers one of the two later
                                            └──> None       credentials of a kind that another authenticator knows
 
-Each way to log in (passwords, tokens, keys, certificates, …) is an ``Authenticator`` in a module of its own; the server
-asks the configured ones in order.
+Each way to log in (passwords, tokens, keys, certificates, …) is an ``Authenticator`` in its own module; the server
+tries the configured ones in order.
 
 Source: nats-server, server/auth.go (isClientAuthorized, processClientOrLeafAuthentication).
 """
@@ -24,7 +24,7 @@ __all__ = ["Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login
 
 
 class ConnectionFacts(Protocol):
-    """What a connection knows of its client, whatever that client says. Read only when an authenticator asks."""
+    """What a connection knows of its client, apart from CONNECT. Read only when an authenticator asks."""
 
     ip: str
     connection_type: str
@@ -32,7 +32,7 @@ class ConnectionFacts(Protocol):
 
     @property
     def nonce(self) -> bytes:
-        """What INFO asked the client to sign; b"" if INFO did not."""
+        """The nonce that INFO asked the client to sign; b"" if there was none."""
 
     @property
     def certificate(self) -> bytes | None:
@@ -40,7 +40,7 @@ class ConnectionFacts(Protocol):
 
 
 class Credentials:
-    """CONNECT's fields, and the connection they came on."""
+    """CONNECT's fields, and the connection that sent them."""
 
     __slots__ = ("connection", "fields")
 
@@ -61,31 +61,31 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A client is let in."""
+    """The client is admitted."""
 
     account: str = DEFAULT_ACCOUNT
     user: str = ""
-    """As logs and monitoring show it; "" for nobody in particular."""
+    """The user as logs and monitoring show it; "" for an anonymous one."""
 
     rules: AccessRules | None = None
     """What the user may publish and subscribe to; None: everything."""
 
     expires_at_ns: int | None = None
-    """When the connection has to end."""
+    """When the connection must end."""
 
     connection_types: frozenset[str] = frozenset()
-    """The types of connection by which this user may come; empty: by all."""
+    """The types of connection that this user may use; empty: all."""
 
     tags: tuple[str, ...] = ()
     """The user's tags, which monitoring shows."""
 
     name_tag: str = ""
-    """The user's name, where ``user`` is a key."""
+    """The user's name, if ``user`` is a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A client is not let in. It is told no more than that."""
+    """The client is refused. It is not sent the reason."""
 
     why: str = ""
     """For the log, at debug level."""
@@ -98,17 +98,17 @@ class Waiter(Protocol):
     """A login that waits for a slow check."""
 
     def check_begun(self) -> None:
-        """The check runs now, and no longer waits for its turn."""
+        """The check is no longer queued, but running."""
 
     def check_done(self, decision: Login | Refusal) -> None:
-        """The decision; called once, unless the check is cancelled before."""
+        """The decision; called once, unless the check is cancelled first."""
 
 
 class SlowCheck(Protocol):
     """A decision that takes too long for the event loop."""
 
     def begin(self, waiter: Waiter) -> None:
-        """Have ``waiter`` told the decision; never within this call."""
+        """Start the check. ``waiter`` is notified of the decision, never within this call."""
 
     def cancel(self, waiter: Waiter) -> None:
         """``waiter`` is gone."""
@@ -124,4 +124,4 @@ class Authenticator(Protocol):
     """Whether INFO must carry a nonce for the client to sign."""
 
     def decide(self, credentials: Credentials) -> Decision | None:
-        """Who this is; None if another authenticator has to say."""
+        """The decision; None if it is for another authenticator."""

@@ -1,15 +1,15 @@
 """Passwords and tokens, plain or as bcrypt hashes. Comparing with a hash happens off the loop, in bounded numbers.
 
-Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in a time
-that does not depend on how much of it was right, and a hash with a ``BcryptCheck``, which ``PasswordChecks`` runs:
+Comparing takes 50 ms at cost 10, and doubles with each step. So ``compare`` answers a plain password at once, in time
+independent of how much of it is right, and for a hash returns a ``BcryptCheck``, which ``PasswordChecks`` runs:
 
-    ask ──> waiting, in order of arrival ──> running, in a thread ──> every waiting login is told
+    ask ──> waiting, in order of arrival ──> running, in a thread ──> every waiting login is notified
              │                                 ^
              └── cancel: its connection ended  └── an equal check joins: a fleet that reconnects all at once with one
                                                    password costs one comparison
 
-The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Nothing is
-remembered of a check once it is answered.
+The queue is bounded by the number of connections, each of which gives up at its authentication timeout. Results are
+not cached.
 
 Source: nats-server, server/auth.go (isBcrypt, comparePasswords).
 """
@@ -32,7 +32,7 @@ _BCRYPT: Final = re.compile(r"\$2[abxy]\$[0-9]{2}\$")
 _HASH: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _HASH_CHARS: Final = 60
 _PASSWORD_BYTES_MAX: Final = 72
-"""bcrypt uses no more of a password. Go ignores the rest when it compares; the Python library refuses it."""
+"""bcrypt uses no more of a password. Go ignores the rest when comparing; the Python library refuses it."""
 
 
 class BcryptCheck(NamedTuple):
@@ -41,7 +41,7 @@ class BcryptCheck(NamedTuple):
     hash: str
     given: str
     known: bool = True
-    """False: there is no such user; the comparison is made so that its duration does not reveal that."""
+    """False: there is no such user; the comparison runs anyway so that its duration does not reveal that."""
 
     def run(self) -> bool:
         """Whether the password is right; slow, but releases the GIL."""
@@ -50,7 +50,7 @@ class BcryptCheck(NamedTuple):
         given = self.given.encode()[:_PASSWORD_BYTES_MAX]
         try:
             return bcrypt.checkpw(given, self.hash[:_HASH_CHARS].encode()) and self.known
-        except ValueError:  # it begins like a hash and is none: nothing matches it
+        except ValueError:  # it begins like a hash but is not one: nothing matches it
             return False
 
 
@@ -67,17 +67,17 @@ def looks_hashed(secret: str) -> bool:
 
 
 def is_broken_hash(secret: str) -> bool:
-    """Whether ``secret`` is taken for a hash, and is none."""
+    """Whether ``secret`` is taken for a hash, but is not one."""
     return looks_hashed(secret) and not _HASH.match(secret)
 
 
 def hash_cost(secret: str) -> int:
-    """The cost of comparing with ``secret``; 0 for what is no hash."""
+    """The cost of comparing with ``secret``; 0 if it is not a hash."""
     return int(secret[4:6]) if _HASH.match(secret) else 0
 
 
 class PasswordChecks:
-    """Used on the loop only. ``at_once`` checks run at a time; by default all processors but one, at most four."""
+    """Used on the loop only. ``at_once`` checks run concurrently; default: all processors but one, at most four."""
 
     def __init__(self, at_once: int | None = None) -> None:
         self._free = at_once or max(1, min(4, (os.cpu_count() or 1) - 1))
@@ -85,7 +85,7 @@ class PasswordChecks:
         self._running: dict[BcryptCheck, list[tuple[Waiter, Login]]] = {}
 
     def ask(self, check: BcryptCheck, waiter: Waiter, login: Login) -> None:
-        """Have ``waiter`` told ``login`` if the check succeeds, a refusal if not; never within this call."""
+        """Pass ``waiter`` ``login`` if the check succeeds, otherwise a refusal; never within this call."""
         if check in self._running:
             self._running[check].append((waiter, login))
             waiter.check_begun()
@@ -94,7 +94,7 @@ class PasswordChecks:
         self._run_next()
 
     def cancel(self, check: BcryptCheck, waiter: Waiter) -> None:
-        """``waiter`` is gone: a check that nobody waits for is not begun."""
+        """``waiter`` is gone: a check without waiters is not begun."""
         for checks in (self._waiting, self._running):
             if check in checks:
                 checks[check][:] = [entry for entry in checks[check] if entry[0] is not waiter]
@@ -117,7 +117,7 @@ class PasswordChecks:
         try:
             right = check.run()
         finally:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._done, check, right)
 
     def _done(self, check: BcryptCheck, right: bool) -> None:

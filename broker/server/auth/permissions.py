@@ -8,8 +8,8 @@
                   a wider subscription is permitted, but gets no message on a subject that D covers
 
 Patterns for subscriptions may name a queue group, "foo v1" or "foo v1.*": such an ``allow`` permits that group only, and
-such a ``deny`` forbids that group only. ``allow_responses`` permits publishing to the reply subjects of messages that
-were delivered: so many responses to each, for so long.
+such a ``deny`` forbids that group only. ``allow_responses`` permits publishing to the reply subjects of delivered
+messages, limited in number and time.
 
 All connections of a user share its ``AccessRules``; ``ReplyPermissions`` are one connection's.
 
@@ -30,14 +30,14 @@ from broker.server.routing.sublist import Sublist
 __all__ = ["AccessRules", "PublishRules", "ReplyPermissions", "SubscribeRules"]
 
 _SUBJECTS_REMEMBERED: Final = 4096
-"""Of one user's publishes; past it the older half is forgotten."""
+"""Bound of the cache of one user's publish subjects; past it the older half is dropped."""
 
 _REPLIES_MAX: Final = 1 << 20
-"""Reply subjects that one connection may still answer to; past it the oldest is forgotten."""
+"""Reply subjects that one connection may still answer to; past it the oldest is dropped."""
 
 
 class AccessRules:
-    """Permissions, compiled. Shared by all connections of a user, with what the rules remember of subjects."""
+    """Permissions, compiled. Shared by all connections of a user, including the caches of subjects."""
 
     def __init__(self, permissions: Permissions) -> None:
         self.permissions = permissions
@@ -52,13 +52,13 @@ class AccessRules:
         """None: every subscription is permitted."""
 
     def replies(self, now_ns: Callable[[], int]) -> ReplyPermissions | None:
-        """Those of one connection; None: responses are no exception."""
+        """The reply permissions of one connection; None: responses need no exception, or get none."""
         terms = self.permissions.allow_responses
         return ReplyPermissions(terms, self.publish, now_ns) if terms is not None and self.publish is not None else None
 
 
 class _Pattern:
-    """A pattern as the sublist takes it."""
+    """A pattern in the form that the sublist takes."""
 
     __slots__ = ("queue", "subject")
 
@@ -75,7 +75,7 @@ def _patterns(texts: Iterable[str]) -> tuple[list[_Pattern], Sublist[_Pattern]]:
 
 
 class PublishRules:
-    """Which subjects may be published to, but for responses."""
+    """Which subjects may be published to, except responses."""
 
     def __init__(self, allow: Iterable[str] | None, deny: Iterable[str]) -> None:
         self._allow = _patterns(allow)[1] if allow is not None else None
@@ -95,7 +95,7 @@ class PublishRules:
 
 
 class SubscribeRules:
-    """Which subjects may be subscribed to, and what of a wide subscription is not delivered."""
+    """Which subjects may be subscribed to, and which messages of a wide subscription are not delivered."""
 
     def __init__(self, allow: Iterable[str], deny: Iterable[str]) -> None:
         allowed, self._allow = _patterns(allow)
@@ -103,7 +103,7 @@ class SubscribeRules:
         self._denied, self._deny = _patterns(deny)
 
     def permits(self, subject: bytes, queue: bytes) -> bool:
-        """Whether a subscription of ``subject``, in that queue group if any, is permitted."""
+        """Whether a subscription to ``subject``, in that queue group if any, is permitted."""
         if not self._all_allowed:
             match = self._allow.match(subject)
             permitted = bool(match.plain)
@@ -114,7 +114,7 @@ class SubscribeRules:
         return not self._denies(subject, queue)
 
     def filter(self, subject: bytes, queue: bytes) -> Callable[[bytes], bool] | None:
-        """For a permitted subscription: which subjects are denied to it all the same; None: none."""
+        """For a permitted subscription: which subjects are still denied to it; None: none."""
         if not queue and is_literal(subject):
             return None
         if not any(collide(pattern.subject, subject) for pattern in self._denied):
@@ -131,12 +131,12 @@ class SubscribeRules:
 
 
 def _covers(groups: Iterable[bytes], queue: bytes) -> bool:
-    """Whether one of ``groups``, names or patterns of queue groups, stands for ``queue``."""
+    """Whether one of ``groups``, names or patterns of queue groups, covers ``queue``."""
     return any(queue == group or (not is_literal(group) and subset(queue, group)) for group in groups)
 
 
 class ReplyPermissions:
-    """The reply subjects that one connection may publish to since it received a message with them."""
+    """The reply subjects that one connection may publish to because it received messages with them."""
 
     __slots__ = ("_left", "_now_ns", "_rules", "_terms")
 
@@ -144,7 +144,7 @@ class ReplyPermissions:
         self._terms = terms
         self._rules = rules
         self._now_ns = now_ns
-        # By reply subject: responses left and the time of the message, the oldest first.
+        # By reply subject, oldest first: responses left, and the time of the message.
         self._left: dict[bytes, tuple[int, int]] = {}
 
     def received(self, replies: Iterable[bytes]) -> None:
@@ -152,7 +152,7 @@ class ReplyPermissions:
         left = self._left
         now_ns = self._now_ns()
         for reply in replies:
-            # A message that comes again while its answer is still allowed counts as an answer, as on nats-server.
+            # A message delivered again while its response is still allowed counts as a response, as on nats-server.
             if reply and not self._rules.permits(reply) and not self._use(reply, now_ns):
                 left[reply] = (self._terms.max_msgs, now_ns)
         while left:
@@ -167,7 +167,7 @@ class ReplyPermissions:
         return known is not None and not self._expired(known[1], self._now_ns())
 
     def use(self, reply: bytes) -> bool:
-        """Publish to ``reply``, once. Returns: whether that is permitted."""
+        """Use up one response to ``reply``. Returns: whether it is permitted."""
         return self._use(reply, self._now_ns())
 
     def _use(self, reply: bytes, now_ns: int) -> bool:

@@ -1,11 +1,11 @@
-"""Logging in by the client's certificate: ``verify_and_map``.
+"""Logging in by client certificate: ``verify_and_map``.
 
-The certificate was verified in the handshake; here one of its names is that of a user:
+The certificate was verified in the handshake; here one of its names is mapped to a user:
 
-    e-mail addresses, DNS names, URIs     in this order, as they are written
-    the subject                           as a distinguished name: "CN=app,OU=NATS,O=Example", in any order of its parts
+    e-mail addresses, DNS names, URIs     in this order, as written
+    the subject                           as a distinguished name: "CN=app,OU=NATS,O=Example", its parts in any order
 
-What CONNECT says of a user does not matter; a user who has a password has to give it, too.
+CONNECT's user name is ignored; a user with a password must also send the password.
 
 Source: nats-server, server/auth.go (checkClientTLSCertSubject), internal/ldap/dn.go; RFC 4514.
 """
@@ -37,7 +37,7 @@ _ESCAPE: Final = re.compile(r'\\([0-9A-Fa-f]{2}|.)')
 
 
 class CertificateAuthenticator:
-    """Asks ``authenticator`` about the user whom the certificate names."""
+    """Asks ``authenticator`` about the user that the certificate names."""
 
     wants_nonce = False
 
@@ -49,7 +49,7 @@ class CertificateAuthenticator:
             try:
                 self._subjects.append((read_name(user.user), user))
             except ValueError:
-                pass  # no distinguished name
+                pass  # not a distinguished name
         self._reordered = [(frozenset(subject), user) for subject, user in self._subjects]
 
     def decide(self, credentials: Credentials) -> Decision | None:
@@ -77,7 +77,7 @@ class CertificateAuthenticator:
 
 
 def read_name(text: str) -> Subject:
-    """A distinguished name as text. Raises: ValueError when it is none."""
+    """Parse a distinguished name. Raises: ValueError if it is not one."""
     found: list[frozenset[tuple[str, str]]] = []
     pairs: list[tuple[str, str]] = []
     at = 0
@@ -114,7 +114,7 @@ def _unescaped(value: str) -> str:
 
 
 def _subject(name: x509.Name) -> Subject:
-    """A certificate's: RFC 4514 writes the last part first."""
+    """A certificate's subject: RFC 4514 writes the last part first."""
     return tuple(frozenset((_TYPES.get(one.oid.dotted_string, one.oid.dotted_string), str(one.value)) for one in part)
                  for part in reversed(name.rdns))
 

@@ -1,4 +1,4 @@
-"""Logging in with user and password, or with the server's token.
+"""Logging in with a user and password, or with the server's token.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication).
 """
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class UserAuthenticator:
-    """The configured users by name. A client without credentials is ``no_auth_user``, if there is that one.
+    """The configured users by name. A client without credentials is ``no_auth_user``, if configured.
 
-    ``certificate_only`` are users without a password that another port finds by certificate: no one else is let in as one.
+    ``certificate_only``: users without a password, whom another port identifies by certificate; they are refused here.
     """
 
     wants_nonce = False
@@ -64,7 +64,7 @@ class UserAuthenticator:
 
 
 class TokenAuthenticator:
-    """The one token, of users without a name in the default account."""
+    """The server's one token, for anonymous users in the default account."""
 
     wants_nonce = False
 

@@ -1,6 +1,6 @@
-"""The cipher suites of TLS 1.2 by their names in the standard, which nats-server's configuration uses, and OpenSSL's.
+"""The cipher suites of TLS 1.2 by their standard names, which nats-server's configuration uses, and OpenSSL's.
 
-Those of TLS 1.3 are not to be chosen among, neither here nor there. Source: Go's crypto/tls (CipherSuites,
+Those of TLS 1.3 cannot be configured, here or in nats-server. Source: Go's crypto/tls (CipherSuites,
 InsecureCipherSuites); the names are the IANA's.
 """
 

@@ -59,7 +59,7 @@ def shown_connect(arg: bytes) -> bytes:
 
 
 def described(fields: Mapping[str, Any], account: str, user: str = "") -> str:
-    """What log lines add to a client's address from its first login on: its software, and ``user`` or whom it named."""
+    """What log lines add to a client's address after its first login: software, and ``user`` or the name it sent."""
     said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
     user = user or fields.get("user") or ""
@@ -68,13 +68,13 @@ def described(fields: Mapping[str, Any], account: str, user: str = "") -> str:
 
 
 def go_quoted(text: str) -> str:
-    """``text`` as Go's ``%q`` prints it: in quotes, on one line, whatever a client put into it."""
+    """``text`` as Go's ``%q`` prints it: quoted, on one line, whatever a client sent."""
     return '"' + "".join(_ESCAPES.get(char) or (char if char.isprintable() else _escaped(ord(char)))
                          for char in text) + '"'
 
 
 def _escaped(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, by way of ``surrogateescape``
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, through ``surrogateescape``
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x80:
         return f"\\x{code:02x}"

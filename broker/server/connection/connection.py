@@ -4,7 +4,7 @@
                                           │
                                           └─> CONNECT, SUB, UNSUB, PING, …  answered here
 
-Owns: subscriptions, what CONNECT asked for, the account and the user since then, counts, and the order of serving and of
+Owns: subscriptions, CONNECT's options, the account and user logged in to, counts, and the order of serving and
 closing. Does not own: logging in (handshake), what may be published (publishing), pings (keepalive), how much is read at
 a time (read_pacing), unsent bytes (outbound).
 
@@ -43,21 +43,21 @@ log = logging.getLogger(__name__)
 
 _STALL_PER_READ_NS: Final = 10_000_000
 _READ_BYTES: Final = 64 * 1024
-"""A producer is stalled for at most 10 ms for each so many bytes read, as in nats-server's read loop."""
+"""A producer is stalled for at most 10 ms per this many bytes read, as in nats-server's read loop."""
 
 
 class Client(asyncio.Protocol):
     """A connection from TCP accept to the end; ``Peer`` to the router, ``Source`` to JetStream."""
 
     def __init__(self, server: Host[Client], entrance: Entrance | None = None) -> None:
-        """Args: ``entrance``: the clients' port if None."""
+        """Args: ``entrance``: None means the client port."""
         self.server = server
         self.entrance = entrance = entrance or server.entrance
         self.connection_type = entrance.connection_type
         self._loop = server.loop
         self._clock = server.clock
         settings = server.settings.clients
-        # Those of the default account, until a login says otherwise.
+        # The default account's, until a login changes them.
         self.account: Account = server.accounts.default
         self.router: Router = self.account.router
         self.login: Login = EVERYBODY
@@ -68,13 +68,13 @@ class Client(asyncio.Protocol):
         self.port = 0
         self.nonce = b""
         self.forwarded_for = ""
-        """The client's address as a proxy in front of the server has it; for the log alone, as anyone can claim one."""
+        """The client's address according to a proxy; only for the log, since anyone can claim one."""
 
         self.cookies: dict[str, str] = {}
-        """By CONNECT's names: what stands for a field that CONNECT does not have."""
+        """Values by CONNECT's field names, for fields that CONNECT lacks."""
 
         self.ip_known = True
-        """False while ``ip`` may be a proxy's, of which clients are not told."""
+        """False while ``ip`` may be a proxy's, which INFO does not show."""
 
         self.tls_first = False
         """Whether the TLS handshake comes, or came, before INFO."""
@@ -83,7 +83,7 @@ class Client(asyncio.Protocol):
         self.headers = False
         self.no_echo = False
         self.wants_no_responders = False
-        # What it did so far.
+        # State and statistics.
         self.connected = False
         self.closed = False
         self.close_reason = ""
@@ -102,7 +102,7 @@ class Client(asyncio.Protocol):
         logging_settings = server.settings.logging
         self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
         self.label = ""
-        """What log lines about this client begin with."""
+        """The prefix of log lines about this client."""
 
         self._keepalive = KeepAlive(self._loop, self._clock, server.rng, entrance.ping_interval_ns, settings.ping_max,
                                     self._send_ping, self._stale)
@@ -114,7 +114,7 @@ class Client(asyncio.Protocol):
             self.begin()
 
     def open(self, transport: asyncio.Transport, *, greet: bool = True) -> bool:
-        """Take a connection in, with INFO if ``greet``. Returns: False if it was refused, and is being closed."""
+        """Accept a connection, with INFO if ``greet``. Returns: False if it was refused, and is being closed."""
         server = self.server
         self._transport = transport
         peer = transport.get_extra_info("peername")
@@ -151,13 +151,13 @@ class Client(asyncio.Protocol):
         self.send_line(encoder.info(self.server.info(self)))
 
     def upgrade(self, transport: asyncio.Transport) -> None:
-        """Go on by another transport on top of the one so far, by which everything queued is sent first."""
+        """Continue on ``transport``, a layer above the current one, on which everything queued is sent first."""
         self._transport = transport
         self._outbound.upgrade(transport)
         self._reading.upgrade(transport)
 
     def begin(self) -> None:
-        """The connection is as it stays: the time to log in runs from now on."""
+        """The transport is final: start the authentication timeout."""
         if self._handshake.pending:
             self._handshake.set_timer()
         self._keepalive.start()
@@ -191,7 +191,7 @@ class Client(asyncio.Protocol):
         self._reading.taken(size)
 
     def go_on(self, early: bytes) -> None:
-        """Serve what came after CONNECT while its login was checked."""
+        """Serve what arrived after CONNECT while its login was checked."""
         self._reading.go_on(early)
 
     def eof_received(self) -> bool:
@@ -210,7 +210,7 @@ class Client(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._outbound.resume()
 
-    # What the router asks (Peer) and JetStream (Source).
+    # For the router (Peer) and JetStream (Source).
 
     @property
     def subs(self) -> dict[bytes, Subscription]:
@@ -247,24 +247,24 @@ class Client(asyncio.Protocol):
             self.server.stalled.append(outbound)
 
     def expire(self, sub: Subscription) -> None:
-        """A subscription got its last message."""
+        """Remove a subscription that received its last message."""
         self._subscribing.expire(sub)
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        """Send 503 for a request without receivers, if this client asked for that and subscribes to the reply subject."""
+        """Send 503 for a request without receivers, if this client asked for it and subscribes to the reply subject."""
         if self.wants_no_responders and not self.closed:
             sub = self.router.plain_of(reply, self)
             if sub is not None:
                 self.send_line(encoder.no_responders(subject, reply, sub.sid))
 
     def refuse_publish(self, subject: bytes) -> None:
-        """Refuse a publish to a subject that is not for this client."""
+        """Refuse a publish to a subject that is not permitted to this client."""
         name = quoted(subject)
         self.send_error(f"Permissions Violation for Publish to {name}")
         log.error("%s - Publish Violation - Subject %s", self.label, name)
 
     def refuse_reply(self, reply: bytes) -> None:
-        """Refuse a publish with a reply subject that is not for clients."""
+        """Refuse a publish with a reply subject that clients may not use."""
         name = quoted(reply)
         self.send_error(f"Permissions Violation for Publish with Reply of {name}")
         log.error("%s - Publish Violation - Reply %s", self.label, name)
@@ -293,7 +293,7 @@ class Client(asyncio.Protocol):
             self._outbound.close()
 
     def fail(self, text: str | None, reason: str) -> None:
-        """Close through the client's fault, with -ERR unless ``text`` is None."""
+        """Close because of the client's error, with -ERR unless ``text`` is None."""
         if text is not None:
             self.send_error(text)
         self.close(reason)
@@ -305,7 +305,7 @@ class Client(asyncio.Protocol):
             self._outbound.abort()
 
     def _closing(self, reason: str) -> None:
-        """Leave the router and the server; once."""
+        """Leave the router and the server, once."""
         if self.closed:
             return
         self.closed = True
@@ -379,19 +379,19 @@ class Client(asyncio.Protocol):
             self.fail(None, "Protocol Violation")
             return
         keepalive = self._keepalive
-        # Until a ping is answered, the time that CONNECT took to come stands for it.
+        # Until a ping is answered, the time until CONNECT is the estimate.
         keepalive.rtt_ns = keepalive.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
         keepalive.start()
         options = self.options
         options.update(fields)
         options.update({name: value for name, value in self.cookies.items() if not options.get(name)})
         if self.connected:
-            # A second CONNECT may be for another account, so it begins without subscriptions.
+            # A second CONNECT may be for another account, so it starts without subscriptions.
             self._subscribing.end_all()
         self._handshake.connect(options)
 
     def enter(self, login: Login) -> bool:
-        """Become that user of that account. Returns: False if the connection was closed instead."""
+        """Become the user of ``login``, in its account. Returns: False if the connection was closed instead."""
         account = self.server.accounts.get(login.account)
         if account is None:
             log.error("%s - Problem registering with account %s", self.label, go_quoted(login.account))
@@ -409,7 +409,7 @@ class Client(asyncio.Protocol):
         return True
 
     def _take_limits(self) -> None:
-        """The server's, or the account's where they are lower."""
+        """Apply the server's limits, or the account's where they are lower."""
         own, account = self.server.settings.clients, self.account.settings
         self.parser.limit(own.max_control_line, own.max_payload if account.max_payload < 0 else
                           min(own.max_payload, account.max_payload))
@@ -431,7 +431,7 @@ class Client(asyncio.Protocol):
             self._subscribing.reconsider(login.user)
 
     def settings_changed(self) -> None:
-        """The server's settings are others: take those that a live connection can."""
+        """Apply the changed server settings that a live connection can."""
         clients, logging_settings = self.server.settings.clients, self.server.settings.logging
         self._keepalive.change(self.entrance.ping_interval_ns, clients.ping_max)
         self._trace = Trace(self, logging_settings.max_traced_msg_len) if logging_settings.trace else None
@@ -440,11 +440,11 @@ class Client(asyncio.Protocol):
         self._take_limits()
 
     def users_changed(self, names: Collection[str]) -> None:
-        """Who may log in, and as whom, has changed; ``names`` are the users there are."""
+        """The users have changed; ``names`` are the current ones."""
         self._handshake.reconsider(names)
 
     def logged_in(self, login: Login) -> None:
-        """The rest of CONNECT, whose credentials were right."""
+        """Finish CONNECT after its credentials were accepted."""
         options = self.options
         if options.get("account") or options.get("new_account"):
             self._handshake.refuse()
@@ -479,7 +479,7 @@ class Client(asyncio.Protocol):
         self.send_line(encoder.err(text))
 
     def send_info(self) -> None:
-        """The server's present INFO, if this client can take one at any time (protocol 1, first PONG sent)."""
+        """Send the current INFO, if this client accepts one at any time (protocol 1, first PONG sent)."""
         if self._pong_sent and self.options["protocol"] >= 1:
             self.send_line(encoder.info(self.server.info(self)))
 
@@ -493,7 +493,7 @@ class Client(asyncio.Protocol):
         self.fail("Stale Connection", "Stale Connection")
 
     def _stall(self, read_bytes: int) -> None:
-        """Receivers of this read's messages are far behind: read on once they have caught up, or a little later."""
+        """Receivers of this read's messages are far behind: stop reading until they catch up, or for a bounded time."""
         behind = {id(outbound): outbound for outbound in self.server.stalled}
         self.server.stalled.clear()
         self.stalls += 1

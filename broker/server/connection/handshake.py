@@ -1,12 +1,12 @@
-"""Logging in: nothing is served before a connection's credentials were verified, for which it has limited time.
+"""Logging in: nothing is served before a connection's credentials are verified, within a limited time.
 
     open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(login), or refused
       │               or a slow check: waiting ──> running ────┘        │
       └── timer ────────────────────────────┘  ends when the check      └── expiry: the connection is closed
                                                has its turn
 
-What a client sends while its password is checked is kept and served afterwards, in order; past one read's worth, the
-connection is no longer read. It *is* read until then, so that a client that hangs up is noticed and its check dropped.
+Input that arrives while the password is checked is buffered and served afterwards, in order; past one read's worth,
+reading stops. It does not stop earlier, so that a client that hangs up is noticed and its check dropped.
 
 Source: nats-server, server/client.go (processConnect, authViolation, authTimeout, authExpired), server/auth.go.
 """
@@ -28,7 +28,7 @@ __all__ = ["EVERYBODY", "Handshake"]
 log = logging.getLogger(__name__)
 
 EVERYBODY: Final = Login()
-"""Whoever connects to a server without authentication."""
+"""The login of every client of a server without authentication."""
 
 _EARLY_BYTES: Final = 32 * 1024
 
@@ -42,14 +42,14 @@ class LoginServer(Protocol):
 
 
 class LoginEntrance(Protocol):
-    """The way by which the connection came."""
+    """The entrance that the connection came through."""
 
     @property
     def auth_timeout_ns(self) -> int: ...
 
     @property
     def authenticator(self) -> Authenticator | None:
-        """None: everybody may connect."""
+        """None: anyone may connect."""
 
 
 class Applicant(ConnectionFacts, Protocol):
@@ -62,20 +62,20 @@ class Applicant(ConnectionFacts, Protocol):
     closed: bool
 
     def logged_in(self, login: Login) -> None:
-        """The credentials were right: serve CONNECT."""
+        """The credentials were accepted: serve CONNECT."""
 
     login: Login
 
     def enter(self, login: Login) -> bool:
-        """Become that user. Returns: False if the connection was closed instead."""
+        """Become the user of ``login``. Returns: False if the connection was closed instead."""
 
     def still(self, login: Login) -> None:
-        """Go on as that user, of the same account."""
+        """Continue as the user of ``login``, in the same account."""
 
     def close(self, reason: str) -> None: ...
 
     def go_on(self, early: bytes) -> None:
-        """Serve what came while the credentials were checked."""
+        """Serve what arrived while the credentials were checked."""
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
@@ -85,7 +85,7 @@ class Applicant(ConnectionFacts, Protocol):
 
 
 class Handshake:
-    """``pending`` while the connection may do nothing but log in; never so without authentication."""
+    """``pending`` while the connection may only log in; never without authentication."""
 
     __slots__ = ("_again", "_check", "_client", "_early", "_entrance", "_expiry", "_server", "_timer", "pending")
 
@@ -102,11 +102,11 @@ class Handshake:
 
     @property
     def checking(self) -> bool:
-        """Whether a slow check is under way."""
+        """Whether a slow check is queued or running."""
         return self._check is not None
 
     def set_timer(self) -> None:
-        """Start the time that the client has to log in."""
+        """Start the authentication timeout."""
         self._timer = self._server.loop.call_later(self._entrance.auth_timeout_ns / 1e9, self._timed_out)
 
     def close(self) -> None:
@@ -119,10 +119,10 @@ class Handshake:
             self._again.cancel()
 
     def reconsider(self, names: Collection[str]) -> None:
-        """Those who may log in are others now, by these names; whoever is logged in must still be one of them.
+        """The users have changed, and are now ``names``; a client that is logged in must still be one of them.
 
-        As on nats-server: a client whose user is gone, or in another account, is closed without a word and comes back;
-        one whose credentials are no longer right is told so. Between CONNECT and the end of its check, it is checked anew.
+        As on nats-server: a client whose user is gone, or in another account, is closed silently and reconnects; one
+        whose credentials are no longer valid gets an error. A check that has not ended is started again.
         """
         client, authenticator = self._client, self._entrance.authenticator
         fields = client.options
@@ -154,7 +154,7 @@ class Handshake:
             self._again = _Again(self, decision)
 
     def decided_again(self, decision: Login | Refusal) -> None:
-        """The credentials of a client that is logged in were looked at again."""
+        """The credentials of a logged-in client were checked again."""
         client = self._client
         self._again = None
         if isinstance(decision, Login) and not self._may_come(decision):
@@ -168,7 +168,7 @@ class Handshake:
             client.still(decision)
 
     def connect(self, fields: dict[str, Any]) -> None:
-        """CONNECT came: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
+        """Handle CONNECT: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
         self._end_timer()
         authenticator = self._entrance.authenticator
         decision = EVERYBODY if authenticator is None else authenticator.decide(Credentials(fields, self._client))
@@ -181,7 +181,7 @@ class Handshake:
             decision.begin(self)
 
     def may_speak(self, data: bytes) -> bool:
-        """Whether to serve ``data`` while ``pending``; if not, it was kept for later, or the connection was closed."""
+        """Whether to serve ``data`` while ``pending``; if not, it was buffered, or the connection was closed."""
         client = self._client
         if self._check is not None:
             if len(self._early) <= _EARLY_BYTES < len(self._early) + len(data):
@@ -190,7 +190,7 @@ class Handshake:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-        # The first operation is not CONNECT: only a user for clients without credentials allows that.
+        # The first operation is not CONNECT: allowed only if there is a user for clients without credentials.
         authenticator = self._entrance.authenticator
         login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
         if not isinstance(login, Login) or not self._may_come(login):
@@ -220,7 +220,7 @@ class Handshake:
     # Waiter
 
     def check_begun(self) -> None:
-        """The check runs now, and its duration does not count against the client."""
+        """The check is running; its duration does not count against the client's timeout."""
         self._end_timer()
 
     def check_done(self, decision: Login | Refusal) -> None:
@@ -272,7 +272,7 @@ class Handshake:
 
 
 class _Again:
-    """A slow check of a client that is logged in, and is served meanwhile."""
+    """A slow check of a client that is already logged in, and is served meanwhile."""
 
     __slots__ = ("_check", "_handshake")
 

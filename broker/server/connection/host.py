@@ -1,6 +1,6 @@
-"""The server as one of its connections sees it.
+"""The server from the point of view of one connection.
 
-A connection is made by a server that it does not import: these protocols are all that it asks of it.
+A connection does not import the server that creates it: these protocols are all that it requires of it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ C = TypeVar("C", contravariant=True)
 
 
 class Entrance(Protocol):
-    """The way by which connections come: the clients' port, WebSocket, or from within the process."""
+    """Where connections come in: the client port, the WebSocket port, or from within the process."""
 
     connection_type: str
-    """As users' ``allowed_connection_types`` have it: STANDARD, WEBSOCKET or IN_PROCESS."""
+    """As in users' ``allowed_connection_types``: STANDARD, WEBSOCKET or IN_PROCESS."""
 
     client_type: str
-    """As monitoring shows it: nats or websocket."""
+    """The type that monitoring shows: nats or websocket."""
 
     id_label: str
-    """What stands before a connection's number in the log."""
+    """The prefix of a connection's number in the log."""
 
     @property
     def ping_interval_ns(self) -> int: ...
 
     @property
     def auth_timeout_ns(self) -> int:
-        """The time to log in."""
+        """The authentication timeout."""
 
     @property
     def authenticator(self) -> Authenticator | None:
-        """None: everybody may connect."""
+        """None: anyone may connect."""
 
     def describe(self, info: dict[str, Any]) -> None:
-        """Change those of INFO's fields that differ here."""
+        """Change the INFO fields that differ here."""
 
 
 class Host(Protocol[C]):
@@ -56,14 +56,14 @@ class Host(Protocol[C]):
     accounts: Accounts
     flusher: Flusher
     stalled: list[Outbound]
-    """Receivers far behind that the present read published to."""
+    """Receivers that are far behind and that the current read published to."""
 
     stale_connections: int
     stalled_clients: int
 
     @property
     def entrance(self) -> Entrance:
-        """The clients' port."""
+        """The client port."""
 
     @property
     def settings(self) -> Settings: ...
@@ -71,10 +71,10 @@ class Host(Protocol[C]):
     def next_cid(self) -> int: ...
 
     def made(self) -> None:
-        """A connection is open."""
+        """Count an open connection."""
 
     def lost(self) -> None:
-        """A connection is gone; everything was written."""
+        """A connection is closed; all output was written or dropped."""
 
     def admit(self, client: C) -> str:
         """Register ``client``. Returns: why it may not stay, or ""."""
@@ -91,4 +91,4 @@ class Host(Protocol[C]):
         """``client`` as JetStream's advisories show it."""
 
     def event_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it, at a time."""
+        """The server as events show it, at the time ``at``."""

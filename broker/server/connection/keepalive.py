@@ -1,6 +1,6 @@
-"""Keeping one connection alive: when to ping the client, and when to give it up as stale.
+"""Keeping one connection alive: when to ping the client, and when to close it as stale.
 
-Owns: the timer, unanswered pings and the round-trip time. Does not own: sending and closing, which it asks for.
+Owns: the timer, unanswered pings and the round-trip time. Does not own: sending and closing, which are callbacks.
 
 Source: nats-server, server/client.go (processPingTimer, setFirstPingTimer).
 """
@@ -22,7 +22,7 @@ _RTT_AGE_NS: Final = 3_600_000_000_000
 
 
 class KeepAlive:
-    """``ping()`` is to send a PING, ``stale()`` to close the connection."""
+    """``ping()`` sends a PING, ``stale()`` closes the connection."""
 
     __slots__ = ("_clock", "_interval_ns", "_loop", "_ping", "_pings_max", "_rng", "_sent_ns", "_stale", "_timer",
                  "_unanswered", "heard_at_ns", "rtt_ns")
@@ -46,13 +46,13 @@ class KeepAlive:
         """Round-trip time; 0: unknown."""
 
     def start(self) -> None:
-        """Ping soon; at CONNECT once more, so that a client is not pinged while it connects."""
+        """Ping soon; called again at CONNECT, so that a client is not pinged while it connects."""
         interval_ns = min(self._interval_ns, _FIRST_PING_NS)
-        # Up to a fifth later, so that clients that came together are not pinged together.
+        # Up to a fifth later, so that clients that connected together are not pinged together.
         self._set_timer(interval_ns + int(self._rng.random() * interval_ns / 5))
 
     def change(self, interval_ns: int, pings_max: int) -> None:
-        """From the next ping on."""
+        """Change the settings from the next ping on."""
         self._interval_ns = interval_ns
         self._pings_max = pings_max
 

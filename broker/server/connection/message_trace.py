@@ -4,7 +4,7 @@
     Nats-Trace-Only: true|1|on   and the message itself is neither delivered nor stored, nor answered
 
 The event lists the ingress (``in``) and each client subscription (``eg``) and stream (``js``) that the message goes to,
-as routing sees them; not what follows, such as a stream that refuses the message or a client that is cut off.
+as routing sees them; not later events, such as a stream that refuses the message or a client that is closed.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -39,7 +39,7 @@ class Publisher(Peer, Protocol):
     router: Router
 
     def server_identity(self, at: str) -> dict[str, Any]:
-        """The server as events show it, at a time."""
+        """The server as events show it, at the time ``at``."""
 
 
 class Traced:
@@ -54,7 +54,7 @@ class Traced:
 
     @property
     def publishable(self) -> bool:
-        """Whether ``dest`` is a subject to publish to."""
+        """Whether ``dest`` is a subject that can be published to."""
         return is_valid(self.dest) and is_literal(self.dest)
 
     def tell(self, client: Publisher, now_ns: int) -> None:

@@ -3,9 +3,9 @@
     write() ──> buffers of this loop turn ──flush──> transport's buffer ──> socket
                 └───────────── pending_bytes, bounded by max_pending ─────┘
 
-Everything that one turn of the loop queues for a client leaves in one write. A client that lets more than
-``max_pending`` gather, or does not take what was handed to the transport within ``write_deadline_ns``, is a slow
-consumer and is closed; above three quarters of the bound it is ``stalled``, and its publishers are slowed down.
+Everything that one turn of the loop queues for a client is sent in one write. A client with more than ``max_pending``
+queued, or that does not take what was handed to the transport within ``write_deadline_ns``, is a slow consumer and is
+closed; above three quarters of the bound it is ``stalled``, and its publishers are slowed down.
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """
@@ -26,7 +26,7 @@ _JOIN_MAX: Final = 4096
 
 
 class Flusher:
-    """Once per turn of the loop, flushes the connections that were written to in it."""
+    """Once per turn of the loop, flushes the connections written to in that turn."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -66,12 +66,12 @@ class Outbound:
         self._room = max_pending
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        # Bytes ever handed to the transport, and how many of them must have been sent by the deadline.
+        # Total bytes handed to the transport, and how many of them must be sent by the deadline.
         self._handed = 0
         self._mark = 0
         self.stalled = False
         self.waiting: list[Callable[[], None]] = []
-        """Called when ``stalled`` ends, or the connection."""
+        """Called when ``stalled`` ends, or the connection does."""
 
         stall = max_pending // 4 * 3
         transport.set_write_buffer_limits(high=stall, low=stall // 2)
@@ -116,7 +116,7 @@ class Outbound:
             self._deadline = self._loop.call_later(self._deadline_s, self._check)
 
     def upgrade(self, transport: asyncio.WriteTransport) -> None:
-        """Write to ``transport`` from now on, which leads to the one so far; what is queued is sent as before."""
+        """Write from now on to ``transport``, a layer above the current one; what is queued is sent as before."""
         self.flush()
         self._transport = transport
 
@@ -155,7 +155,7 @@ class Outbound:
         self.stalled = True
 
     def resume(self) -> None:
-        """The transport caught up."""
+        """The transport has caught up."""
         self.stalled = False
         waiting = self.waiting
         self.waiting = []
@@ -163,7 +163,7 @@ class Outbound:
             go_on()
 
     def _check(self) -> None:
-        """Write deadline: what had been handed over when it was set must have been sent."""
+        """The write deadline: what had been handed over when it was set must be sent by now."""
         self._deadline = None
         left = self._transport.get_write_buffer_size()
         if self._handed - left < self._mark:

@@ -1,10 +1,10 @@
-"""What a client publishes, on its way to the router: permissions, and what CONNECT asked to be checked and answered.
+"""A client's publishes on their way to the router: permissions, and the checks and answers that CONNECT asked for.
 
     a run of messages ──┬── nothing to check ─────────────────────> Router.route, as it is
                         ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
                         └── verbose, pedantic, traced ─────────────> Router.route, one by one
 
-Reply subjects that only servers use are refused, too; the parser says when a read has any that need a look.
+Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
 
 Source: nats-server, server/client.go (processInboundClientMsg).
 """
@@ -36,7 +36,7 @@ class Publisher(message_trace.Publisher, Protocol):
     def send_error(self, text: str) -> None: ...
 
     def refuse_reply(self, reply: bytes) -> None:
-        """Refuse a publish with a reply subject that is not for clients."""
+        """Refuse a publish with a reply subject that clients may not use."""
 
 
 class Publishing:
@@ -52,13 +52,13 @@ class Publishing:
         self.answer(verbose=True, pedantic=True)
 
     def answer(self, *, verbose: bool, pedantic: bool) -> None:
-        """What CONNECT asked for."""
+        """Set the options of CONNECT."""
         self._verbose = verbose
         self._pedantic = pedantic
         self._looks = verbose or pedantic or self._rules is not None
 
     def restrict(self, rules: PublishRules | None, replies: ReplyPermissions | None) -> None:
-        """What the user may publish to; None: everything."""
+        """Set what the user may publish to; None: everything."""
         self._rules = rules
         self.replies = replies
         self.answer(verbose=self._verbose, pedantic=self._pedantic)
@@ -74,7 +74,7 @@ class Publishing:
             self._publish_checked(ops, start, end, now_ns)
 
     def _publish_traced(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
-        """For a run in which some message may ask to be traced."""
+        """Publish a run in which a message may ask to be traced."""
         client = self._client
         for at in range(start, end):
             msg = ops[at]
@@ -91,7 +91,7 @@ class Publishing:
             self._publish_checked(ops, at, at + 1, now_ns)
 
     def _may_trace_to(self, dest: bytes) -> bool:
-        """Whether the client may have the events of a trace published to ``dest``; being allowed to respond there does not do."""
+        """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""
         return not self._client.router.refuses(dest) and (self._rules is None or self._rules.permits(dest))
 
     def _publish_checked(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
@@ -110,13 +110,13 @@ class Publishing:
                 pass
             elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
                 continue
-            # Only what was delivered before may be replied to, so what came before is delivered first.
+            # Only delivered messages may be replied to, so earlier messages are delivered first.
             self._client.router.route(ops, first, at, self._client, now_ns)
             first = at if self._take(subject, reply) else at + 1
         self._client.router.route(ops, first, end, self._client, now_ns)
 
     def _publish_each(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
-        """One by one, each with an answer of its own."""
+        """Publish one by one, each with its own answer."""
         client = self._client
         for at in range(start, end):
             subject, reply = ops[at][:2]
@@ -139,6 +139,6 @@ class Publishing:
         return True
 
     def _permits(self, subject: bytes) -> bool:
-        """Whether ``subject`` may be published to, without doing it."""
+        """Whether ``subject`` may be published to, without using up a response."""
         return (self._rules is None or self._rules.permits(subject)
                 or (self.replies is not None and self.replies.permits(subject)))

@@ -1,11 +1,11 @@
-"""How much of what a client sends is taken at a time, and when its socket is not read at all.
+"""How much of a client's input is served at a time, and when its socket is not read at all.
 
     receive ──> at most one slice ──> take()        the rest follows on later turns of the loop
     hold/release                                    nothing is read meanwhile; holds nest
 
-Owns: the transport's reading, and the bytes of a large read that are still to be taken. Does not own: what they mean.
+Owns: the transport's reading, and the bytes of a large read not yet served. Does not own: what they mean.
 
-A slice is 32 KB; after 256 KB other connections have the loop, since uvloop would read a busy socket up to 32 times in
+A slice is 32 KB; after 256 KB other connections get their turn, since uvloop would read a busy socket up to 32 times in
 a row.
 """
 
@@ -18,14 +18,14 @@ from typing import Final
 __all__ = ["ReadPacing"]
 
 _TURN_BYTES: Final = 256 * 1024
-"""Read by one connection before others get their turn: p99 loop lag 4 ms instead of 59 for 5 % of the rate."""
+"""Bytes read by one connection before others get their turn: p99 loop lag 4 ms instead of 59 for 5 % of the rate."""
 
 _SLICE_BYTES: Final = 32 * 1024
-"""Taken at once of one read: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
+"""Bytes of one read served at once: uvloop reads up to 256 KB at once, which is 2 to 3 ms of small messages."""
 
 
 class ReadPacing:
-    """``take(data)`` is to serve bytes, in order, and to call ``taken`` for those it did serve."""
+    """``take(data)`` must serve the bytes, in order, and call ``taken`` for those it served."""
 
     __slots__ = ("_closed", "_holds", "_later", "_loop", "_slicing", "_take", "_transport", "_turn_bytes")
 
@@ -41,7 +41,7 @@ class ReadPacing:
         self._turn_bytes = 0
 
     def upgrade(self, transport: asyncio.ReadTransport) -> None:
-        """Pause and resume ``transport`` from now on, which leads to the one so far."""
+        """Pause and resume ``transport`` from now on, a layer above the current one."""
         self._transport = transport
 
     def receive(self, data: bytes) -> None:
@@ -54,14 +54,14 @@ class ReadPacing:
             self._next_slice()
 
     def go_on(self, early: bytes) -> None:
-        """Take what was kept back so far, before anything that is still to be taken."""
-        if self._later:  # slices of one large read: the next one takes it along
+        """Take ``early``, which was held back, before anything still to be taken."""
+        if self._later:  # slices of one large read: the next one includes it
             self._later = early + self._later
         else:
             self.receive(early)
 
     def taken(self, size: int) -> None:
-        """So many bytes were served: others get their turn when these fill one."""
+        """Count ``size`` bytes served; after a full turn, other connections get theirs."""
         self._turn_bytes += size
         if self._turn_bytes >= _TURN_BYTES:
             self._turn_bytes = 0
@@ -86,12 +86,12 @@ class ReadPacing:
             self._loop.call_soon(self._next_slice)
 
     def close(self) -> None:
-        """The connection ends: take nothing more."""
+        """The connection ends: take no more."""
         self._closed = True
         self._later = b""
 
     def _next_slice(self) -> None:
-        """Take a part of a large read; the rest follows on a later turn, once no other hold is left."""
+        """Take a part of a large read; the rest follows on a later turn, when no other hold is left."""
         self._slicing = False
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""What is shown of one connection: its row on /connz, and its part of JetStream's advisories. Plain values, no I/O.
+"""The figures shown for one connection: its row on /connz, and its part of JetStream's advisories. No I/O.
 
 Source: nats-server, server/monitor.go (ConnInfo, myUptime), server/events.go (ClientInfo).
 """
@@ -57,7 +57,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
 
 
 def tls_fields(client: Client) -> dict[str, Any]:
-    """What a row says of TLS."""
+    """The TLS fields of a row."""
     tls = client.tls
     if tls is None or tls.cipher() is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a client subscribes to: permissions, limits, and what becomes of subscriptions when those change.
+"""A client's subscriptions: permissions, limits, and the effect of changes to them.
 
 Source: nats-server, server/client.go (processSub, processUnsub, processSubsOnConfigReload).
 """
@@ -48,19 +48,19 @@ class Subscribing:
         self.subs: dict[bytes, Subscription] = {}
 
     def restrict(self, rules: SubscribeRules | None, replies: ReplyPermissions | None) -> None:
-        """What may be subscribed to from now on, None: everything; ``replies`` is told of messages that may be replied to."""
+        """Set what may be subscribed to (None: everything); ``replies`` records messages that may be replied to."""
         self._rules = rules
         self._replies = replies
         self._hiding = False
 
     def limit(self, most: int) -> None:
-        """So many subscriptions at once; -1: no limit. A client with more is closed."""
+        """Set the maximum number of subscriptions; -1: no limit. A client with more is closed."""
         self._max = most
         if len(self.subs) > most >= 0:
             self._client.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 
     def add(self, op: Sub) -> bool:
-        """Returns: False if it was refused."""
+        """Add a subscription. Returns: False if it was refused."""
         rules = self._rules
         if op.queue == _SYSTEM_QUEUE or (rules is not None and not rules.permits(op.subject, op.queue)):
             self._refuse(op)
@@ -68,7 +68,7 @@ class Subscribing:
         if len(self.subs) >= self._max >= 0:
             self._client.send_error("maximum subscriptions exceeded")
             return False
-        # A sid in use keeps its first subscription; the client is not told.
+        # A sid in use keeps its first subscription; the client gets no error.
         if op.sid not in self.subs:
             if not is_valid(op.subject):
                 self._client.send_error("Invalid Subject")
@@ -86,8 +86,8 @@ class Subscribing:
         self._client.router.add(sub)
 
     def _hide(self, rules: SubscribeRules, sub: Subscription) -> None:
-        """From the first subscription on that covers a denied subject, no subscription of the client is shown one by a
-        consumer, as on nats-server."""
+        """From the client's first subscription that covers a denied subject on, consumers' deliveries on denied
+        subjects are hidden from all its subscriptions, as on nats-server."""
         if self._hiding:
             sub.hides = rules.denials(sub.queue)
         elif sub.denies is not None:
@@ -108,7 +108,7 @@ class Subscribing:
             self._replies.received([msg[1] for msg in msgs])
 
     def end(self, op: Unsub) -> None:
-        """Now, or after so many messages."""
+        """End a subscription now, or after a number of messages."""
         sub = self.subs.get(op.sid)
         if sub is not None:
             if op.max > sub.delivered:
@@ -117,7 +117,7 @@ class Subscribing:
                 self._leave(sub)
 
     def expire(self, sub: Subscription) -> None:
-        """A subscription got its last message."""
+        """Remove a subscription that received its last message."""
         if self.subs.get(sub.sid) is sub:
             self._leave(sub)
 
@@ -130,11 +130,11 @@ class Subscribing:
         self._client.router.remove(sub)
 
     def reconsider(self, user: str) -> None:
-        """The rules have changed: what is no longer permitted ends, and the client is told; the rest obeys the new ones."""
+        """The rules have changed: end subscriptions no longer permitted, with an error; apply them to the rest."""
         for sub in list(self.subs.values()):
             self._leave(sub)
             if self._rules is None or self._rules.permits(sub.subject, sub.queue):
-                # A new one, since routes remember what their subscriptions were when they were found.
+                # A new object, since cached routes depend on the subscription's state at look-up.
                 again = Subscription(sub.subject, sub.queue, peer=self._client, sid=sub.sid)
                 again.delivered, again.max = sub.delivered, sub.max
                 self._enter(again)

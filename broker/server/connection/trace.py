@@ -1,7 +1,7 @@
 """The protocol lines of one connection in the log, for ``-V``.
 
-An observer: the connection shows it the operations it received, and its outbound buffer the bytes it sends, so that it
-works whatever carries them. The form is nats-server's, which people and tests search for ``[SUB foo 1]`` and the like:
+An observer: the connection passes it the operations received, and the outbound buffer the bytes sent, so it works with
+any transport. The format is nats-server's, which people and tests search for ``[SUB foo 1]`` and the like:
 
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- [PUB foo 5]          from the client
     127.0.0.1:5000 - cid:5 - "v1.2:python3:name" - <<- MSG_PAYLOAD: ["hello"]
@@ -29,20 +29,20 @@ _TRACE = 5
 
 
 class Labelled(Protocol):
-    """The connection; ``label`` is what log lines about it begin with."""
+    """The connection; ``label`` is the prefix of its log lines."""
 
     label: str
 
 
 class Trace:
-    """One connection's; shows at most ``payload_max`` bytes of a payload, or all if that is 0."""
+    """One connection's trace; shows at most ``payload_max`` bytes of a payload, or all if that is 0."""
 
     def __init__(self, client: Labelled, payload_max: int) -> None:
         self._client = client
         self._payload_max = payload_max
 
     def received(self, ops: Sequence[Any]) -> None:
-        """The client sent these."""
+        """Log operations from the client."""
         for op in ops:
             if type(op) is tuple:
                 subject, reply, hlen, body = op
@@ -61,7 +61,7 @@ class Trace:
                 self._line("<<-", b"PING" if type(op) is Ping else b"PONG")
 
     def sent(self, buffers: Sequence[bytes]) -> None:
-        """The client is sent these bytes: whole lines, each with its payload if it has one."""
+        """Log bytes sent to the client: whole lines, each with its payload if any."""
         data = b"".join(buffers)
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
@@ -91,7 +91,7 @@ class Trace:
 
 
 class TracedOutbound(Outbound):
-    """An outbound buffer that shows what it is given to ``trace``, which is to be set at once; None: to nobody."""
+    """An outbound buffer that passes what it sends to ``trace``, which must be set at once; None: no tracing."""
 
     __slots__ = ("trace",)
 
@@ -104,6 +104,6 @@ class TracedOutbound(Outbound):
 
 
 def _printable(data: bytes) -> str:
-    """One line, whatever the bytes: a client must not be able to write log lines of its own."""
+    """``data`` as one line, whatever the bytes: a client must not be able to forge log lines."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,6 +1,6 @@
-"""From TLS settings to what a handshake needs: certificates, what clients' are verified by, versions and ciphers.
+"""From TLS settings to what a handshake needs: certificates, authorities for clients', versions and ciphers.
 
-Files are read once, at the start or by a reload; all of them are right, or ``TlsError`` is raised and nothing changes.
+Files are read once, at the start or by a reload; if any is invalid, ``TlsError`` is raised and nothing changes.
 
 Source: nats-server, server/opts.go (GenTLSConfig), server/client.go (matchesPinnedCert).
 """
@@ -23,7 +23,7 @@ _CURVES: Final = {"X25519": "X25519", "CurveP256": "prime256v1", "CurveP384": "s
 
 
 class TlsError(ValueError):
-    """Settings for TLS that cannot be used; names the file or the value."""
+    """Unusable TLS settings; names the file or the value."""
 
 
 class TlsParameters:
@@ -53,7 +53,7 @@ class TlsParameters:
         return True
 
     def is_pinned(self, certificate: bytes | None) -> bool:
-        """Whether a client with that certificate (DER) may come."""
+        """Whether a client with this certificate (DER) may connect."""
         pinned = self.settings.pinned_certs
         if not pinned:
             return True
@@ -73,7 +73,7 @@ def _context(settings: TlsSettings, files: CertificateFiles, verify: bool) -> ss
         raise TlsError(f"error parsing X509 certificate/key pair: {_why(error, files)}") from None
     if verify:
         context.verify_mode = ssl.CERT_REQUIRED
-        # A certificate that is trusted is trusted, be it an intermediate one.
+        # An intermediate certificate can be a trust anchor, too.
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, settings.ca_file)
     return context
@@ -117,7 +117,7 @@ def _choose_ciphers(context: ssl.SSLContext, settings: TlsSettings) -> None:
 
 
 def _choose_by_name(contexts: list[ssl.SSLContext], names: list[frozenset[str]]) -> None:
-    """The first certificate serves, unless the client asks for a name that another one has."""
+    """Use the first certificate, unless the client asks for a name that another one has."""
     def choose(tls: ssl.SSLObject | ssl.SSLSocket, wanted: str | None, _: Any) -> None:
         if wanted is not None:
             name = wanted.lower()
@@ -130,7 +130,7 @@ def _choose_by_name(contexts: list[ssl.SSLContext], names: list[frozenset[str]])
 
 def _names(path: str) -> frozenset[str]:
     """The DNS names of a certificate in PEM."""
-    # Takes 30 ms to import, and few need it.
+    # Takes 30 ms to import, and is rarely needed.
     from cryptography import x509
 
     with open(path, "rb") as file:
@@ -152,7 +152,7 @@ def _fingerprint(certificate: bytes) -> str:
 
 
 def _no_password() -> str:
-    """Without it, OpenSSL asks the terminal for the password of an encrypted key."""
+    """Without this callback, OpenSSL prompts on the terminal for the password of an encrypted key."""
     raise OSError(0, "the private key is encrypted")
 
 

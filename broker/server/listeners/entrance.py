@@ -1,4 +1,4 @@
-"""The ways by which connections come, as connections see them: who may come in, how long for what, what INFO says there.
+"""The ports that clients connect to, as connections see them: authentication, timeouts and INFO.
 
 Source: nats-server, server/auth.go (processClientOrLeafAuthentication), server/websocket.go (wsConfigAuth).
 """
@@ -16,11 +16,11 @@ from broker.server.listeners.certificates import TlsParameters
 __all__ = ["ChainOf", "ClientPort", "WebSocketPort", "users_by_certificate"]
 
 ChainOf = Callable[[AuthSettings, bool], AuthenticatorChain | None]
-"""Makes the authenticators for settings; whether users are those whom certificates name."""
+"""Makes the authenticators for settings; the flag: users are identified by certificates."""
 
 
 def users_by_certificate(settings: Settings) -> frozenset[str]:
-    """Users without a password whom some port finds by the client's certificate (``verify_and_map``)."""
+    """Users without a password whom some port identifies by the client's certificate (``verify_and_map``)."""
     websocket = settings.websocket
     mapping = {ClientPort.connection_type} if settings.tls.verify_and_map else set()
     if websocket.port is not None and websocket.tls.verify_and_map:
@@ -30,7 +30,7 @@ def users_by_certificate(settings: Settings) -> frozenset[str]:
 
 
 class ClientPort:
-    """The clients' port. ``tls`` is None without TLS."""
+    """The client port. ``tls`` is None without TLS."""
 
     connection_type = "STANDARD"
     client_type = "nats"
@@ -45,7 +45,7 @@ class ClientPort:
         self.auth_timeout_ns = 0
 
     def prepare(self, settings: Settings, chain_of: ChainOf) -> Callable[[], None]:
-        """Make ready for settings. Returns: what applies them, to connections from then on. Raises: ValueError."""
+        """Prepare for new settings. Returns: what applies them, to later connections. Raises: ValueError."""
         tls = TlsParameters(settings.tls) if settings.tls.enabled else None
         authenticator = chain_of(settings.auth, settings.tls.verify_and_map)
 
@@ -59,7 +59,7 @@ class ClientPort:
         return apply
 
     def describe(self, info: dict[str, Any]) -> None:
-        """Say in INFO what is so on this port."""
+        """Add this port's fields to INFO."""
         if self.tls is not None:
             info["tls_available" if self.allow_non_tls else "tls_required"] = True
             if self.tls.verify:
@@ -67,7 +67,7 @@ class ClientPort:
 
 
 class WebSocketPort:
-    """The port for WebSocket; ``port`` is the actual one, once it is known."""
+    """The WebSocket port; ``port`` is the actual number once known."""
 
     connection_type = "WEBSOCKET"
     client_type = "websocket"
@@ -102,7 +102,7 @@ class WebSocketPort:
         return apply
 
     def describe(self, info: dict[str, Any]) -> None:
-        """INFO is about this port, by which a client connects again."""
+        """Describe this port in INFO, since clients reconnect to it."""
         info.pop("connect_urls", None)
         info |= {"host": self.host, "port": self.port}
         if self.tls is not None:

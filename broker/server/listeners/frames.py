@@ -1,7 +1,7 @@
-"""WebSocket as a layer: what a client sends is unpacked from frames, what it is sent goes out as one frame a flush.
+"""WebSocket as a layer: unpacks a client's frames, and sends one frame per flush.
 
-The protocol is websockets' own, without I/O: fragments, masks, pings, closing and compression are its matter. Here it is
-told two things that nats-server does: small frames are not worth compressing, and a client may ask to be spared masking.
+The websockets library implements the protocol, without I/O: fragments, masks, pings, closing and compression. This
+module adds what nats-server does: small frames are not compressed, and a client may opt out of masking.
 
 Source: RFC 6455; nats-server, server/websocket.go (wsRead, wsCollapsePtoNB, wsEnqueueCloseMessage).
 """
@@ -24,11 +24,11 @@ from broker.server.listeners.layer import Layer
 __all__ = ["FIRST_MESSAGE_BYTES", "FramesLayer", "FramesProtocol"]
 
 FIRST_MESSAGE_BYTES: Final = 64 * 1024
-"""The most that a client can make the server keep before it has said who it is."""
+"""The most that a client can make the server buffer before it has identified itself."""
 
 _COMPRESS_FROM: Final = 64
 _BROWSER_FRAME_BYTES: Final = 4096
-"""Browsers take frames of this size best, by nats-server's experiments."""
+"""The size that browsers handle best, by nats-server's experiments."""
 
 _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
 _REASON_BYTES_MAX: Final = 123
@@ -44,7 +44,7 @@ _CLOSE_CODES: Final = {
     **dict.fromkeys(("Write Error", "Read Error", "Stale Connection", "Server Shutdown"), CloseCode.GOING_AWAY)}
 
 _log = logging.getLogger("broker.websockets")
-# It tells of each connection; what an operator needs is in the client's own lines.
+# The library logs every connection; what an operator needs is in the client's own lines.
 _log.setLevel(logging.ERROR)
 
 
@@ -59,8 +59,8 @@ class FramesProtocol(ServerProtocol):
         self._message_bytes_max = message_bytes_max
 
     def expect_no_masks(self) -> None:
-        """The client asked to be spared them."""
-        # The one side that gets frames without masks is a client's; it sends with them, but see send_frame.
+        """Accept unmasked frames, as the client asked."""
+        # In this library only the client side accepts unmasked frames; it would mask its own, but see send_frame.
         self.side = CLIENT
 
     def recv_frame(self, frame: Frame) -> None:
@@ -74,7 +74,7 @@ class FramesProtocol(ServerProtocol):
 
 
 class FramesLayer(Layer):
-    """Between ``client`` and the transport on which the handshake was made by ``protocol``."""
+    """Between ``client`` and the transport on which ``protocol`` completed the handshake."""
 
     def __init__(self, transport: asyncio.Transport, client: Client, protocol: FramesProtocol, *, browser: bool) -> None:
         super().__init__(transport, client)
@@ -121,7 +121,7 @@ class FramesLayer(Layer):
         super().close()
 
     def _flush(self, size: int = 0) -> None:
-        """Send what the protocol has to send, for ``size`` bytes of the client's."""
+        """Send the protocol's output, for ``size`` bytes from the client object above."""
         data = b"".join(self._protocol.data_to_send())
         if data:
             self._give(data, size)

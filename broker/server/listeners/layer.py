@@ -1,9 +1,9 @@
-"""A layer between a connection's socket and its client: a protocol to what is below it, a transport to what is above.
+"""A layer between a connection's socket and its client: a protocol to the layer below, a transport to the one above.
 
     socket ── transport ──> TlsLayer ──> WebSocketLayer ──> Client
              <── write ──
 
-Layers stack, and the client need not know of them. Nothing is awaited: bytes go in, and what they come to goes on in the
+Layers stack, and the client need not know of them. Nothing is awaited: the result of each input is passed on in the
 same call, so that one read from the socket is still one batch for the client.
 """
 
@@ -17,13 +17,13 @@ __all__ = ["Layer"]
 
 
 class Layer(asyncio.Protocol, asyncio.Transport):
-    """Passes everything on; a subclass says what becomes of bytes, by ``data_received`` and ``write``."""
+    """Passes everything on; a subclass transforms the bytes in ``data_received`` and ``write``."""
 
     def __init__(self, transport: asyncio.Transport, upper: asyncio.Protocol) -> None:
         super().__init__()
         self._transport = transport
         self._upper = upper
-        # What was written above and what it became below, in all; and of each write that is not sent yet, both ends.
+        # Total bytes written from above, and the total they became below; and both totals after each unsent write.
         self._taken = 0
         self._given = 0
         self._unsent: deque[tuple[int, int]] = deque()
@@ -36,10 +36,10 @@ class Layer(asyncio.Protocol, asyncio.Transport):
         self._unsent.append((self._given, self._taken))
         self._transport.write(data)
 
-    # Transport, to what is above
+    # Transport, for the layer above
 
     def get_write_buffer_size(self) -> int:
-        """In bytes as they came from above, since these are what the upper side counts: a write is unsent as a whole."""
+        """In bytes as written from above, since the upper side counts those; a partly sent write counts as unsent."""
         left = self._transport.get_write_buffer_size()
         unsent = self._unsent
         if not left:
@@ -81,7 +81,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     def abort(self) -> None:
         self._transport.abort()
 
-    # Protocol, to what is below
+    # Protocol, for the layer below
 
     def eof_received(self) -> bool | None:
         return self._upper.eof_received()

@@ -1,4 +1,4 @@
-"""From a connection on the clients' port to one that is as it stays: TLS or plain text, when INFO, whose address.
+"""The opening of a connection on the client port: TLS or plain text, when to send INFO, whose address.
 
                            ┌── data within the delay, or no delay ──────────────────────────────> TLS, then INFO
     accepted ── TLS first ─┤
@@ -7,9 +7,9 @@
                                             ├── allow_non_tls: does the client begin with it? ──> TLS
                                             └──────────────────────────────────────────────────> plain text
 
-With ``proxy_protocol``, the choice after INFO waits for the header in which a proxy tells the client's address.
-A port that has none of this needs no opening: the client is then the protocol from the start, as it is of every connection
-that stays plain. Each wait has a timer; what a client sends meanwhile is looked at as soon as it comes, and nothing is lost.
+With ``proxy_protocol``, the choice after INFO waits for the header in which a proxy gives the client's address.
+A port without any of this needs no opening: the client is then the protocol from the start, as on any connection in
+plain text. Each wait has a timer; input is examined as soon as it arrives, and none is lost.
 
 Source: nats-server, server/server.go (createClientEx, tlsTimeout).
 """
@@ -33,7 +33,7 @@ __all__ = ["Opening", "OpeningHost", "needs_opening"]
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_RECORD: Final = b"\x16"
-"""The first byte of TLS, and of no operation of the client protocol."""
+"""The first byte of TLS, with which no operation of the client protocol begins."""
 
 _TLS_FAILED: Final = "TLS Handshake Failure"
 
@@ -46,17 +46,17 @@ class OpeningHost(Host[Client], Protocol):
 
 
 def needs_opening(server: OpeningHost) -> bool:
-    """Whether connections to the clients' port begin in any other way than with INFO in plain text."""
+    """Whether connections to the client port begin otherwise than with INFO in plain text."""
     return server.entrance.tls is not None or server.entrance.proxy_protocol
 
 
 class Opening(asyncio.Protocol):
-    """One connection's; then the client, or TLS, is the transport's protocol."""
+    """The protocol of one connection until the client, or TLS, replaces it."""
 
     def __init__(self, server: OpeningHost) -> None:
         self._server = server
         self._client = Client(server)
-        # A reload is for the connections after it.
+        # A reload applies to later connections only.
         self._tls = server.entrance.tls
         self._early = b""
         self._step: Callable[[], None] = self._nothing
@@ -102,7 +102,7 @@ class Opening(asyncio.Protocol):
         """The connection was refused, and is being closed."""
 
     def _fall_back(self) -> None:
-        """Nothing came: this client waits for INFO."""
+        """No TLS handshake arrived: this client waits for INFO."""
         self._client.tls_first = False
         self._client.greet()
         self._await_header()
@@ -196,7 +196,7 @@ class Opening(asyncio.Protocol):
     def _tls_failed(self, error: Exception) -> None:
         self._end_timer()
         why = handshake_error(error)
-        # Load balancers and scanners try a port with anything.
+        # Load balancers and port scanners send anything.
         level = logging.DEBUG if why.startswith("tls: first record") else logging.ERROR
         log.log(level, "%s - TLS handshake error: %s", self._client.label, why)
         self._client.close(_TLS_FAILED)
@@ -208,7 +208,7 @@ class Opening(asyncio.Protocol):
     # Waiting
 
     def _wait(self, step: Callable[[], None], limit_ns: int, timed_out: Callable[[], None]) -> None:
-        """Take ``step`` when something has come, now or within the limit."""
+        """Run ``step`` when there is input, now or within the limit."""
         self._end_timer()
         self._step = step
         self._set_timer(limit_ns, timed_out)

@@ -1,9 +1,9 @@
-"""The PROXY protocol, versions 1 and 2: what a proxy in front of the broker says of a client before anything else.
+"""The PROXY protocol, versions 1 and 2: the header in which a proxy gives the address of a client.
 
     v1    PROXY TCP4 192.0.2.1 198.51.100.1 56324 4222\\r\\n                    at most 107 bytes
     v2    \\r\\n\\r\\n\\0\\r\\nQUIT\\n | version, command | family | length | addresses and more
 
-A connection that begins otherwise comes without a proxy, and is served as it is.
+A connection that begins otherwise comes without a proxy, and is served as usual.
 
 Source: haproxy's proxy-protocol.txt; nats-server, server/client_proxyproto.go.
 """
@@ -17,39 +17,39 @@ from typing import Final
 __all__ = ["HEADER_SECONDS", "ProxyHeader", "ProxyHeaderError", "read_header"]
 
 HEADER_SECONDS: Final = 5.0
-"""The time for the header."""
+"""The time limit for the header."""
 
 _V1: Final = b"PROXY "
 _V1_BYTES_MAX: Final = 107
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V2_FIXED: Final = 16
 _KNOWN: Final = 6
-"""So many bytes tell the versions, and everything else, apart."""
+"""This many bytes distinguish the versions, and everything else."""
 
 _LOCAL, _PROXY = 0, 1
 _STREAM: Final = 1
 _UNSPECIFIED, _IPV4, _IPV6 = 0, 1, 2
 _ADDRESS_BYTES: Final = {_IPV4: (4, 12), _IPV6: (16, 36)}
-"""Of one address; of both with their ports."""
+"""Bytes of one address; of both with their ports."""
 
 
 class ProxyHeaderError(ValueError):
-    """A header that begins as one and is none."""
+    """Data that begins like a header but is not a valid one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyHeader:
-    """``address`` and ``port`` of the client, or "" for a proxy's own connection, or one without a proxy."""
+    """``address`` and ``port`` of the client; "" for a proxy's own connection, or one without a proxy."""
 
     rest: bytes
-    """What followed."""
+    """The bytes after the header."""
 
     address: str = ""
     port: int = 0
 
 
 def read_header(data: bytes) -> ProxyHeader | None:
-    """The header with which ``data`` begins; None: more is needed. Raises: ProxyHeaderError."""
+    """The header at the start of ``data``; None: more bytes are needed. Raises: ProxyHeaderError."""
     known = data[:_KNOWN]
     if _V1.startswith(known):
         return _read_v1(data)

@@ -1,7 +1,7 @@
 """TLS as a layer: OpenSSL between two buffers in memory, so that it can begin at any byte of a connection.
 
-asyncio's ``start_tls`` can not: what was read before it (a PROXY header's end, or the byte that tells TLS from plain text)
-is lost to it. A handshake here is no task either: a client that is slow at it costs a timer.
+asyncio's ``start_tls`` cannot: bytes read before it (after a PROXY header, or to tell TLS from plain text) are lost to
+it. Nor does a handshake here need a task: a slow client costs only a timer.
 
 One read from the socket may hold many records: they are decrypted together and reach the client as one batch.
 
@@ -20,7 +20,7 @@ from broker.server.listeners.layer import Layer
 __all__ = ["TlsLayer", "handshake_error"]
 
 _RECORD_BYTES: Final = 16 * 1024
-"""The most that one record holds, which is the most that OpenSSL gives at once."""
+"""The maximum size of a record, which is the most that OpenSSL returns at once."""
 
 _GO_WORDS: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
@@ -36,7 +36,7 @@ _GO_WORDS: Final = {
 
 
 class TlsLayer(Layer):
-    """The server's side; ``on_ready()`` is called once, when the handshake is done, or ``on_failed(error)``.
+    """The server side; ``on_ready()`` is called once, when the handshake is done, or ``on_failed(error)``.
 
     ``upper`` receives nothing before ``on_ready``, and must not write until then.
     """
@@ -52,7 +52,7 @@ class TlsLayer(Layer):
         self._ready = False
         self._closed = False
         self._ended = False
-        """Whether the client said that it sends nothing more."""
+        """Whether the client announced that it will send no more."""
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
@@ -105,7 +105,7 @@ class TlsLayer(Layer):
             self._flush()
             return False
         except ssl.SSLError as error:
-            self._flush()  # the alert that tells the client why
+            self._flush()  # the alert with the reason
             self._fail(error)
             return False
         self._ready = True
@@ -119,7 +119,7 @@ class TlsLayer(Layer):
             self._on_failed(error)
 
     def _read(self) -> None:
-        """Hand on everything that can be decrypted."""
+        """Pass on everything that can be decrypted."""
         chunks = []
         try:
             while chunk := self._tls.read(_RECORD_BYTES):
@@ -128,9 +128,9 @@ class TlsLayer(Layer):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:
-            # Bytes that are no record of this connection: nothing after them can be trusted.
+            # Not a valid record of this connection: nothing after it can be trusted.
             self._ended = True
-        self._flush()  # what OpenSSL has to answer on its own: new keys
+        self._flush()  # OpenSSL's own answers, such as new keys
         if chunks:
             self._upper.data_received(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if self._ended and not self._closed:
@@ -146,7 +146,7 @@ class TlsLayer(Layer):
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # the client's own goodbye is not waited for
+            pass  # do not wait for the client's close_notify
         self._flush()
 
 

@@ -1,4 +1,4 @@
-"""What a WebSocket handshake's request says beyond WebSocket itself: where the page comes from, cookies, an address.
+"""The parts of a WebSocket handshake's request beyond WebSocket itself: the page's origin, cookies, an address.
 
 Decides without I/O. Source: nats-server, server/websocket.go (wsUpgrade, checkOrigin).
 """
@@ -21,9 +21,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -> str:
-    """Why a page of that origin may not connect, or "".
+    """Why a page of this origin may not connect, or "".
 
-    A client that is no browser sends no origin, or could send any: these rules protect users of browsers alone.
+    A client other than a browser sends no origin, or could send any: these rules protect only users of browsers.
     """
     if not settings.same_origin and not settings.allowed_origins:
         return ""
@@ -42,7 +42,7 @@ def origin_error(settings: WebSocketSettings, fields: Fields, *, secure: bool) -
 
 
 def cookies(settings: WebSocketSettings, fields: Fields) -> dict[str, str]:
-    """Credentials in cookies, by the names that CONNECT has for them."""
+    """Credentials in cookies, by CONNECT's field names."""
     wanted = {settings.jwt_cookie: "jwt", settings.user_cookie: "user", settings.pass_cookie: "pass",
               settings.token_cookie: "auth_token"}
     found: dict[str, str] = {}
@@ -56,7 +56,7 @@ def cookies(settings: WebSocketSettings, fields: Fields) -> dict[str, str]:
 
 
 def forwarded_for(fields: Fields) -> str:
-    """The client's address as a proxy gives it; "" if none does."""
+    """The client's address according to a proxy; "" if none gives it."""
     given = _first(fields, "x-forwarded-for")
     try:
         address = ip_address(given)
@@ -78,7 +78,7 @@ def _first(fields: Fields, name: str) -> str:
 
 
 def _place(origin: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises: ValueError."""
+    """The origin's scheme, host and port. Raises: ValueError."""
     parts = urlsplit(origin)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(origin)

@@ -1,9 +1,9 @@
-"""Clients by WebSocket: their port, and the way of a connection from there to a client like any other.
+"""WebSocket clients: their port, and a connection's way from there to an ordinary client.
 
-    accepted ──> TLS ──> HTTP request ──┬── refused: an HTTP answer, and the end
-                                        └── 101 ──> frames ──> Client, from INFO on as on the clients' port
+    accepted ──> TLS ──> HTTP request ──┬── refused: an HTTP error, then closed
+                                        └── 101 ──> frames ──> Client, from INFO on as on the client port
 
-Until the request is whole, a connection is no client: it has a timer, a bound of bytes, and no number.
+Until the request is complete, a connection is not a client: it has a timer, a limit in bytes, and no number.
 
 Source: nats-server, server/websocket.go (startWebsocketServer, wsUpgrade, createWSClient).
 """
@@ -37,7 +37,7 @@ _MESSAGE_PAYLOADS: Final = 8
 
 
 class WebSocketListener:
-    """The port."""
+    """The WebSocket port."""
 
     def __init__(self, server: Host[Client]) -> None:
         self.server = server
@@ -56,7 +56,7 @@ class WebSocketListener:
         return "wss" if self.settings.tls.enabled else "ws"
 
     async def bind(self) -> None:
-        """Take the port. Raises: OSError when it is not available."""
+        """Bind the port. Raises: OSError when it is not available."""
         if self._bound is None:
             self._bound = await Bound.at(self.settings.host, max(self.port, 0))
 
@@ -78,7 +78,7 @@ class WebSocketListener:
             log.warning("Websocket not configured with TLS. DO NOT USE IN PRODUCTION!")
 
     def stop_listening(self) -> None:
-        """Accept no more connections, and end those that are no clients yet."""
+        """Accept no more connections, and close those that are not clients yet."""
         for listener in self._listeners:
             listener.close()
         self._listeners = []
@@ -87,11 +87,11 @@ class WebSocketListener:
 
 
 class Opening(asyncio.Protocol):
-    """One connection until it is a client's."""
+    """One connection until it becomes a client."""
 
     def __init__(self, listener: WebSocketListener) -> None:
         self._listener = listener
-        # A reload is for the connections after it.
+        # A reload applies to later connections only.
         self._tls = listener.entrance.tls
         self._head = b""
         self._peer = ""
@@ -131,7 +131,7 @@ class Opening(asyncio.Protocol):
         self._leave()
 
     def abort(self) -> None:
-        """The server ends."""
+        """Close because the server stops."""
         self._leave()
         self._transport.abort()
 

@@ -1,14 +1,14 @@
-"""A queue between what the broker itself publishes and handlers within the broker, emptied on later turns of the loop.
+"""A queue from the broker's own publishes to handlers within the broker, emptied on later turns of the loop.
 
-A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream stores, even the very stream that is
-deciding what to answer. If that stream were called from within, the answer would take the sequence that the decision has
-already assigned. So a publish by the broker never calls a handler: it queues its messages here.
+A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream stores, even the same stream that is
+deciding what to answer. If that stream were called recursively, the answer would take the sequence that the decision
+has already assigned. So a publish by the broker never calls a handler: it queues its messages here.
 
     client's read ──> stream: decision ──> publish ──┬──> clients: bytes, at once
                                                      └──> queue ──(a later turn)──> stream: decision ──> …
 
 Order is kept. The queue is bounded by its input: a turn takes half of it, so it never holds more than twice what one
-turn of the loop publishes, and streams refuse what they have no room for.
+turn of the loop publishes, and streams refuse messages they have no room for.
 
 Source of the order that a client sees: nats-server, where such messages go through the queues of sendq.go and of
 stream.go, queueInbound.
@@ -25,7 +25,7 @@ from broker.protocol.parser import Msg
 __all__ = ["Inward"]
 
 MSGS_AT_ONCE: Final = 2000
-"""At least so many are handled in one turn of the loop: a few milliseconds."""
+"""At least this many are handled in one turn of the loop: a few milliseconds."""
 
 Handler = Callable[[Sequence[Msg], int, int, None, int], None]
 
@@ -50,7 +50,7 @@ class Inward:
         """Messages in the queue, each counted once per subscription."""
 
     def put(self, sub: _Subscription, ops: Sequence[Msg], start: int, end: int, now_ns: int) -> None:
-        """Have ops[start:end] handled by ``sub``, unless its subscription ends before."""
+        """Queue ops[start:end] for ``sub``; dropped if its subscription ends first."""
         self._queue.append((sub, ops, start, end, now_ns))
         self.waiting += end - start
         if not self._scheduled:
@@ -58,7 +58,7 @@ class Inward:
             self._call_soon(self._turn)
 
     def _turn(self) -> None:
-        # Not what is published meanwhile: a handler that answers itself must leave the loop to others.
+        # Not what is published meanwhile: a handler that publishes to itself must yield the loop to others.
         left = min(self.waiting, max(self.waiting // 2, MSGS_AT_ONCE))
         queue = self._queue
         try:
@@ -72,7 +72,7 @@ class Inward:
                 if not sub.ended and sub.handler is not None:
                     sub.handler(ops, start, end, None, now_ns)
         finally:
-            # Also when a handler failed, which the loop reports: other handlers still get their messages.
+            # Even if a handler failed, which the loop reports: other handlers still get their messages.
             self._scheduled = bool(queue)
             if queue:
                 self._call_soon(self._turn)

@@ -35,7 +35,7 @@ class Peer(Protocol):
         """Queue ``count`` messages: ``size`` bytes in all, ``body_bytes`` of bodies."""
 
     def expire(self, sub: Subscription) -> None:
-        """Forget a subscription that got its last message."""
+        """Remove a subscription that received its last message."""
 
     def no_responders(self, subject: bytes, reply: bytes) -> None: ...
 
@@ -68,15 +68,15 @@ class Subscription:
         self.sid = sid
         self.handler = handler
         self.stream = stream
-        """The stream that receives by it, for message traces."""
+        """The stream that receives through it, for message traces."""
         self.denies: Callable[[bytes], bool] | None = None
-        """Which of the subjects that it covers its client may not receive; None: it may receive them all."""
+        """Which of its subjects the client may not receive; None: it may receive all."""
 
         self.hides: Callable[[bytes], bool] | None = None
-        """The same for what consumers deliver, which is shown under another subject than it is routed by."""
+        """The same for consumers' deliveries, which are shown under another subject than the one they are routed by."""
 
         self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
-        """Told of the messages that its client gets by it."""
+        """Called with the messages that its client receives through it."""
 
         self.max = 0
         self.delivered = 0
@@ -84,7 +84,7 @@ class Subscription:
 
 
 class Route:
-    """The receivers of some subjects. Only ``limited`` ever changes, so it may be iterated while subscriptions change.
+    """The receivers of some subjects. Only ``limited`` ever changes, so iterating is safe while subscriptions change.
 
     Messages without a ``source`` come from the broker itself and reach handlers through ``inward``, never from here.
     """
@@ -110,10 +110,10 @@ class Route:
         self._one_by_one = len(set(peers)) != len(peers)
         self._spreads = bool(self.groups) or self._one_by_one or any(sub.on_delivery is not None for sub in receivers)
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
-        """The handler, where it is the only receiver: it takes every run as it is."""
+        """The handler, if it is the only receiver: it takes every run as it is."""
 
     def only_client(self) -> Subscription | None:
-        """The subscription, when it is a client's and the only receiver, without a limit."""
+        """The subscription, if it is a client's, the only receiver, and without a limit."""
         if len(self.clients) == 1 and not self.handlers and not self.limited and not self._spreads:
             return self.clients[0]
         return None
@@ -198,7 +198,7 @@ class Route:
 
     def _assign(self, group: list[Subscription], count: int,
                 silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
-        """Give each message a random member of ``group``, or the next one that may still take it."""
+        """Give each message to a random member of ``group``, or the next one that may still take it."""
         if silent is not None:
             group = [sub for sub in group if sub.peer is not silent]
         size = len(group)

@@ -40,7 +40,7 @@ ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half is dropped."""
 
 _SCAN_MAX: Final = 2048
-"""Up to so many cached routes are searched for those that a wildcard affects; a larger cache is cleared instead."""
+"""Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
 _INBOX: Final = b"_INBOX."
 _ACK: Final = b"$JS.ACK."
@@ -53,7 +53,7 @@ _REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
 
 
 class Handle(Protocol):
-    """What ``subscribe`` returned, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
+    """The result of ``subscribe``, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
 
     subject: bytes
 
@@ -96,7 +96,7 @@ class InterestWatch:
 
     def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.interested = interested
-        # Never from within a delivery or another handler: the watcher may be the one delivering.
+        # Never within a delivery or another handler: the watcher may itself be delivering.
         if not self._scheduled:
             self._scheduled = True
             call_soon(self._tell)
@@ -109,8 +109,8 @@ class InterestWatch:
 
 
 class Router:
-    """One account. ``call_soon`` has interest news told, and handlers called for what the broker publishes, on a later
-    turn of the loop."""
+    """One account's router. ``call_soon`` runs interest callbacks, and handlers of what the broker publishes, on a
+    later turn of the loop."""
 
     def __init__(self, clock: Clock, rng: random.Random, call_soon: Callable[[Callable[[], None]], object],
                  name: str = "$G") -> None:
@@ -121,7 +121,7 @@ class Router:
         self._call_soon = call_soon
         self._inward = Inward(call_soon)
         self._subs: Sublist[Subscription] = Sublist()
-        # routes by subject; by inbox prefix (None: ask for each subject); by the head of an ack subject.
+        # Routes by subject; by inbox prefix (None: resolve each subject); by the head of an ack subject.
         self._routes: dict[bytes, Route] = {}
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
@@ -154,7 +154,7 @@ class Router:
             while at < end:
                 following = ops[at][0]
                 if following is not subject:
-                    # Acks and replies come in crowds: comparing the head finds a sibling without a look-up.
+                    # Acks and replies come in bursts: comparing the head finds a sibling without a look-up.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
                              and following[-1] != _DOT) and (ahead := get(following)) is not route
                             and (ahead is not None or resolve(following) is not route)):
@@ -170,10 +170,10 @@ class Router:
                 ahead = None
             start = at
 
-    # What JetStream asks for (Bus).
+    # For JetStream (Bus).
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
-        """Hear ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
+        """Subscribe to ``subject`` (wildcards allowed) in process. In-process subscribers count as responders."""
         sub = Subscription(subject, queue, handler=handler, stream=stream)
         self.add(sub)
         return sub
@@ -184,15 +184,15 @@ class Router:
         self.remove(subscription)
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
-        """Route one message to everybody who listens; returns how many take it, handlers on a later turn of the loop."""
+        """Route one message to its subscribers; returns how many get it, handlers on a later turn of the loop."""
         route = self._routes.get(subject) or self._resolve(subject)
         return route.batch(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 
-        ``queue`` names the group without which a message counts as not received; everybody else who listens to ``to``
-        hears it too, as with any message. Returns how many of the batch had a receiver, counted from its front.
+        With ``queue``, messages count as received only if that group subscribes; all other subscribers of ``to`` get
+        them too, as with any message. Returns how many of the batch had a receiver, counted from its front.
         """
         route = self._routes.get(to) or self._resolve(to)
         count = len(batch)
@@ -226,8 +226,8 @@ class Router:
         return taken.index(0) if 0 in taken else count
 
     def _show(self, route: Route, msg: Msg, now_ns: int) -> int:
-        """Send a message to those of ``route`` who may be shown its subject; returns how many received it. One that nobody
-        may be shown counts as received, since it would hold up what is behind it."""
+        """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
+        If none may, it counts as received, since it would otherwise hold up the messages behind it."""
         match = route.shown(msg[0])
         return self._build(match).spread([msg], None, now_ns)[0] if match.plain or match.groups else 1
 
@@ -271,7 +271,7 @@ class Router:
         self.route(ops, 0, len(ops), None, self._clock.now_ns())
 
     def _waits_for_all(self, replies: Sequence[bytes]) -> Subscription | None:
-        """The only subscription of all ``replies``, found by the inbox that they share; None when unsure.
+        """The only subscription of all ``replies``, found by the inbox that they share; None if uncertain.
 
         Publishers wait at one inbox prefix, so one look-up and one formatting call then serve a whole batch of PubAcks.
         """
@@ -301,11 +301,11 @@ class Router:
         return watch
 
     def pending_bytes(self, subject: bytes) -> int:
-        """Unsent bytes towards the subscriber of ``subject`` that is furthest behind."""
+        """Unsent bytes to the subscriber of ``subject`` that is furthest behind."""
         route = self._routes.get(subject) or self._resolve(subject)
         return max((sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None), default=0)
 
-    # What connections ask for.
+    # For connections.
 
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
@@ -343,14 +343,14 @@ class Router:
         return subject.startswith(self._refused)
 
     def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
-        """The subscriptions that would get a message of ``source``; of each queue group one, at random."""
+        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
         route = self._routes.get(subject) or self._resolve(subject)
         told = [sub for sub in route.receivers if not sub.queue]
         told += [self._rng.choice(group) for group in route.groups]
         return [sub for sub in told if not (source.no_echo and sub.peer is source)]
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
-        """The plain subscription of ``peer`` that matches the literal ``subject``, if there is one."""
+        """The plain subscription of ``peer`` that matches the literal ``subject``, if any."""
         route = self._routes.get(subject) or self._resolve(subject)
         for sub in route.clients:
             if sub.peer is peer:
@@ -360,10 +360,10 @@ class Router:
     # Routes.
 
     def _resolve(self, subject: bytes) -> Route:
-        """The route of a subject that is not in ``_routes``; remembers it there or by its family.
+        """The route of a subject that is not in ``_routes``; caches it there or by its family.
 
-        ``_family`` then says which other subjects have the same route: those with this head and so many dots. An ack
-        with an empty number is taken for one; its consumer will not take it.
+        ``_family`` then identifies the other subjects with the same route: those with this head and number of dots. An
+        ack with an empty number is included; its consumer will reject it.
         """
         if subject[-1:] != b".":
             if subject.startswith(_INBOX):
@@ -392,7 +392,7 @@ class Router:
         return route
 
     def _inbox(self, prefix: bytes) -> Route | None:
-        """The route of all subjects one token longer than ``prefix``, or None where that differs."""
+        """The route of all subjects one token longer than ``prefix``, or None if they differ."""
         try:
             return self._inboxes[prefix]
         except KeyError:
@@ -414,7 +414,7 @@ class Router:
         return match
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
-        """Whether it depends on the very subject which of these subscriptions receive a message."""
+        """Whether the literal subject decides which of these subscriptions receive a message."""
         return bool(self._deniers) and any(
             sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
@@ -478,7 +478,7 @@ def _halve(cache: dict[bytes, Route] | dict[bytes, Route | None]) -> None:
 def _reads_acks(subject: bytes) -> bool:
     """Whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
 
-    ``$JS.ACK.<stream>.<consumer>.>`` and wider do not; nor does one with a word where acks have a number.
+    ``$JS.ACK.<stream>.<consumer>.>`` and wider ones do not; nor does one with a word where acks have a number.
     """
     tokens = subject.split(b".")
     if tokens[-1] == b">":

@@ -1,10 +1,10 @@
-"""Subscriptions in a tree of tokens, to find those that match a subject.
+"""A tree of subscriptions by token, to find those that match a subject.
 
     foo.bar     ─ "foo" ── "bar"       [plain subs, queue groups]
     foo.*.baz   ─ "foo" ── star ── "baz"
     foo.>       ─ "foo" ── rest
 
-Does not own: delivery, nor the caching of matches; the router knows when those go stale.
+Does not own: delivery, or the caching of matches; the router knows when those become stale.
 
 Source: nats-server, server/sublist.go (Insert, Match).
 """
@@ -17,7 +17,7 @@ __all__ = ["Listener", "Match", "Sublist"]
 
 
 class Listener(Protocol):
-    """What a subscription must offer; ``queue`` b"": a plain one."""
+    """What a subscription must provide; ``queue`` b"": a plain one."""
 
     @property
     def subject(self) -> bytes: ...
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=Listener)
 
 
 class Match(Generic[S]):
-    """The subscriptions of one subject: every one of ``plain`` gets a message, and one of each of ``groups``."""
+    """The subscriptions of one subject: all of ``plain`` get a message, and one of each of ``groups``."""
 
     __slots__ = ("groups", "plain")
 
@@ -40,7 +40,7 @@ class Match(Generic[S]):
 
 
 class _Node(Generic[S]):
-    """One token's place. Sets of subscriptions are dicts, for their order: the first to subscribe is served first."""
+    """One token's node. Sets of subscriptions are dicts, for their order: the first to subscribe is served first."""
 
     __slots__ = ("children", "groups", "plain", "rest", "star")
 
@@ -57,7 +57,7 @@ class _Node(Generic[S]):
 
 
 class Sublist(Generic[S]):
-    """The tree. ``insert`` takes subjects that ``protocol.subject.is_valid`` accepts, and nothing else."""
+    """The tree. ``insert`` takes only subjects that ``protocol.subject.is_valid`` accepts."""
 
     def __init__(self) -> None:
         self._root: _Node[S] = _Node()
@@ -86,7 +86,7 @@ class Sublist(Generic[S]):
         self.count += 1
 
     def remove(self, sub: S) -> bool:
-        """Remove ``sub`` and the branch that only it needed. Returns: whether it was found."""
+        """Remove ``sub`` and any branch that becomes empty. Returns: whether it was found."""
         path: list[tuple[_Node[S], bytes]] = []
         node = self._root
         for token in sub.subject.split(b"."):
