@@ -1,6 +1,6 @@
 """Scan tasks whose object is missing: where their messages are now, and whether any was removed.
 
-An object is deleted when it has no live message, or compaction has rewritten them, and the broker's ``reader_grace``
+An object is deleted when it has no live messages, or compaction has rewritten them, and the broker's ``reader_grace``
 has passed. So a missing object means that the query takes longer than that, or uses a plan that old. The newest state
 shows what is left:
 
