@@ -194,7 +194,7 @@ class Nowhere:
 
 
 class Never:
-    """A login without a connection."""
+    """A login that must not be called back."""
 
     def check_begun(self) -> None:
         raise AssertionError

@@ -187,7 +187,7 @@ async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authorit
 
 
 async def test_who_is_slow_silent_or_no_tls_client_is_closed(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    """Each ends as a failed handshake, and all but port probes are logged as errors."""
+    """Each ends as a failed handshake; like any port probe, none is logged as an error."""
     caplog.set_level(logging.DEBUG, "broker.server.listeners")
     for first in (b"", b"\x16\x03\x01", b"CONNECT {}\r\nPING\r\n", b"GET / HTTP/1.1\r\n\r\n"):
         async with serving(authority, timeout_ns=100_000_000) as server:
