@@ -313,7 +313,7 @@ def test_relative_store_is_made_absolute(load_with: Load) -> None:
     ("--routes nats://x:1", "needs other servers"),
 ])
 def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
-    """Unavailable features are refused with a reason."""
+    """Impossible settings are refused with a reason."""
     with pytest.raises(ConfigError, match=why):
         load_with(flags)
 
@@ -326,7 +326,7 @@ def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
     ("-p 1", TlsSettings("file", "key", timeout_ns=7_000_000_000)),
 ])
 def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str, wanted: TlsSettings) -> None:
-    """Or turns it off."""
+    """Or turn TLS off."""
     assert load_with(flags, "tls { cert_file: file, key_file: key, timeout: 7 }").tls == wanted
 
 
@@ -432,7 +432,7 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
 
 
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
-    """Every password, token and key is masked; a file with masks in it is refused with an explanation."""
+    """Every password, token and key is masked; a file with masks in it causes a notice."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
                  "authorization { users [ {user: u, password: hunter2} ] }",
                  "jetstream { object_store { bucket: b, access_key_id: hunter2, secret_access_key: hunter2 } }"):

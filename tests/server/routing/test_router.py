@@ -21,7 +21,7 @@ from broker.server.routing.router import ROUTES_KEPT, Router
 
 
 def at_once(fn: Callable[[], None]) -> None:
-    """For tests in which no callback needs to run."""
+    """A ``call_soon`` that calls at once, for tests in which later calls do not matter."""
     fn()
 
 
