@@ -177,7 +177,7 @@ def test_streaming_options() -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_which_streams_a_view_is_of(view: str) -> None:
-    """Catalogue views cover all streams unless some are named; messages always require a stream."""
+    """The views of streams and consumers cover all streams unless some are named; the others require the option."""
     given = {"store": "s3://bkt", "view": view}
     if view in ("streams", "consumers"):
         assert Options.parse(given).stream == "*"
