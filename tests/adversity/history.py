@@ -75,7 +75,7 @@ class History:
                                 f"{[round(kill - at, 2) for kill in self.kills[-5:]]} s")
 
     def double_ack(self, seq: int, queued: list[int]) -> None:
-        """The double ack of ``seq`` was answered; ``queued`` had been received by then and were not looked at yet."""
+        """The double ack of ``seq`` was answered; ``queued`` had been received by then but not examined yet."""
         self.double_acked.add(seq)
         self.under_way[seq] = queued.count(seq)
 

@@ -51,7 +51,7 @@ async def test_wrong_credentials(minio: S3Server, name: str) -> None:
 
 @pytest.mark.parametrize("put_timeout", ["500ms", "50ms"])
 async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: str) -> None:
-    """Nothing listens there, or nothing comes back: the start retries for a while (a store may start after its broker),
+    """Nothing listens there, or nothing answers: the start retries for a while (a store may start after its broker),
     logs that, however short the while, and then names the endpoint."""
     async with TcpProxy.to(minio.endpoint) as silent:
         silent.stall()

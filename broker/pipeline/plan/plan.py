@@ -44,7 +44,7 @@ class ScanTask(NamedTuple):
     key: str
     """The object's key."""
     ref: BlockRef
-    """Without its subjects, unless ``summaries`` asked for them."""
+    """Without its subjects, unless ``summaries`` requests them."""
     first_seq: int
     last_seq: int
     """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""

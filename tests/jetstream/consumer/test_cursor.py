@@ -8,7 +8,7 @@ from broker.storage.format.frame import Chunk
 
 
 class Messages:
-    """A stream of ``msgs`` messages, counted by hand: ``counting`` is called while a count is under way."""
+    """A stream of ``msgs`` messages, counted by hand: ``counting`` is called during a count."""
 
     def __init__(self, msgs: int) -> None:
         self.first_seq, self.persisted_seq = 1, msgs

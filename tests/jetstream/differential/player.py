@@ -219,7 +219,7 @@ class Player:
             await self._api(f"STREAM.DELETE.{name}", "")
 
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
-        """Each step with what is compared of it."""
+        """Each step with its compared results."""
         played = []
         for line in filter(str.strip, scenario.splitlines()):
             step = _STEP.fullmatch(line.strip())

@@ -334,7 +334,7 @@ async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("count", [1, SMALL_COUNT, SMALL_COUNT + 1])
 async def test_small_blocks_are_as_others(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows every column of blocks around the bound of what is small, against the same blocks read the other way."""
+    """Shows every column of blocks around the size bound of small ones, against the same blocks read the other way."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(40):

@@ -108,7 +108,7 @@ def without_payloads(spark: Any, store: Published, tmp_path: Path) -> str:
 
 
 def test_columns_that_are_not_named_are_not_read(spark: Any, store: Published, without_payloads: str) -> None:
-    """Where all payloads are damaged: a narrow DataFrame or view answers without the jar, which fails for all columns."""
+    """All payloads are damaged: a narrow DataFrame or view answers without the jar, which fails for all columns."""
     live = store.streams["ORDERS"]
     with pytest.raises(PySparkException, match="Damaged"):
         load(spark, "jetblock", without_payloads).count()

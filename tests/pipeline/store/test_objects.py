@@ -247,7 +247,7 @@ def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.Monkey
 
 
 def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
-    """It sends whole objects: they are cut here, and asked for as a whole from then on."""
+    """It sends whole objects: they are cut here, and requested whole from then on."""
     endpoint.ranges = False
     objects = S3ObjectClient("bucket")
     assert (objects.get("v1/x", 2, 5), objects.get("v1/x", 7), objects.get("v1/x", 20, 30)) == (b"234", b"789", b"")

@@ -566,7 +566,7 @@ def test_drain_and_stop() -> None:
 
 
 def test_small_blocks_of_many_streams_wait_for_company() -> None:
-    """Where many blocks of a few messages gather, a put waits while more arrive: until there are enough, until a pause,
+    """If many blocks of a few messages gather, a put waits while more arrive: until there are enough, until a pause,
     or as long as the last such put took. Anything but a message does not wait."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)

@@ -275,7 +275,7 @@ async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS
 
 
 def test_urls() -> None:
-    """Wrong URLs say what is wrong with them and how it is written; a password in one is not repeated."""
+    """Errors for wrong URLs name the fault and the correct form; a password in one is not repeated."""
     for url, words in [("", "file://DIR"), ("/var/lib", "file://DIR"), ("http://bucket", "s3://BUCKET/PREFIX"),
                        ("file://", "file:///var"), ("s3://", "bucket's name"), ("s3://b", "bucket's name"),
                        ("s3:///x", "bucket's name"), ("s3://bucket/a/../b", "prefix"), ("s3://bucket/a//b", "prefix"),

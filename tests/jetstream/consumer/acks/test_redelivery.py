@@ -305,7 +305,7 @@ def test_headers_only() -> None:
 
 
 def test_replay_at_the_original_pace() -> None:
-    """Gaps between stored messages are waited out, up to what was there when the consumer began."""
+    """Gaps between stored messages are waited out, up to the last message when the consumer began."""
     w = World()
     for gap in (0, 2, 0, 3):
         w.clock.advance(gap * SECOND)
@@ -323,7 +323,7 @@ def test_replay_at_the_original_pace() -> None:
 
 
 def test_ack_wait_can_be_changed() -> None:
-    """What is pending waits by the new ack_wait, counted from its delivery."""
+    """Pending messages use the new ack_wait, counted from their delivery."""
     w = World()
     w.stream.add("a")
     consumer = w.consumer(ack_wait=60 * SECOND)

@@ -158,7 +158,7 @@ def test_max_ack_pending_keeps_one_shots_waiting() -> None:
 
 
 def test_max_bytes_ends_a_request_before_the_message_that_does_not_fit() -> None:
-    """Sizes count subject, ack subject, headers and payload; then 409 with what was left of both."""
+    """Sizes count subject, ack subject, headers and payload; then 409 with the rest of both."""
     w = World()
     for _ in range(3):
         w.stream.add("a", payload=b"x" * 100)

@@ -241,7 +241,7 @@ async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
 
 async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
     """The first publish with an id after a restart waits for a few round trips to the store, however many blocks the window
-    has: one get for each, some two dozen under way at a time, and none of an index."""
+    has: one get for each, about two dozen in flight at a time, and none of an index."""
     world = World()
     stream = world.stream()
     for i in range(100):

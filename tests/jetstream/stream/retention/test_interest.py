@@ -267,7 +267,7 @@ class History:
         self.gone({seq for seq in self.live if wanted in (None, self.subjects[seq])})
 
     def crash(self) -> None:
-        """A crash may undo acks that were not answered, and deliveries: clients answer again what is delivered again."""
+        """A crash may undo acks that were not answered, and deliveries: clients ack redelivered messages again."""
         persisted = self.rng.random() < 0.4
 
         async def work() -> None:

@@ -31,7 +31,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 class Gets:
-    """Counts what is read from the store."""
+    """Counts reads from the store."""
 
     def __init__(self, world: World, monkeypatch: Any) -> None:
         self.count = 0

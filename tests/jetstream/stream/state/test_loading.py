@@ -300,7 +300,7 @@ async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
 
 
 async def test_a_decision_that_repeats_itself_is_an_error() -> None:
-    """Asking for nothing, for what is held, for the same work with nothing changed, or for more than may be held: Stuck."""
+    """Requesting nothing, loaded data, the same work with nothing changed, or more than may be held: Stuck."""
     world = World()
     stream = world.stream()
     for _ in range(HEADS_AT_ONCE + 1):

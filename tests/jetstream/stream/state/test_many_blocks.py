@@ -271,7 +271,7 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
 
 
 class Rows:
-    """Of a block whose messages are all alike, and which is not in any store."""
+    """The reference of a block whose messages are all alike, and which is in no store."""
 
     def __init__(self, block: LiveBlock) -> None:
         self.block = block
