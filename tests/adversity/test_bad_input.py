@@ -61,8 +61,7 @@ NAMES = ["..", ".", "../../../../tmp/escaped", "..%2f..%2fescaped", "%2e%2e", "%
 
 @asynccontextmanager
 async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[BrokerProcess, Client]]:
-    """A broker with a stream S and a consumer c, and a good client that talks to it all the while; then checks all of
-    it."""
+    """A broker with a stream S and a consumer c, and a good client that talks to it all the while; then the checks."""
     room = tmp_path / "room"
     store = room / "a" / "b" / "store"
     room.mkdir()

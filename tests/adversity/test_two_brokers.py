@@ -252,8 +252,7 @@ async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> N
 
 
 async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(minio: S3Server) -> None:
-    """It bound no port while it waited. When it could take over but its port is taken, it ends without claiming
-    anything."""
+    """It bound no port while it waited. If its port is taken at the take-over, it ends without claiming anything."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         epoch = await epoch_of(one)
         taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", two.port)

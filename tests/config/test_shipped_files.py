@@ -112,8 +112,7 @@ def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) ->
 
 
 def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> None:
-    """The broker runs as the user that the first container creates, and none of its variables has root's
-    credentials."""
+    """The broker runs as the user that the first container creates, without root's credentials in any variable."""
     services = compose["services"]
     made = {name: _interpolated(value) for name, value in services["bucket"]["environment"].items()}
     broker = {name: _interpolated(value) for name, value in services["jetblock"]["environment"].items()}
@@ -241,8 +240,8 @@ def test_image_has_what_the_build_copies() -> None:
 
 
 async def test_a_long_start_is_alive() -> None:
-    """A store that does not answer yet: clients are not served, and a supervisor that ends dead processes does not end
-    the broker."""
+    """A store that does not answer yet: clients are not served, and a supervisor of dead processes spares the
+    broker."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -116,8 +116,7 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
 
 
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
-    """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also after a
-    restart."""
+    """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on restart."""
     store = await js.create_object_store("F")
     first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
     await store.put("o", first)

@@ -1,5 +1,4 @@
-"""Mirrors and sources over restarts, and with origins that come and go. The differential scenarios compare what they
-store."""
+"""Mirrors and sources over restarts, and with origins that come and go. Differential scenarios compare the copies."""
 
 from __future__ import annotations
 

@@ -115,8 +115,7 @@ class Delivered:
 
 
 class FakeBus:
-    """Records everything sent. Inboxes have interest unless they are in ``deaf``; other subjects only if in
-    ``heard``."""
+    """Records everything sent. Inboxes have interest unless in ``deaf``; other subjects only if in ``heard``."""
 
     def __init__(self) -> None:
         self.sent: list[Delivered] = []

@@ -63,8 +63,7 @@ def test_closing_closes_what_is_below() -> None:
 
 
 def test_other_errors_are_left_alone() -> None:
-    """An internal error keeps its frames, and a missing module that is not a dependency gives no advice to install
-    it."""
+    """An internal error keeps its frames, and a missing module that is no dependency gives no advice to install it."""
     def wrong() -> None:
         import no_such_module  # noqa: F401
 

@@ -137,8 +137,7 @@ def test_the_jar_reads_the_columns_that_a_query_wants(spark: Any, store: Publish
 
 
 def test_the_jar_keeps_filters_to_their_scan(spark: Any, store: Published, jar: str) -> None:
-    """Cases that fail without it, with ``pushdown=true`` for several scans; and pushed filters are gone from the
-    plan."""
+    """Cases that fail without it, with ``pushdown=true`` for several scans; pushed filters are gone from the plan."""
     frame = load(spark, jar, store, pushdown="true")
     assert sorted(row.seq for row in frame.where("seq = 4").union(frame.where("seq = 5")).collect()) == [4, 5]
     assert frame.count() == len(store.streams["ORDERS"])

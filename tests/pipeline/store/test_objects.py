@@ -52,8 +52,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 
 
 def test_reads_ranges(store: Store) -> None:
-    """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys work
-    unchanged."""
+    """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys work."""
     objects = open_object_client(store.url)
     assert objects.url == store.url
     for key in KEYS:

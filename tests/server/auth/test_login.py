@@ -1,5 +1,5 @@
-"""Logging in: bcrypt hashes as nats-server accepts them, the lines of a refusal, and that a slow check delays no other
-client."""
+"""Logging in: bcrypt hashes as nats-server accepts them, the lines of a refusal, and that a slow check delays no
+others."""
 
 from __future__ import annotations
 

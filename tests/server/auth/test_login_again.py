@@ -1,5 +1,4 @@
-"""Users change while logins are in progress or done: a server in the test's process, with checks that the test
-controls."""
+"""Users change while logins are in progress or done: a server in the test's process, with checks under its control."""
 
 from __future__ import annotations
 

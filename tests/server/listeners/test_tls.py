@@ -1,5 +1,4 @@
-"""TLS on the clients' port: the ways to begin it, which clients are admitted, failures, and a reload of
-certificates."""
+"""TLS on the clients' port: the ways to begin it, which clients are admitted, failures, a reload of certificates."""
 
 from __future__ import annotations
 

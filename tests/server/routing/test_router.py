@@ -186,8 +186,7 @@ def test_queue_members_share(router: Router) -> None:
 
 
 def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> None:
-    """A member with two messages left takes two; the others take the rest, and there is no interest when all are
-    full."""
+    """A member with two messages left takes two; the others take the rest; no interest when all are full."""
     one, other = FakePeer(router), FakePeer(router)
     router.limit(one.sub(b"a", queue=b"q"), 2)
     router.limit(other.sub(b"a", queue=b"q"), 5)
@@ -231,8 +230,7 @@ def replies(count: int, inbox: bytes = b"_INBOX.me.%d") -> list[bytes]:
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.>", b"_INBOX.me.3", b"_INBOX.me.*", b"_INBOX.*.4"])
 @pytest.mark.parametrize("blank", [False, True])
 def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> None:
-    """A batch of PubAcks equals as many single publishes, whatever other subscribers there are and whichever wanted
-    none."""
+    """A batch of PubAcks equals as many single publishes, whatever the subscribers and whichever wanted none."""
     wanted = replies(12)
     if blank:
         wanted[0] = wanted[5] = b""

@@ -1,5 +1,4 @@
-"""Valid checksums over false fields, from a faulty or malicious writer. Decoding ends in an error and allocates
-little."""
+"""Valid checksums over false fields, from a faulty or malicious writer. Decoding fails and allocates little."""
 
 from __future__ import annotations
 

@@ -242,8 +242,8 @@ def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
 
 
 def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
-    """Disk full for an hour: nothing is answered, nothing rolled back; then it continues. Meanwhile the reason is
-    shown."""
+    """Disk full for an hour: nothing is answered, nothing rolled back; then it continues. Meanwhile the reason
+    shows."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         put = rig.shared.put

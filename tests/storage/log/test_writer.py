@@ -116,8 +116,7 @@ def test_a_block_that_is_never_stored_joins_nothing() -> None:
 
 
 def test_threads_encode_side_by_side() -> None:
-    """Shows that encoding shares nothing between threads: eight at once give the same result as one, each its own
-    bytes."""
+    """Shows that encoding shares nothing between threads: eight at once give what one gives, each its own bytes."""
     def encode(seed: int) -> bytes:
         return b"".join(encode_segment(Position(1, seed), NONCE, [seal_block(_block(seed), Position(1, seed))]))
 

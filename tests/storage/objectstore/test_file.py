@@ -384,7 +384,7 @@ async def test_a_folder_whose_removal_takes_its_time(
 
 
 async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key exists, and its object is deleted, with its folder, before the refusal is made durable: the key is
+    """The key exists, and its object is deleted, with its folder, before the refusal is durable: the key is
     free."""
     store = FileStore(tmp_path)
     await store.put("f/k", [b"old"])

@@ -55,8 +55,7 @@ def test_a_refused_request_says_why(body: bytes, text: str) -> None:
 @pytest.mark.parametrize("level, refused", [
     (b"5", False), (b"6", True), (b"x", True), (b"-1", False), (b"", False)])
 def test_required_api_level(level: bytes, refused: bool) -> None:
-    """A request that needs a newer API level than 5 is refused with 412; one that requires none is not, as on
-    nats-server."""
+    """A request that needs a newer API level than 5 is refused with 412; one without is not, as on nats-server."""
     w = world(1)
     sent = w.pull(w.consumer(), b"", headers=b"NATS/1.0\r\nNats-Required-Api-Level: " + level + b"\r\n\r\n")
     assert statuses(sent) == (["412 Required Api Level"] if refused else [])
@@ -236,8 +235,7 @@ def test_max_waiting() -> None:
 
 
 def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
-    """A request whose inbox has no subscriber is dropped silently; the message goes to another request, with no
-    delivery counted."""
+    """A request whose inbox has no subscriber is dropped silently; the message goes to another request, uncounted."""
     w = World()
     consumer = w.consumer()
     w.pull(consumer, b"5")

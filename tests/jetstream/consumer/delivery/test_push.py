@@ -85,7 +85,7 @@ def test_idle_heartbeats() -> None:
 
 
 def test_flow_control_stops_and_goes_on() -> None:
-    """At half the window a request is sent; above the window delivery stops, heartbeats report it; the answer resumes
+    """At half the window a request is sent; above the window delivery stops, as heartbeats report; the answer resumes
     it."""
     w = World(chunk_messages=8)
     for _ in range(40):

@@ -116,8 +116,7 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
 
 
 async def test_a_refused_batch_leaves_no_trace() -> None:
-    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name starts from the
-    beginning."""
+    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name starts afresh."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=1)
     await ask(world, stream, pub(b"S.a", b"kept"))

@@ -1,5 +1,4 @@
-"""The window of message ids: what it remembers, for how long, and that its work is done in small steps, however many
-there are."""
+"""The window of message ids: what it remembers, for how long, and that its work is done in small steps."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def ids(first: int, last: int, time_of: Any = lambda seq: seq) -> list[tuple[int
 
 
 def test_against_a_plain_list() -> None:
-    """Random histories of adding, expiring in steps and looking up: an id is known while in its window, and not
-    after."""
+    """Random histories of adding, expiring in steps and looking up: an id is known in its window, not after."""
     for seed in range(200):
         rng = random.Random(seed)
         window = Dedupe(WINDOW_NS)

@@ -1,5 +1,5 @@
-"""Republishing waits for the commit, and takes no publish into a decision. The differential scenarios compare what is
-sent."""
+"""Republishing waits for the commit, and takes no publish into a decision. Differential scenarios compare the
+messages."""
 
 from __future__ import annotations
 

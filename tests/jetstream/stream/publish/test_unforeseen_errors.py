@@ -160,8 +160,7 @@ async def check(world: World, stream: Stream) -> None:
 
 
 async def check_messages(world: World, stream: Stream, told: dict[str, int]) -> None:
-    """Each id names the message at the acknowledged sequence, if that still exists, and the stream's numbers are
-    right."""
+    """Each id names the message at the acknowledged sequence, if that still exists, and the numbers are right."""
     await world.settle(stream)
     kept = {seq: payload.decode() for seq, _, payload in await everything(stream)}
     for msg_id, seq in told.items():

@@ -104,8 +104,7 @@ async def test_consumers_hear_of_what_leaves() -> None:
 
 
 async def test_consumer_deltas_go_with_the_next_segment() -> None:
-    """A consumer's lazy state is collected when its stream's block is sealed, and is in the applied state
-    afterwards."""
+    """A consumer's lazy state is collected when its stream's block is sealed, and is then in the applied state."""
     world = World()
     stream = world.stream()
     listener = Listener()

@@ -1,5 +1,4 @@
-"""Decisions and requests that need data not in memory: they finish, however small the cache, and others continue
-meanwhile."""
+"""Decisions and requests that need data not in memory: they finish, however small the cache; others continue."""
 
 from __future__ import annotations
 

@@ -102,8 +102,7 @@ async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
 
 
 async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks are restored a slice at a time, while publishes continue; then all of them are there, the new ones
-    too."""
+    """Its blocks are restored a slice at a time, while publishes continue; then all are there, the new ones too."""
     world, stream = await a_stream()
     meter = Meter()
     with meter.on(monkeypatch, LiveBlock, "of_entry"):
@@ -151,8 +150,8 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a stream that began empty is current without examining the blocks; replaced messages are still
-    found."""
+    """The index of a stream that began empty is current without examining the blocks; it still finds replaced
+    messages."""
     monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 2)
     world = World()
     stream = world.stream(max_msgs_per_subject=1)
@@ -271,7 +270,7 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
 
 
 class Rows:
-    """The reference of a block whose messages are all alike, and which is in no store."""
+    """The rows of a block whose messages are all alike, and which is in no store."""
 
     def __init__(self, block: LiveBlock) -> None:
         self.block = block
@@ -371,8 +370,7 @@ async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, mo
 
 
 async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn of the
-    loop."""
+    """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn."""
     monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
     world = World()
     stream = world.stream(storage="memory", max_msgs=100_000)
