@@ -78,7 +78,8 @@ def _autoload() -> Path:
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """The names that a module of ``package`` imports from us, each perhaps a module; not those for type checkers alone."""
+    """The names that a module of ``package`` imports from ``broker``, each perhaps a module; not under
+    TYPE_CHECKING."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue

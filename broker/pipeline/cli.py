@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # e.g. `| head` has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def _jar(options: argparse.Namespace) -> int:
 
 
 def _written(out: Path, suffix: str, write: Callable[[IO[bytes]], str]) -> int:
-    """Write a file whole or not at all, and say what ``write`` says of it."""
+    """Write a file whole or not at all, and print the description that ``write`` returns."""
     if out.suffix != suffix:
         return _cannot(f"{out}: Spark takes this file only if its name ends in {suffix}")
     new = out.with_name(f".{out.name}.{os.getpid()}")

@@ -54,7 +54,7 @@ class Gone(PipelineError):
 
 
 class DataLoss(PipelineError):
-    """Messages that the query owes were removed before it read them."""
+    """Messages that the query should return were removed before it read them."""
 
 
 def of_format(error: FormatError, where: str, key: str | None = None) -> PipelineError:

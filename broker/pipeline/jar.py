@@ -1,7 +1,7 @@
 """The jar with ``jetblock.spark.JetblockSource``, for ``spark-submit --jars``: compiled for the Spark that is installed here.
 
-It stands on classes of Spark that are public but promised to nobody, so it is built from its source beside the Spark that
-will run it: one that has moved on says so here, at once. Needs a JDK (``javac``), once; who runs the jar needs none.
+It uses classes of Spark that are public but not a stable API, so it is compiled against the Spark that will run it: an
+incompatible version fails here, at once. Compiling needs a JDK (``javac``); running the jar does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.pipeline.errors import PipelineError
 __all__ = ["NAME", "write_jar"]
 
 NAME = "jetblock"
-"""The Python source's own: Spark prefers the class, and queries stay as they are."""
+"""The Python source's name: Spark prefers the class, so queries need no change."""
 
 _SOURCE = Path(__file__).parent / "spark" / "jvm" / "JetblockSource.java"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
@@ -33,8 +33,8 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def write_jar(out: IO[bytes], name: str = NAME) -> str:
     """Compile and write the jar; returns the version of Spark that it was compiled for.
 
-    Args: name is what queries call the source; with another name than the Python source's both can be used side by side.
-    Raises: PipelineError without a JDK or Spark, or with the compiler's words.
+    Args: name is what queries call the source; under a name other than the Python source's, both can be used.
+    Raises: PipelineError without a JDK or Spark, or with the compiler's output.
     """
     if not name.isidentifier():
         raise PipelineError(f"{name!r} is no name for a source: letters, digits and _ are")

@@ -20,11 +20,11 @@ from tests.harness import BrokerProcess, fetch
 __all__ = ["FAILED", "Writer", "connect", "health", "read_all", "resident_bytes", "standby_health", "unexpected", "until"]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
-"""What a stock client raises while its broker is away or refuses."""
+"""What a stock client raises while its broker is unavailable or refuses."""
 
 
 async def connect(*urls: str, **options: Any) -> Client:
-    """A client that reconnects for ever, and quickly."""
+    """A client that reconnects forever, and quickly."""
     async def quiet(_: Exception) -> None:
         """Connections are lost by design here."""
 
@@ -68,7 +68,7 @@ class Writer:
         await (self.stop() if kind is None else self.abort())
 
     async def stop(self) -> None:
-        """Let what is under way come to its end, and disconnect."""
+        """Wait for publishes in progress, and disconnect."""
         self._stop = True
         tasks, self._tasks = self._tasks, []
         if tasks:
@@ -85,7 +85,7 @@ class Writer:
         await self._disconnect()
 
     async def _disconnect(self) -> None:
-        with suppress(ConnectionError):  # nats-py lets it out when the broker went first
+        with suppress(ConnectionError):  # nats-py raises it if the broker went first
             await self.client.close()
 
     async def acks(self, count: int, seconds: float = 30.0) -> None:
@@ -98,7 +98,7 @@ class Writer:
                 task.result()
 
     async def refused(self, count: int = 1, seconds: float = 30.0) -> None:
-        """Wait until ``count`` refusals came in all."""
+        """Wait until there were ``count`` refusals in total."""
         async with asyncio.timeout(seconds), self._moved:
             await self._moved.wait_for(lambda: self.refusals >= count or self._dead())
 
@@ -134,7 +134,7 @@ class Writer:
                 await asyncio.sleep(0.02)
 
     def check(self, stored: dict[int, bytes]) -> None:
-        """Every acknowledged message is where its PubAck said, and nothing is stored twice."""
+        """Every acknowledged message is at its PubAck's sequence, and nothing is stored twice."""
         for number, seq in self.acked.items():
             assert stored.get(seq) == self.payload(number), (number, seq, stored.get(seq, b"")[:40])
         mine = list(stored.values())
@@ -170,7 +170,7 @@ async def until(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> 
 
 
 async def health(broker: BrokerProcess) -> tuple[int, str]:
-    """/healthz of a broker that is ready, or was."""
+    """/healthz of a broker that is or was ready."""
     status, body = await fetch(broker.monitor_url + "/healthz")
     return status, body.decode()
 

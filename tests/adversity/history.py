@@ -1,10 +1,10 @@
-"""A recorded history of one stream under crashes, and the checker that says whether the contract held.
+"""A recorded history of one stream under crashes, and the checker of whether the contract held.
 
-What is recorded comes from stock clients only: publishes begun, PubAcks, deliveries, acks and answered double acks. What must hold:
+All records come from stock clients: publishes begun, PubAcks, deliveries, acks and answered double acks. The contract:
 
 * every PubAck's (sequence, payload) is read back from the restarted broker, byte for byte;
 * no sequence ever names two payloads, and no message id two sequences (an unanswered publish may or may not have happened);
-* what is read back was published by somebody; nothing is stored twice;
+* every message read back was published; nothing is stored twice;
 * a delivery whose double ack was answered never comes again; a plain ack may be forgotten for at most what rides along with the
   next segment (1 s).
 """
@@ -24,7 +24,7 @@ ACK_WAIT = 2.0
 
 
 class Violation(AssertionError):
-    """What the broker promised and did not keep."""
+    """A violation of the broker's contract."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class History:
     double_acked: set[int] = field(default_factory=set)
     under_way: Counter[int] = field(default_factory=Counter)
     """Sequences that had come once more, unseen, when their double ack was answered: a kill in between made the broker
-    forget that it had delivered them. What it sends after the answer comes after the answer, on one connection."""
+    forget that it had delivered them. Later deliveries arrive after the answer, on one connection."""
     plain_acked: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By sequence: when it had been delivered, at the earliest, and when its plain ack was sent."""
     kills: list[float] = field(default_factory=list)
@@ -75,12 +75,12 @@ class History:
                                 f"{[round(kill - at, 2) for kill in self.kills[-5:]]} s")
 
     def double_ack(self, seq: int, queued: list[int]) -> None:
-        """The double ack of ``seq`` was answered; ``queued`` had been received by then and were not looked at yet."""
+        """The double ack of ``seq`` was answered; ``queued`` had been received by then but not examined yet."""
         self.double_acked.add(seq)
         self.under_way[seq] = queued.count(seq)
 
     def plain_ack(self, seq: int, since: float) -> None:
-        """An ack for ``seq`` was sent, that had been delivered at ``since`` or later."""
+        """An ack for ``seq``, delivered at ``since`` or later, was sent."""
         self.plain_acked[seq] = since, time.monotonic()
 
     def killed(self) -> None:

@@ -28,9 +28,9 @@ ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": str(TAIL), "JETBLOCK_SEGMENT_BYTES": "256k
 
 
 class Chatter:
-    """Core traffic on connections of its own, until it is told to stop: how long each round trip took.
+    """Core traffic on its own connections, until stopped; measures each round trip.
 
-    In a thread of its own, for the test's loop is too busy to tell.
+    In its own thread, since the test's loop is too busy to measure.
     """
 
     def __init__(self, url: str) -> None:
@@ -83,16 +83,16 @@ async def outage(minio: S3Server, seconds: float) -> None:
                 stalled = time.monotonic()
                 await writer.refused(1)
                 first = time.monotonic() - stalled
-                # Slowed for at most a second once the bound is met, then told: not left to time out.
+                # Slowed for at most a second once the bound is met, then refused: not left to time out.
                 assert first < 4, f"the first refusal took {first:.1f} s"
                 error = writer.errors[0]
                 assert (error.code, error.err_code) == (429, 10167), error
                 await asyncio.sleep(seconds)
                 known = writer.refusals
-                await writer.refused(known + 1)  # and goes on being told
+                await writer.refused(known + 1)  # refusals continue
                 grown = max(resident_bytes(broker) - before, 0)
                 trips = sorted(chatter.seconds)
-                # Of a hundred the slowest few say when the machine let us run, no more.
+                # The slowest few of a hundred depend only on the machine's scheduling.
                 p90 = trips[len(trips) * 9 // 10]
                 lag = (await broker.monitor("/varz"))["jetblock"]["loop_lag_ms"]
                 print(f"first refusal {first:.2f} s after the store went, {writer.refusals} refusals in {seconds} s, "

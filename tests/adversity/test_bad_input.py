@@ -61,7 +61,7 @@ NAMES = ["..", ".", "../../../../tmp/escaped", "..%2f..%2fescaped", "%2e%2e", "%
 
 @asynccontextmanager
 async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[BrokerProcess, Client]]:
-    """A broker with a stream S and a consumer c, and a good client that talks to it all the while; then the verdict."""
+    """A broker with a stream S and a consumer c, and a good client that talks to it all the while; then the checks."""
     room = tmp_path / "room"
     store = room / "a" / "b" / "store"
     room.mkdir()
@@ -97,12 +97,12 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
         assert broker.running, broker.tail()
         assert lost == restarts, "a client that did nothing wrong was cut off"
         assert (await health(broker))[0] == 200
-        # Every good message is there, in order, and comes to the consumer.
+        # Every good message is there, in order, and is delivered to the consumer.
         held = await read_all(good, "S")
         assert [data for data in held.values() if data.startswith(b"good ")] == [b"good %d" % n for n in range(sent)]
         assert await pull.fetch(1, timeout=10)
         assert not unexpected(broker), broker.tail()
-        # Below the room there is the way to the store, and in the store what jetblock makes.
+        # The folder contains only the path to the store, and the store only jetblock's own files.
         assert [p.name for p in room.iterdir()] == ["a"]
         assert [p.name for p in (room / "a").iterdir()] == ["b"]
         assert [p.name for p in (room / "a" / "b").iterdir()] == ["store"]
@@ -123,7 +123,7 @@ def dice() -> random.Random:
 
 
 async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
-    """Send these bytes on a connection of their own; returns what the broker said until it closed, or fell silent."""
+    """Send these bytes on a new connection; returns the broker's output until it closed or fell silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     said = b""
     try:
@@ -164,7 +164,7 @@ async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
              b"PUB t.x $JS.API.INFO 0\r\n\r\n",
              b"PUB $JS.ACK.S.c 0\r\n\r\n"]
     async with watched(tmp_path) as (broker, good):
-        # What of it is a valid publish is stored, under subjects that not every client can read.
+        # Valid publishes among it are stored, under subjects that not every client can read.
         await good.jetstream().add_stream(StreamConfig(name="T", subjects=["t.>"]))
         for line in lines:
             for connected in (True, False):
@@ -179,11 +179,11 @@ async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
 
 
 async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
-    """Each request has an answer or none, never a traceback; whatever it is, the next one is served."""
+    """Each request has an answer or none, never a traceback; in any case the next one is served."""
     rng = dice()
     async with watched(tmp_path) as (broker, _):
         nc = await connect(broker.url)
-        # T takes the blows: an empty request already purges it.
+        # T is the target: even an empty request purges it.
         await nc.jetstream().add_stream(StreamConfig(name="T", subjects=["t.>"], allow_direct=True))
         await nc.jetstream().add_consumer("T", ConsumerConfig(durable_name="c", ack_policy=AckPolicy.EXPLICIT))
         for i in range(10):
@@ -213,7 +213,7 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
 
 
 async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
-    """Streams, consumers and subjects with names that mean something to a file system: each is refused or works under
+    """Streams, consumers and subjects with names that are special to a file system: each is refused or works under
     its own name, after a restart too, and none touches another's."""
     async with watched(tmp_path, restarts=1) as (broker, _):
         nc = await connect(broker.url)
@@ -228,7 +228,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
                 continue
             if "error" not in json.loads(reply.data):
                 made[name] = i
-        # A subject without the name's own tokens: only the body says it.
+        # A subject without the name's own tokens: only the body has the name.
         for name in NAMES:
             config = json.dumps({"name": name, "subjects": ["p"]}).encode()
             reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=5)
@@ -284,7 +284,7 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
                 nc._pending.append(b"PUB %s %s %d\r\n%s\r\n" % (form.encode(), inbox.encode(), len(payload), payload))
                 nc._pending_data_size += 1
             await nc.flush(10)
-        # On the delivery itself too: all but what settles it.
+        # On the delivery itself too: all but those that settle it.
         for payload in payloads:
             if payload[:4] not in (b"", b"+ACK", b"+TER", b"+NXT", b"-NAK"):
                 await nc.publish(reply, payload)

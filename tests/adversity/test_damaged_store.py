@@ -90,8 +90,8 @@ def row_at(head: SegmentHead) -> int:
 
 @pytest.mark.parametrize("part", ["header", "directory", "core", "records", "cut", "empty"])
 async def test_a_damaged_segment_stops_the_start(tmp_path: Path, part: str) -> None:
-    """The segment is in the replayed part of the log. It is never taken for the log's end, though it could be: the last
-    but one is damaged, and an end there would lose the last. With the object restored, the store is sound."""
+    """The segment is in the replayed part of the log. It is never mistaken for the log's end, though it could be: the
+    last but one is damaged, and an end there would lose the last. With the object restored, the store is sound."""
     store = tmp_path / "store"
     await filled(store)
     path, head = segments_of(store)[-2]
@@ -141,7 +141,7 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
                 assert not isinstance(refused.value, nats.errors.TimeoutError) or direct
         line = await broker.wait_line(r"(?i)\[(WRN|ERR)\].*" + path.name)
         assert str(LOG) in line.string, line.string
-        # The last of another subject is found, whatever it takes to look past the damage.
+        # The last message of another subject is found past the damage.
         assert (await js.get_last_msg("A", f"A.{COUNT - 1}")).seq == COUNT
         # A consumer gets all up to the damage and waits there; one that begins after it gets the rest.
         first = await js.pull_subscribe("A.>", durable="first", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
@@ -156,13 +156,13 @@ async def test_a_damaged_block_costs_its_own_reads_alone(tmp_path: Path, part: s
         rest = await js.pull_subscribe("A.>", durable="rest", config=ConsumerConfig(
             ack_policy=AckPolicy.EXPLICIT, deliver_policy="by_start_sequence", opt_start_seq=lost + 1))
         assert [m.metadata.sequence.stream for m in await rest.fetch(COUNT - lost, timeout=30)] == list(range(lost + 1, COUNT + 1))
-        # It goes on taking messages, and what nobody can read can be purged, which the consumer then goes past.
+        # It still accepts messages, and the unreadable ones can be purged, so that the consumer continues after them.
         await js.publish("A.new", b"new")
         await js.purge_stream("A", seq=lost + 1)
         message = (await first.fetch(1, timeout=10))[0]
         assert message.metadata.sequence.stream == lost + 1
         assert not unexpected(broker), broker.tail()
-        # How loud: a damaged block that a consumer waits at does not fill the disk with log lines.
+        # A damaged block at which a consumer waits does not fill the disk with log lines.
         assert sum(path.name in line for line in broker.stderr) < 30, broker.tail()
         await nc.close()
 

@@ -1,7 +1,7 @@
 """Numbers at the edges of their types, in every place where a client may send one, to a broker as a process of its own.
 
-Each is answered, by an API error or by what was asked for; nothing is logged as a failure, and the broker goes on. Then
-it is killed, and ended cleanly, and each time the next start finds all that was acknowledged: what a request left in the
+Each is answered, with an API error or the requested result; no failure is logged, and the broker continues. Then it is
+killed, and stopped cleanly, and each time the next start finds everything acknowledged: every request's records in the
 log could be encoded, and can be read.
 """
 
@@ -90,14 +90,14 @@ ANSWERS = [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM %N", b"+NXT %N", b'+NXT {"bat
 
 
 def filled(template: str) -> list[str]:
-    """The template with each of the numbers, or times, that it asks for."""
+    """The template with each of its numbers or times."""
     if "%N" in template:
         return [template.replace("%N", number) for number in NUMBERS]
     return [template.replace("%T", time) for time in TIMES] if "%T" in template else [template]
 
 
 class Asking:
-    """A client that wants each request answered, and knows what was acknowledged."""
+    """A client that expects an answer to each request, and records acknowledged messages."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -111,7 +111,7 @@ class Asking:
         if subject.startswith("DIRECT"):
             return {}
         answer: dict[str, Any] = json.loads(msg.data)
-        # 10008 is what an exception in a handler leads to.
+        # An exception in a handler leads to 10008.
         assert answer.get("error", {}).get("err_code") != 10008, (subject, body[:80], answer)
         for code in _numbers_in(answer):
             assert -2**63 <= code < 2**64, (subject, body[:80], code)
@@ -127,7 +127,7 @@ class Asking:
         answer: dict[str, Any] = json.loads((await self._request(subject, "x", headers)).data)
         if "error" not in answer and not answer.get("duplicate"):
             stream = answer["stream"]
-            # Numbers only rise, whatever was asked for in between.
+            # Sequences only rise, whatever was requested in between.
             assert answer["seq"] > self.acked.get(stream, 0), (subject, headers, answer)
             assert answer["seq"] <= SEQ_MAX
             self.acked[stream] = answer["seq"]
@@ -162,7 +162,7 @@ async def _ask_all(asking: Asking) -> None:
             elif subject == "CONSUMER.CREATE.S.E" and "error" not in answer:
                 await asking.api("CONSUMER.INFO.S.E")
                 await asking.client.publish("$JS.API.CONSUMER.MSG.NEXT.S.E", b"3", reply=asking.client.new_inbox())
-                if rng.random() < 0.8:  # the others are changed by what comes next
+                if rng.random() < 0.8:  # the others are changed below
                     await asking.api("CONSUMER.DELETE.S.E")
             elif subject == "STREAM.PURGE.P":
                 await asking.publish("p.a")
@@ -208,7 +208,7 @@ async def _connected(broker: BrokerProcess) -> Client:
 
 
 async def _all_there(broker: BrokerProcess, acked: int) -> None:
-    """Everything acknowledged is read back, and the broker takes more."""
+    """Everything acknowledged is read back, and the broker accepts more."""
     client = await _connected(broker)
     asking = Asking(client)
     names = (await asking.api("CONSUMER.NAMES.S"))["consumers"]
@@ -238,7 +238,7 @@ async def test_numbers_at_the_edges(tmp_path: Path) -> None:
         await _ask_all(asking)
         await _pull_and_ack(asking)
         await client.close()
-        await asyncio.sleep(1.2)  # what consumers have to say is stored within a second
+        await asyncio.sleep(1.2)  # consumers' state is stored within a second
         assert _unforeseen(broker) == []
 
         await broker.kill()
@@ -251,7 +251,7 @@ async def test_numbers_at_the_edges(tmp_path: Path) -> None:
 
 
 async def test_a_stream_ends_at_its_last_sequence(tmp_path: Path) -> None:
-    """Its last two sequences are given, then publishes are refused; so after a restart, and for async streams."""
+    """Its last two sequences are assigned, then publishes are refused; also after a restart, and for async streams."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         client = await _connected(broker)
         asking = Asking(client)

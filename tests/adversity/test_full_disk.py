@@ -1,4 +1,4 @@
-"""A full disk: what was acknowledged stays, publishers get errors, the log names the disk, and the broker recovers as
+"""A full disk: acknowledged messages stay, publishers get errors, the log names the disk, and the broker recovers as
 soon as there is room.
 
 The directory store is on a small tmpfs of its own, which root may mount; if it cannot be mounted, the tests are skipped
@@ -57,7 +57,7 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
             assert str(small_disk / "store") in line[1], line[1]
             assert "disk is full" in line[1], line[1]
             assert "free some" in line[1], line[1]
-            # What is stored is read and delivered all the while.
+            # Stored messages are read and delivered all the while.
             assert (await js.get_msg("S", max(writer.acked.values()), direct=True)).data
             assert len(await pull.fetch(50, timeout=5)) == 50
             assert (await health(broker))[0] == 200
@@ -101,7 +101,7 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
-    """SIGTERM while there is no room for segments: it does not wait for ever, and logs what it drops, none of it
+    """SIGTERM while there is no room for segments: it does not wait forever, and logs what it drops, none of it
     acknowledged."""
     environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:

@@ -1,9 +1,10 @@
-"""kill -9 at random moments, again and again, with a checker of what was acknowledged, delivered and acked back.
+"""kill -9 at random moments, repeatedly, with a checker of acknowledged publishes, deliveries and acks.
 
 Two publishers (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks and one with double acks run
 through all the kills; see ``history`` for what must hold. Beside them a key-value bucket, whose acknowledged puts may not be lost
-or go back, and a push consumer of stock kind (nats-py's ordered one), which may neither skip nor repeat a message. The seed of the
-moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the long variants have.
+or go back, and a stock push consumer (nats-py's ordered one), which may neither skip nor repeat a message. The seed of
+the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the long
+variants have.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
 
 
 class Run:
-    """The clients and their record, over one broker that comes and goes."""
+    """The clients and their record, over one broker that is killed and restarted."""
 
     def __init__(self, broker: BrokerProcess, rng: random.Random) -> None:
         self.broker, self.rng, self.history = broker, rng, History()
@@ -79,7 +80,7 @@ class Run:
         sub = None
         since = began = time.monotonic()
         while not self.stop.is_set():
-            # What a fetch gives came in its time, or after the one before had ended.
+            # A fetch returns messages received during it, or since the previous one ended.
             since, began = began, time.monotonic()
             try:
                 if sub is None:
@@ -104,7 +105,7 @@ class Run:
         await nc.close()
 
     async def bucket(self, key: str) -> None:
-        """One writer of one key: what a get gives is the last acknowledged value, or a later one that was begun."""
+        """One writer of one key: a get returns the last acknowledged value, or a later one that was begun."""
         nc = await self.connect()
         js = nc.jetstream()
         kv = None
@@ -128,7 +129,7 @@ class Run:
         await nc.close()
 
     async def ordered(self) -> None:
-        """A push consumer that nats-py makes anew at each gap: every sequence in turn, once, through all kills."""
+        """A push consumer that nats-py recreates at each gap: every sequence in turn, once, through all kills."""
         nc = await self.connect()
         js = nc.jetstream()
         while not self.stop.is_set():

@@ -1,8 +1,8 @@
 """kill -9 at random moments while a work queue and an interest stream are filled and drained, with a checker.
 
-    nothing unacked is lost      every message with a PubAck is delivered, to each consumer that it is for
-    nothing acked comes back     what was acked, and the ack answered, is never delivered again
-    nothing acked stays          once all is acked, the streams are empty
+    nothing unacked is lost      every message with a PubAck is delivered to each consumer that matches it
+    nothing acked comes back     a message whose ack was answered is never delivered again
+    nothing acked stays          once everything is acked, the streams are empty
 
 The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills there are.
 """
@@ -31,7 +31,7 @@ STREAMS = {"QUEUE": ("w", RetentionPolicy.WORK_QUEUE, ("one",)), "INTEREST": ("i
 
 
 class Run:
-    """The clients and what they were told, over one broker that comes and goes."""
+    """The clients and the answers they got, over one broker that is killed and restarted."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
@@ -41,7 +41,7 @@ class Run:
         self.seen: dict[tuple[str, str], set[bytes]] = {
             (name, who): set() for name, (_, _, consumers) in STREAMS.items() for who in consumers}
         self.acked: dict[tuple[str, str], set[bytes]] = {key: set() for key in self.seen}
-        """Of those the ones whose acks were answered."""
+        """Those of them whose acks were answered."""
         self.moved = asyncio.Event()
 
     async def connect(self) -> Client:
@@ -71,7 +71,7 @@ class Run:
                 messages = await sub.fetch(20, timeout=0.3)
             except FAILED:
                 if self.stop.is_set():
-                    # An ack without an answer may hold all the same, and then its message is not seen again.
+                    # An ack without an answer may still take effect; then its message is not delivered again.
                     info = await nc.jetstream().consumer_info(name, who)
                     left = info.num_pending + info.num_ack_pending
                 continue
@@ -109,7 +109,7 @@ async def test_work_queues_survive_kills(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             run.stop.set()
             await asyncio.gather(*publishers)
-            await asyncio.gather(*readers)  # until nothing is to come, and nothing unacked
+            await asyncio.gather(*readers)  # until no message is pending or unacked
         for name in STREAMS:
             assert (await js.stream_info(name)).state.messages == 0
         await nc.close()

@@ -51,7 +51,7 @@ async def test_wrong_credentials(minio: S3Server, name: str) -> None:
 
 @pytest.mark.parametrize("put_timeout", ["500ms", "50ms"])
 async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: str) -> None:
-    """Nothing listens there, or nothing comes back: the start retries for a while (a store may start after its broker),
+    """Nothing listens there, or nothing answers: the start retries for a while (a store may start after its broker),
     logs that, however short the while, and then names the endpoint."""
     async with TcpProxy.to(minio.endpoint) as silent:
         silent.stall()
@@ -85,7 +85,7 @@ async def test_a_directory_that_cannot_be_written() -> None:
 
 
 def sealed(data: bytearray) -> bytes:
-    """The 64-byte header with its CRC made right again."""
+    """The 64-byte header with its CRC corrected."""
     data[60:64] = struct.pack("<I", zlib.crc32(data[:60]))
     return bytes(data)
 
@@ -95,7 +95,7 @@ def everything_below(folder: Path) -> list[Path]:
 
 
 async def started_once(store: Path) -> Path:
-    """A store that a broker made and left; returns its format object."""
+    """A store created by a broker that has stopped; returns its format object."""
     async with BrokerProcess("--store", f"file://{store}") as broker:
         assert await broker.stop() == 0
     return store / "v1" / "format"

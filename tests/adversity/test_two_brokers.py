@@ -1,5 +1,5 @@
-"""Two brokers on one store: which serves, which waits, when the standby takes over, and that no acknowledged message is
-lost.
+"""Two brokers on one store: which one serves, which waits, when the standby takes over, and that no acknowledged
+message is lost.
 
 On a directory the lock decides (a process that ends releases it, a paused one keeps it); on S3 the log is the lease.
 """
@@ -27,7 +27,7 @@ from tests.real.s3 import S3Server
 T = 1.5
 """The lease in these tests, seconds."""
 TAKING = 1.0
-"""What a take-over may take beyond T; more only on a machine that has more to do than processors."""
+"""How long a take-over may take beyond T; longer only on an overloaded machine."""
 if os.getloadavg()[0] > (os.cpu_count() or 1):
     TAKING = 4.0
 
@@ -42,7 +42,7 @@ def broker_on(store: str, name: str, environ: dict[str, str] | None = None) -> B
 @asynccontextmanager
 async def owner_and_standby(store: str, environ: dict[str, str] | None = None) -> AsyncIterator[tuple[
         BrokerProcess, BrokerProcess]]:
-    """Two brokers: "one" serves, "two" has said that it waits."""
+    """Two brokers: "one" serves, "two" has logged that it waits."""
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(broker_on(store, "one", environ))
         two = broker_on(store, "two", environ)
@@ -87,7 +87,7 @@ async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Pat
             assert await two.stop() == 0
             await one.wait_ready()
             print(f"took over from a stopped broker in {time.monotonic() - stopped:.2f} s")
-            assert time.monotonic() - stopped < 2 * TAKING  # its stop is in it
+            assert time.monotonic() - stopped < 2 * TAKING  # includes its stop
             await writer.acks(200)
         writer.check(await read_all(nc, "S"))
         await nc.close()
@@ -103,7 +103,7 @@ async def test_a_paused_owner_of_a_directory_keeps_it(tmp_path: Path) -> None:
         async with Writer("s.x", url_of(one)) as writer:
             await writer.acks(50)
             one.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(1)  # ten times what a standby waits between two tries
+            await asyncio.sleep(1)  # ten times a standby's wait between two tries
             assert not any("Server is ready" in line for line in two.stderr)
             one.send_signal(signal.SIGCONT)
             await writer.acks(50)
@@ -252,8 +252,7 @@ async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> N
 
 
 async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(minio: S3Server) -> None:
-    """It bound no port while it waited. When it could take over and its port is taken, it ends and has claimed
-    nothing."""
+    """It bound no port while it waited. If its port is taken at the take-over, it ends without claiming anything."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         epoch = await epoch_of(one)
         taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", two.port)

@@ -1,4 +1,4 @@
-"""The configuration language beside the real server's: what ``nats-server -t`` takes is taken, what it refuses refused.
+"""The configuration language beside the real server's: jetblock accepts and refuses what ``nats-server -t`` does.
 
 Each snippet is a file of its own, in a directory with others to include and an environment with variables. The few
 where jetblock knowingly differs are listed with the reason.
@@ -26,11 +26,11 @@ OTHERS = {
 ENVIRON = {"ENVPORT": "4321", "ENVWORD": "abc", "ENVEMPTY": "", "ENVREF": "$ENVPORT", "ENVLOOP": "$ENVLOOP"}
 
 SNIPPETS = [
-    # Keys and what stands between them and their values.
+    # Keys and their separators from values.
     "port: 4222", "port = 4222", "port 4222", "port:4222", "port  =  4222", "port:: 4222", "port:= 4222",
     "port:\n4222", "port\n4222", "port:", "port", '"port": 1', "'port': 1", '"port" 1', '"po\\x72t": 1', "PORT: 1",
     "port: 1\nport: 2", "\tport:\t4222\t", "$x: 1", "x: 1", "unknown { nested: { deep: 1 } }",
-    # What ends an item.
+    # Ends of items.
     "port: 1 ; debug: true", "port: 1, debug: true", "port: 1;", "port: 1,", ",port: 1", "port: 1 debug: true",
     "port: 1,,", "port: 1;;debug: true", "port: 1\n;debug: true", "port: 1\r\ndebug: true\r\n", "port: 1\n\n\n",
     # Comments, the whole file as a map, files with nothing in them.
@@ -67,7 +67,7 @@ SNIPPETS = [
     # bcrypt hashes: not variables, if they begin with $2a$.
     f"authorization {{ user: a, password: {HASH} }}", f'authorization {{ user: a, password: "{HASH}" }}',
     f"authorization {{ user: a, password: {HASH.replace('$2a$', '$2b$')} }}",
-    # Variables: set before, in this or an outer map, else from the environment.
+    # Variables: set before, in this or an outer map, otherwise from the environment.
     "x: 4222\nport: $x", "port: $x\nx: 4222", "port: $nope", "port: $ENVPORT", "server_name: $ENVWORD",
     "server_name: $ENVEMPTY", "server_name: a$ENVWORD", "port: ${ENVPORT}", "port: $ENVREF", "port: $ENVLOOP",
     "x: u\nauthorization { user: $x, password: b }", "x: u\nauthorization { x: v, user: $x, password: b }",
@@ -91,19 +91,19 @@ TAKEN_HERE = {
     'debug: "true"': "a boolean in quotes is clear",
     "\ufeffport: 4222": "editors begin files with a byte order mark",
 }
-"""What nats-server refuses; why it is taken."""
+"""Refused by nats-server; why jetblock accepts it."""
 
 REFUSED_HERE = {
     "port: 1 }": "nats-server reads no further than a stray brace, in silence",
     "{ port: 1 } debug: true": "the same",
     "server_name: a{b}": "the same",
 }
-"""What nats-server takes; why it is refused."""
+"""Accepted by nats-server; why jetblock refuses it."""
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the files that snippets include."""
+    """A directory with the files that snippets include."""
     found = tmp_path_factory.mktemp("grammar")
     (found / "sub").mkdir()
     for name, text in OTHERS.items():
@@ -112,14 +112,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def real(path: Path) -> bool:
-    """Whether the real server takes the file."""
+    """Whether the real server accepts the file."""
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
                           timeout=20, check=False, cwd=path.parent, env={**os.environ, **ENVIRON})
     return done.returncode == 0
 
 
 def ours(path: Path) -> bool:
-    """Whether jetblock does; nothing but ConfigError comes out."""
+    """Whether jetblock does; it raises nothing but ConfigError."""
     try:
         load(read_flags(["-c", str(path)]), ENVIRON)
     except ConfigError:
@@ -129,7 +129,7 @@ def ours(path: Path) -> bool:
 
 @pytest.mark.parametrize("text", SNIPPETS)
 def test_as_the_real_server(directory: Path, text: str) -> None:
-    """Both take it, or both refuse it."""
+    """Both accept it, or both refuse it."""
     path = directory / "x.conf"
     path.write_text(text, newline="")
     assert ours(path) == real(path)
@@ -152,7 +152,7 @@ SAME_WORDS = [
 
 @pytest.mark.parametrize("text", SAME_WORDS)
 def test_mistakes_in_the_words_of_the_real_server(directory: Path, text: str) -> None:
-    """What launchers and people search for; the file's name may stand before it."""
+    """Text that launchers and people search for; the file's name may precede it."""
     path = directory / "x.conf"
     path.write_text(text)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True, timeout=20,

@@ -1,4 +1,4 @@
-"""Users, permissions and accounts of a file: the values they become, and what is refused, in the real server's words."""
+"""Users, permissions and accounts of a file: their values, and refusals, in the real server's words."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ USERS: list[tuple[str, list[User | NkeyUser]]] = [
 
 @pytest.mark.parametrize(("text", "wanted"), USERS)
 def test_users(text: str, wanted: list[User | NkeyUser]) -> None:
-    """Each list of users says what the table says."""
+    """Each list of users has the table's values."""
     found = Findings()
     assert read_users(parse(f"users: [ {text} ]").value["users"], found) == wanted
     assert found.errors == []
@@ -114,7 +114,7 @@ ACCOUNTS: list[tuple[str, list[AccountSettings]]] = [
 
 @pytest.mark.parametrize(("text", "wanted"), ACCOUNTS)
 def test_accounts(text: str, wanted: list[AccountSettings]) -> None:
-    """Each block of accounts says what the table says."""
+    """Each block of accounts has the table's values."""
     found = Findings()
     assert read_accounts(parse(f"accounts: {text}").value["accounts"], found).accounts == wanted
     assert found.errors == []
@@ -133,7 +133,7 @@ def test_mappings() -> None:
 
 
 def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
-    """Each with its account, and with the default permissions of its block where it has none of its own."""
+    """Each with its account, and with the default permissions of its block if it has none of its own."""
     own, given = Permissions(SubjectPermission(("own",))), Permissions(SubjectPermission(("given",)))
     found = loaded(
         "authorization { default_permissions { publish: given }\n"
@@ -150,7 +150,7 @@ def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_can_be_read_back(tmp_path: Path) -> None:
-    """--print-config's text gives the same users and accounts, whose passwords it does not have."""
+    """--print-config's text gives the same users and accounts, without passwords."""
     text = ("authorization { users [ {user: a, password: hunter2, permissions { publish: [x, y], subscribe { allow: "
             "'q v1', deny: z }, allow_responses { max: 3, expires: '1m30s' } }, allowed_connection_types: [WEBSOCKET]} ] }\n"
             "accounts { A { users [ {user: 'c d', password: hunter2} ], limits { max_conn: 5, max_payload: 1KB }\n"
@@ -256,7 +256,7 @@ REFUSED: list[str] = [
     "accounts { A { imports: [ {stream: {account: B, subject: a, foo: 1}} ] }, B { exports: [ {stream: a} ] } }",
     'mappings { "a..": b }',
 ]
-"""What both refuse, in the same words."""
+"""Refused by both, in the same words."""
 
 OTHER_WORDS: list[tuple[str, str]] = [
     ("accounts { A { limits { max_conn: x } } }", "x.conf:1:24: max_conn must be a size such as 64MB"),
@@ -269,12 +269,12 @@ OTHER_WORDS: list[tuple[str, str]] = [
      "x.conf:2:1: Can not have a token and accounts"),
     ("accounts 5", "x.conf:1:0: Expected map entries for accounts"),
 ]
-"""What both refuse, or nats-server takes for nothing, in words of our own."""
+"""Refused by both, or ignored by nats-server, in our own words."""
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
-    """What nats-server says is among what we say, but for the column and what we suggest."""
+    """nats-server's text is part of ours, except for the column and suggestions."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=20,
@@ -324,7 +324,7 @@ _FILES = st.fixed_dictionaries({}, optional={
 @settings(deadline=None, max_examples=80)
 @given(_FILES)
 def test_any_block(file: dict[str, Any]) -> None:
-    """Whatever stands there, it becomes settings that can be shown and read back, or is refused; nothing else comes out."""
+    """Any input becomes settings that can be printed and read back, or is refused; no other error is raised."""
     def read(_path: str) -> str:
         return json.dumps(file, ensure_ascii=False) if file else "port: 1"
 

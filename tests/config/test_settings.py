@@ -1,4 +1,4 @@
-"""From flags, environment and file to one ``Settings``: meaning, precedence, and what every refusal says."""
+"""From flags, environment and file to one ``Settings``: meaning, precedence, and the text of every refusal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load_with(tmp_path: Path) -> Load:
 
 
 def changed(found: Settings) -> dict[str, Any]:
-    """What differs from the defaults."""
+    """The fields that differ from the defaults."""
     values = {setting.path: found[setting.path] for setting in SETTINGS if found[setting.path] != setting.default}
     return values | ({"notices": found.notices} if found.notices else {})
 
@@ -137,7 +137,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "wanted"), FILES)
 def test_file(load_with: Load, text: str, wanted: dict[str, Any]) -> None:
-    """Each file sets what the table says and nothing else."""
+    """Each file sets the table's fields and nothing else."""
     assert changed(load_with(file=text)) == wanted
 
 
@@ -265,7 +265,7 @@ def test_secrets_stay_out_of_messages(load_with: Load) -> None:
 
 
 def test_precedence(load_with: Load) -> None:
-    """Flags beat environment beats file, wherever they stand."""
+    """Flags override the environment, which overrides the file, in any order."""
     text = "port: 1001\nmax_payload: 1KB\nping_max: 9"
     found = load_with("-p 1003", text, JETBLOCK_PORT="1002", JETBLOCK_MAX_PAYLOAD="2KB")
     clients = found.clients
@@ -290,13 +290,13 @@ def test_precedence(load_with: Load) -> None:
 ])
 def test_where_streams_are_kept(load_with: Load, flags: str, file: str, environ: dict[str, str], jetstream: bool,
                                 store: str) -> None:
-    """What turns JetStream on, and which of several stores is taken."""
+    """Settings that turn JetStream on, and which of several stores is used."""
     found = load_with(flags, file, **environ)
     assert (found.jetstream.enabled, found.storage.url) == (jetstream, store)
 
 
 def test_relative_store_is_made_absolute(load_with: Load) -> None:
-    """Relative to the working directory, as nats-server has it, and fixed there."""
+    """Relative to the working directory, as for nats-server, and fixed at start."""
     assert load_with("-js -sd some/dir").storage.url == f"file://{Path('some/dir').absolute()}"
 
 
@@ -313,7 +313,7 @@ def test_relative_store_is_made_absolute(load_with: Load) -> None:
     ("--routes nats://x:1", "needs other servers"),
 ])
 def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
-    """What cannot be had is refused with a reason."""
+    """Impossible settings are refused with a reason."""
     with pytest.raises(ConfigError, match=why):
         load_with(flags)
 
@@ -326,12 +326,12 @@ def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
     ("-p 1", TlsSettings("file", "key", timeout_ns=7_000_000_000)),
 ])
 def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str, wanted: TlsSettings) -> None:
-    """Or turn it off."""
+    """Or turn TLS off."""
     assert load_with(flags, "tls { cert_file: file, key_file: key, timeout: 7 }").tls == wanted
 
 
 def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 are a parse error, not a crash."""
+    """Bytes that are not UTF-8 are a parse error, not a crash."""
     path = tmp_path / "bytes.conf"
     path.write_bytes(b"port: \xff\xfe")
     with pytest.raises(ConfigError, match="Parse error"):
@@ -356,7 +356,7 @@ def test_flags(words: list[str], wanted: dict[str, Any]) -> None:
 
 
 def test_other_words_of_the_command_line() -> None:
-    """What is no setting: files, signals, what stands after the flags."""
+    """Flags other than settings: files, signals, arguments after the flags."""
     line = read_flags(["-c", "f", "-sd=d", "--signal", "ldm=7", "-t", "stray", "-p", "1"])
     assert (line.config, line.store_dir, line.signal, line.test, line.words) == (
         "f", "d", "ldm=7", True, ["stray", "-p", "1"])
@@ -370,7 +370,7 @@ def test_flags_that_get_the_usage(words: list[str]) -> None:
 
 
 def test_environment(load_with: Load) -> None:
-    """Every kind of value by its variable; an empty one is not set; tests' own names are left alone."""
+    """Every kind of value by its variable; an empty one is not set; variables of the tests are ignored."""
     found = load_with(JETBLOCK_PORT="-1", JETBLOCK_COMMIT_INTERVAL="20ms", JETBLOCK_SEGMENT_BYTES="1MiB",
                       JETBLOCK_DEBUG="true", JETBLOCK_SERVER_TAGS="a,b", JETBLOCK_TOKEN="", JETBLOCK_TEST_SEEDS="5")
     assert changed(found) == {"clients.port": -1, "storage.commit_interval_ns": 20_000_000,
@@ -384,14 +384,14 @@ def test_environment(load_with: Load) -> None:
     ({"JETBLOCK_COMMIT_INTERVAL": "soon"}, "JETBLOCK_COMMIT_INTERVAL must be a duration"),
 ])
 def test_environment_refused(load_with: Load, environ: dict[str, str], why: str) -> None:
-    """A misspelt variable is refused: it would otherwise be passed over in silence."""
+    """A misspelt variable is refused: it would otherwise be ignored silently."""
     with pytest.raises(ConfigError) as caught:
         load_with(**environ)
     assert why in str(caught.value)
 
 
 def test_no_auth_user_from_the_environment(load_with: Load) -> None:
-    """It names one of the file's users, or the broker does not start."""
+    """It must name one of the file's users, otherwise the broker does not start."""
     users = "authorization { users [ {user: a} ] }"
     assert load_with(file=users, JETBLOCK_NO_AUTH_USER="a").auth.no_auth_user == "a"
     with pytest.raises(ConfigError, match='no_auth_user: "b" not present as user or nkey'):
@@ -400,7 +400,7 @@ def test_no_auth_user_from_the_environment(load_with: Load) -> None:
 
 @pytest.mark.parametrize("text", ["no_auth_user: a", "no_auth_user: a\nauthorization { users [ {user: b, password: c} ] }"])
 def test_an_unknown_no_auth_user_as_the_real_server_tells_it(load_with: Load, tmp_path: Path, text: str) -> None:
-    """nats-server looks at its start, not with -t; the words are the same."""
+    """nats-server checks this at start, not with -t; the texts are the same."""
     with pytest.raises(ConfigError) as caught:
         load_with(file=text)
     done = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(tmp_path / "x.conf")], capture_output=True,
@@ -432,7 +432,7 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
 
 
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
-    """Every password, token and key; who runs a file with masks in it is told."""
+    """Every password, token and key is masked; a file with masks in it causes a notice."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
                  "authorization { users [ {user: u, password: hunter2} ] }",
                  "jetstream { object_store { bucket: b, access_key_id: hunter2, secret_access_key: hunter2 } }"):
@@ -443,7 +443,7 @@ def test_what_is_shown_masks_secrets(load_with: Load) -> None:
 
 
 def test_versions_have_one_source() -> None:
-    """What clients are told stands in one place, so that a new version is one edit."""
+    """The version sent to clients is defined in one place, so that a new version is one edit."""
     root = Path(broker.__file__).parent
     told = [str(path.relative_to(root)) for path in root.rglob("*.py")
             if f'"{broker.NATS_SERVER_VERSION}"' in path.read_text() or f'"{broker.__version__}"' in path.read_text()]
@@ -465,7 +465,7 @@ def test_names_are_unambiguous() -> None:
      "bucket", "limits", "ping_interval", "max_payload", "{", "}", "[", "]", ":", "1", "x", "true", "10m", "$port", ",",
      "\n", "'", "-1", "1.5", "2026-01-02T03:04:05Z"]), max_size=25))
 def test_any_file(words: list[str]) -> None:
-    """Whatever a file says, it becomes settings or is refused; nothing else comes out."""
+    """Any file becomes settings or is refused; no other error is raised."""
     try:
         load(read_flags(["-c", "any.conf"]), {}, lambda _path: " ".join(words))
     except ConfigError:
@@ -484,6 +484,6 @@ def test_unknown_fields_as_the_real_server_tells_them(load_with: Load, tmp_path:
     assert done.returncode == 1
     ours = {f"nats-server: {line}" for line in str(caught.value).splitlines()}
     theirs = set(done.stderr.strip().splitlines())
-    # nats-server begins only the first of several lines with its name, and names no key that is near.
+    # nats-server begins only the first of several lines with its name, and suggests no similar key.
     assert {line.removeprefix("nats-server: ").partition("; did you mean")[0] for line in ours} == {
         line.removeprefix("nats-server: ") for line in theirs if line}

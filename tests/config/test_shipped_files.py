@@ -1,8 +1,8 @@
-"""The files that are shipped say what they should: configuration, compose file, image, the page of settings.
+"""The shipped files are correct: configuration, compose file, image, the page of settings.
 
-Where no Docker engine runs this is as far as they can be checked: that the compose file's command, its variables and
-its configuration are ones that the broker takes, that the order of its services is the one that works, that the policy
-of the broker's user is enough on a real MinIO, and that the image's health check passes where it should.
+Without a Docker engine these checks are possible: that the broker accepts the compose file's command, variables and
+configuration, that the order of its services works, that the policy of the broker's user is enough on a real MinIO, and
+that the image's health check passes where it should.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _interpolated(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def test_shipped_configuration() -> None:
-    """It is valid, and does what its comments say."""
+    """It is valid, and has the effects that its comments describe."""
     found = load(read_flags(["-c", str(CONF)]), {})
     assert (found.clients.port, found.monitoring.port, found.jetstream.enabled) == (4222, 8222, True)
     assert [line.partition(",")[0] for line in found.notices] == ["Temporary storage directory used"]
@@ -54,7 +54,7 @@ def test_shipped_configuration() -> None:
 
 
 def test_what_is_commented_out_is_the_default() -> None:
-    """Each commented line of the engine's block, made real, changes nothing; each names a known key."""
+    """Each commented line of the engine's block, uncommented, changes nothing; each names a known key."""
     text = CONF.read_text()
     block = text[text.index("\njetblock {"):]
     for key, value in re.findall(r"^  # (\w+): (\S+)", block, re.MULTILINE):
@@ -68,7 +68,7 @@ def test_what_is_commented_out_is_the_default() -> None:
 
 
 def test_every_commented_setting_is_valid() -> None:
-    """With every comment that looks like a setting made real, the file is still taken (but for the two stores)."""
+    """With every commented setting uncommented, the file is still accepted (except for the two stores)."""
     lines = []
     for line in CONF.read_text().splitlines():
         opened = re.sub(r"^(\s*)# ((?:  )?(?:\w+: \S|\w+ \{|\}).*)", r"\1\2", line)
@@ -91,7 +91,7 @@ def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
 
 
 def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
-    """With user and password in the environment clients log in; a hash, too, is taken as it is."""
+    """With user and password in the environment clients log in; a hash, too, is used unchanged."""
     service = compose["services"]["jetblock"]
     given = {"JETBLOCK_USER": "app", "JETBLOCK_PASSWORD": "$2b$04$abc"}
     environ = {name: _interpolated(value, given) for name, value in service["environment"].items()}
@@ -100,7 +100,7 @@ def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
 
 
 def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) -> None:
-    """Each variable has a default, and by default everything is reached from this machine alone."""
+    """Each variable has a default, and by default everything is reachable from this machine only."""
     text = "\n".join(line.partition("#")[0] for line in (ROOT / "docker-compose.yml").read_text().splitlines())
     assert re.sub(r"\$\{\w+:-[^}$]*\}|\$\$", "", text).count("$") == 0
     ports = [_interpolated(port) for service in compose["services"].values() for port in service.get("ports", ())]
@@ -112,7 +112,7 @@ def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) ->
 
 
 def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> None:
-    """The broker is the user that the first container makes, and no variable of it has anything of root's."""
+    """The broker runs as the user that the first container creates, without root's credentials in any variable."""
     services = compose["services"]
     made = {name: _interpolated(value) for name, value in services["bucket"]["environment"].items()}
     broker = {name: _interpolated(value) for name, value in services["jetblock"]["environment"].items()}
@@ -125,7 +125,7 @@ def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> 
 
 
 def test_everything_is_pinned(compose: dict[str, Any]) -> None:
-    """Images by a tag that never moves; both stages of the image have one base."""
+    """Images have fixed tags; both stages of the image have the same base."""
     for name in ("minio", "bucket"):
         assert re.fullmatch(r"minio/\w+:RELEASE\.\d{4}-\d\d-\d\dT[\d-]+Z", compose["services"][name]["image"])
     text = (ROOT / "Dockerfile").read_text()
@@ -134,9 +134,10 @@ def test_everything_is_pinned(compose: dict[str, Any]) -> None:
 
 
 async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path) -> None:
-    """A broker with the shipped policy alone makes, fills, purges and deletes a stream; another bucket is closed to it.
+    """A broker with only the shipped policy creates, fills, purges and deletes a stream; it has no access to another
+    bucket.
 
-    The policy is that of a session here, which MinIO grants without its admin client.
+    Here it is a session policy, which MinIO grants without its admin client.
     """
     text = POLICY.read_text()
     assert text.count("arn:aws:s3:::jetblock") == 2
@@ -163,7 +164,7 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
 
 
 def _session(server: S3Server, policy: str) -> dict[str, str]:
-    """The environment of a process that may do what ``policy`` allows."""
+    """The environment of a process with the rights of ``policy``."""
     from botocore.session import Session
 
     session = Session()
@@ -175,7 +176,7 @@ def _session(server: S3Server, policy: str) -> dict[str, str]:
 
 
 async def test_health_check_of_the_image(tmp_path: Path) -> None:
-    """The very command: an owner and a standby pass it, on whatever port; a stopped process and none do not."""
+    """The very command: an owner and a standby pass it, on whatever port; a stopped or missing process does not."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
     found = re.search(r"^HEALTHCHECK .*?CMD (\[.*\])$", text, re.MULTILINE)
     assert found
@@ -226,7 +227,7 @@ def test_image_has_what_the_build_copies() -> None:
         for source in sources.split():
             assert source.split("/")[0] in allowed, source
             assert (ROOT / source).exists() or source == "README.md", source
-    # By number and not root; what it keeps is a volume that is its own before it is declared one.
+    # By number and not root; it owns its volume before that is declared.
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     made = text.index("install --directory --owner=jetblock --group=jetblock --mode=0750 /var/lib/jetblock/data")
     volume = re.search(r"^VOLUME (\S+)$", text, re.MULTILINE)
@@ -239,7 +240,8 @@ def test_image_has_what_the_build_copies() -> None:
 
 
 async def test_a_long_start_is_alive() -> None:
-    """A store that does not answer yet: clients are not served, and whoever ends what is dead leaves the broker alone."""
+    """A store that does not answer yet: clients are not served, and a supervisor of dead processes spares the
+    broker."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -257,19 +259,19 @@ async def test_a_long_start_is_alive() -> None:
 
 
 def test_settings_page_is_up_to_date() -> None:
-    """docs/CONFIGURATION.md is what its generator makes."""
+    """docs/CONFIGURATION.md is its generator's output."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "configuration.py"))
     assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/configuration.py"
 
 
 def test_spark_page_is_up_to_date() -> None:
-    """The tables of docs/SPARK.md are what their generator makes."""
+    """The tables of docs/SPARK.md are their generator's output."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "spark_options.py"))
     assert made["PAGE"].read_text() == made["page"](), "run: python docs/generators/spark_options.py"
 
 
 def test_each_key_of_nats_server_is_dealt_with() -> None:
-    """Taken, without effect, or refused with a reason: none is unknown, and none is ignored in silence."""
+    """Accepted, without effect, or refused with a reason: none is unknown, and none is ignored silently."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
     fates = {key: made["fate"](key) for key in made["KEYS"]}
     assert len(fates) > 375

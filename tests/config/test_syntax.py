@@ -1,6 +1,6 @@
-"""The configuration language: one table of texts and what they say, places of errors, and any text at all.
+"""The configuration language: a table of texts and their values, positions of errors, and arbitrary text.
 
-Where the table says so, the real nats-server has judged the same text (``-t``): what it takes we take.
+Where marked in the table, the real nats-server has checked the same text (``-t``): we accept what it accepts.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ FAILS: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("text", "wanted"), READS)
 def test_reads(text: str, wanted: dict[str, Any]) -> None:
-    """Each text says what the table says."""
+    """Each text has the table's values."""
     assert plain(parse(text, environ=ENVIRON)) == wanted
 
 
 @pytest.mark.parametrize(("text", "why"), FAILS)
 def test_fails(text: str, why: str) -> None:
-    """Each broken text is refused with the line and the reason, and never by an error of Python's own."""
+    """Each broken text is refused with the line and the reason, never with another Python exception."""
     with pytest.raises(SyntaxFailure) as caught:
         parse(text, file="x.conf", environ=ENVIRON)
     assert why in str(caught.value)
@@ -106,7 +106,7 @@ def test_fails(text: str, why: str) -> None:
 
 
 def test_places() -> None:
-    """A key's place is its line and nats-server's column; inside an included file it is that file's."""
+    """A key's position is its line and nats-server's column; inside an included file it is that file's."""
     files = {"dir/inner.conf": "\n  inner: 2\n"}
     top = parse("outer: 1\n  block {\n include 'inner.conf'\n   deep: 3\n}", file="dir/outer.conf",
                 read=files.__getitem__).value
@@ -144,21 +144,21 @@ def test_referred_keys_are_marked() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.text(alphabet=st.sampled_from("ab:= \n\t{}[]()'\"\\$#/,;0123.-kmZT§x"), max_size=60) | st.text(max_size=40))
 def test_any_text(text: str) -> None:
-    """Whatever the text, it is read or it is refused as wrong in the language."""
+    """Any text is either read or refused as a syntax error."""
     try:
         plain(parse(text, environ=ENVIRON))
     except SyntaxFailure:
         pass
 
 
-# What nats-server's own checks would refuse as a setting, not as a text, cannot be judged by it.
+# Texts that nats-server's checks would refuse as settings, not as syntax, cannot be compared.
 JUDGED = [text for text, _ in READS if text and not any(
     word in text for word in ("$PORT", "include:", "2026-", "\ufeff", "1.5", "perms", "user: alice", "x: 1\na { x"))]
 
 
 @pytest.mark.parametrize("text", JUDGED)
 def test_real_server_reads_the_same(text: str, tmp_path: Path) -> None:
-    """nats-server too has no complaint about the language of what we read (unknown fields it has, of course)."""
+    """nats-server reports no syntax error in texts that we read (though it reports unknown fields)."""
     path = tmp_path / "x.conf"
     path.write_text(text)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,

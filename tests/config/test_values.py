@@ -1,4 +1,4 @@
-"""What a file means, beside the real server: both run with it, and /varz shows what each of them understood."""
+"""The meaning of a file, compared with the real server: both run with it, and /varz shows their settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def understood(process: type[ServerProcess], path: Path) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", FILES)
 async def test_both_understand_the_same(name: str, tmp_path: Path) -> None:
-    """Each value that /varz has."""
+    """Each value in /varz."""
     for other, text in OTHERS.items():
         (tmp_path / other).write_text(text)
     path = tmp_path / "x.conf"

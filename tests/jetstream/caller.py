@@ -15,7 +15,7 @@ __all__ = ["Caller", "NoResponders"]
 
 
 class NoResponders(Exception):
-    """Nobody listens to the subject."""
+    """The subject has no subscriber."""
 
 
 class Caller:
@@ -48,7 +48,7 @@ class Caller:
             self._waiting.pop(subject).set_result(body[hlen:])
 
     def send(self, subject: str, body: bytes = b"") -> asyncio.Future[bytes]:
-        """Publish with a reply subject; returns: what the answer will be."""
+        """Publish with a reply subject; returns a future of the answer."""
         self._count += 1
         reply = b"_CALLER.%d" % self._count
         answer = self._waiting[reply] = asyncio.get_running_loop().create_future()

@@ -67,7 +67,7 @@ class Inside:
         await self.server.close()
 
     async def open(self, settings: LogSettings | None = None, *, began_ns: int | None = None) -> None:
-        """Take up what the applied state holds, as after a restart."""
+        """Restore from the applied state, as after a restart."""
         self._opened = True
         self.log = Log(self.store, _SHARD.log, 1, bytes(16), self.state, self.clock, self.rng, settings,
                        began_ns=began_ns)
@@ -75,7 +75,7 @@ class Inside:
         await self.js.open(self.log, self.reader)
 
     async def restart(self, settings: LogSettings | None = None, *, began_ns: int | None = None) -> None:
-        """Let go of everything in memory but the applied state, and begin again from that."""
+        """Drop everything in memory but the applied state, and start again from it."""
         await self.log.drain()
         await self.js.close()
         await self.log.close()

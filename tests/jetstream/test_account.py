@@ -1,7 +1,7 @@
 """Streams and consumers are created, stored and restored: JetStream with its real neighbours over a store in memory.
 
-The answers are compared in differential/test_api.py; these tests are about the effects, and about states that nats-
-server does not have.
+The answers are compared in differential/test_api.py; these tests are about effects, and about states that nats-server
+does not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.jetstream.in_process import Inside
 
 
 async def test_streams_and_consumers_are_there_after_a_restart() -> None:
-    """Create, update, publish, pull, pause; then start again from the applied state: everything is as before."""
+    """Create, update, publish, pull, pause; then restart from the applied state: everything is as before."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"], "metadata": {"a": "b"}})
         await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.*", "t"], "max_msgs": 50})
@@ -79,7 +79,7 @@ async def test_requests_of_one_stream_are_answered_in_their_order() -> None:
 
 
 async def test_without_the_shard_everything_is_unavailable_for_now() -> None:
-    """A standby answers so at once; a request that is not JSON has no responders."""
+    """A standby refuses at once; a request that is not JSON has no responders."""
     async with Inside(opened=False) as broker:
         assert await broker.error("STREAM.NAMES") == 10008
         assert await broker.error("STREAM.CREATE.S", {"name": "S"}) == 10008
@@ -92,7 +92,7 @@ async def test_without_the_shard_everything_is_unavailable_for_now() -> None:
 
 
 async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() -> None:
-    """Its configuration asks for something that this version does not know, as a newer broker's would."""
+    """Its configuration has a setting unknown to this version, as a newer broker's might."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         state = broker.log.state.stream("$G", "S")
@@ -223,7 +223,7 @@ async def test_a_request_without_reply_is_done_all_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["ü", "a$b", "a\x00b", "-", "x" * 255, "日本"])
 async def test_any_allowed_name_goes(name: str) -> None:
-    """Names never become keys in the store, so nothing in them can escape it."""
+    """Names never become keys in the store, so no name can escape it."""
     async with Inside() as broker:
         await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s"]})
         await broker.ok(f"CONSUMER.CREATE.{name}.{name}", {"stream_name": name, "config": {"durable_name": name}})
@@ -251,7 +251,7 @@ async def test_no_direct_get_is_left_waiting() -> None:
 
 
 async def test_requests_that_were_cut_off_leave_nothing_behind() -> None:
-    """The shard is lost while requests of every kind wait; once it is back their stream is served as before."""
+    """The shard is lost while requests of every kind wait; after it returns, their stream is served as before."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
         await broker.publish("S")

@@ -1,4 +1,5 @@
-"""Accounts that come, change and go while JetStream runs, each with a router, streams and limits of its own."""
+"""Accounts that are added, changed and removed while JetStream runs, each with a router, streams and limits of its
+own."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ accounts {{
 
 
 class Peer(Protocol):
-    """One account of a server, as the story below asks it."""
+    """One account of a server, as the scenario below uses it."""
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]: ...
     async def request(self, subject: str, body: bytes = b"") -> Any: ...
@@ -86,7 +87,7 @@ def stream(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
 
 
 async def limited(peer: Peer) -> list[Any]:
-    """What an account may not have: errors and figures alone, which is where accounts differ."""
+    """An account's limits: only errors and numbers, in which accounts differ."""
     answers: list[Any] = []
 
     async def api(subject: str, body: Any = None) -> None:
@@ -152,7 +153,7 @@ async def disabled(peer: Peer) -> list[Any]:
 
 
 async def test_limits_are_each_account_s_own_as_on_nats_server(tmp_path: Path) -> None:
-    """The same story told to each of several accounts, one after the other, on one server."""
+    """The same scenario for each of several accounts, one after the other, on one server."""
     conf = tmp_path / "accounts.conf"
     conf.write_text(CONFIG.format(tmp_path))
     async with NatsServerProcess("-c", str(conf)) as real, Inside(JetStreamSettings(server=SERVER)) as broker:
@@ -170,7 +171,7 @@ async def test_limits_are_each_account_s_own_as_on_nats_server(tmp_path: Path) -
 
 
 async def test_an_account_comes_and_finds_what_the_store_has_of_it() -> None:
-    """Before it comes its streams are unused and not lost, whatever else the store goes through meanwhile."""
+    """Before it is added its streams are unused but not lost, whatever else happens to the store."""
     async with Inside() as broker:
         first = await add(broker, "A")
         await first.api(*stream("S"))
@@ -185,12 +186,12 @@ async def test_an_account_comes_and_finds_what_the_store_has_of_it() -> None:
         second = await add(broker, "A")
         assert await second.request("s") == {"stream": "S", "seq": 3}
         assert (await second.api("CONSUMER.INFO.S.c"))["num_pending"] == 3
-        # Another account's streams are no concern of it.
+        # Another account's streams do not affect it.
         assert (await broker.ok("STREAM.NAMES"))["streams"] is None
 
 
 async def test_an_account_may_come_back_before_its_last_messages_are_stored() -> None:
-    """It is restored from what was stored, so it waits for that; no sequence is used twice."""
+    """It is restored from the store, so it waits for pending puts; no sequence is used twice."""
     async with Inside() as broker:
         first = await add(broker, "A")
         await first.api(*stream("S"))
@@ -230,7 +231,8 @@ async def test_accounts_before_open_and_while_the_shard_is_another_s() -> None:
 
 
 async def test_limits_change_while_streams_are_full() -> None:
-    """What is there stays; what comes is judged by the limits of the moment, and the server's bound sees all of it."""
+    """Existing messages stay; new ones are checked against the current limits, and the server's bound counts all of
+    them."""
     async with Inside(JetStreamSettings(server=ServerLimits(max_storage=1000))) as broker:
         caller = await add(broker, "A", AccountLimits(max_storage=300))
         await caller.api(*stream("S"))
@@ -267,7 +269,7 @@ async def test_jetstream_is_disabled_and_enabled_again() -> None:
 
 
 async def test_limits_that_the_server_cannot_keep_are_refused() -> None:
-    """As nats-server refuses them, by what all accounts may have together; nothing has changed then."""
+    """As nats-server refuses them, by the sum of all accounts' limits; nothing is changed."""
     async with Inside(JetStreamSettings(server=SERVER)) as broker:
         caller = await add(broker, "A", AccountLimits(max_storage=3000))
         with pytest.raises(ApiError) as refused:

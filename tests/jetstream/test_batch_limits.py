@@ -1,4 +1,4 @@
-"""What the configuration says about batches, and what is told of those that it ends."""
+"""Limits of batches in the configuration, and how the batches that exceed them end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Key-value buckets and object stores as stock nats-py uses them, the same tests on nats-server and on the broker.
 
-Each test that runs on both shows by the real one that it asks for what nats-server does. The process is restarted where
-what is stored counts.
+Tests that run on both verify their expectations against nats-server. The process is restarted where the stored state
+matters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def js(server: ServerProcess) -> AsyncIterator[JetStreamContext]:
 
 
 async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None, str | None]]:
-    """What a watcher shows up to its mark that this is all so far."""
+    """A watcher's entries up to its marker for the end of the initial values."""
     seen = []
     while (entry := await watcher.updates(timeout=SECONDS)) is not None:
         seen.append((entry.key, entry.value, entry.operation))
@@ -49,7 +49,7 @@ async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None
 
 
 async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
-    """Last values, history, without deletes, headers only, one key, wildcards: each in full, then what is put later."""
+    """Last values, history, without deletes, headers only, one key, wildcards: each in full, then later puts."""
     kv = await js.create_key_value(bucket="B", history=5)
     for key, value in (("a.x", b"1"), ("a.y", b"2"), ("a.x", b"3"), ("b.x", b"4")):
         await kv.put(key, value)
@@ -78,8 +78,8 @@ async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
 
 
 async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
-    """Create and update only at the revision that is there; history keeps so many; deletes are purged by age; a restart
-    changes nothing."""
+    """Create and update only at the current revision; history is bounded; deletes are purged by age; a restart changes
+    nothing."""
     kv = await js.create_key_value(bucket="B", history=3)
     assert await kv.create("k", b"1") == 1
     with pytest.raises(errors.KeyWrongLastSequenceError):
@@ -116,7 +116,7 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
 
 
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
-    """Put, replace, read into a file, list, delete: chunks of what was replaced or deleted are gone, also after a restart."""
+    """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on restart."""
     store = await js.create_object_store("F")
     first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
     await store.put("o", first)
@@ -146,7 +146,8 @@ async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContex
 
 
 async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamContext) -> None:
-    """Watchers see each change; links lead to objects and buckets; a wrong digest is noticed; a seal ends all writing."""
+    """Watchers see each change; links lead to objects and buckets; a wrong digest is detected; a seal ends all
+    writing."""
     store, other = await js.create_object_store("F"), await js.create_object_store("G")
     await store.put("o", b"data" * CHUNK)
     watcher = await store.watch()

@@ -1,4 +1,4 @@
-"""Streams that capture what the broker itself publishes: replies, refusals, advisories, deliveries.
+"""Streams that capture the broker's own messages: replies, refusals, advisories, deliveries.
 
 Nothing enters a stream from inside its own decision, so every sequence sent to a client names its own message. All over
 real sockets, also of the real nats-server, whose behaviour this is.
@@ -23,7 +23,7 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
 SECONDS = 20.0
 NOT_GONE_YET = 10049
-"""nats-server removes the directory of a deleted stream behind its answer."""
+"""nats-server removes the directory of a deleted stream after answering."""
 STORAGES: dict[str, dict[str, Any]] = {"file": {}, "memory": {"storage": "memory"}, "async": {"persist_mode": "async"}}
 every_storage = pytest.mark.parametrize("config", STORAGES.values(), ids=STORAGES)
 
@@ -60,7 +60,7 @@ async def api(client: Client, subject: str, **body: Any) -> dict[str, Any]:
 
 
 async def until(client: Client, subject: str, so: Callable[[dict[str, Any]], bool], **body: Any) -> dict[str, Any]:
-    """Ask until it is so."""
+    """Poll until the condition holds."""
     async with asyncio.timeout(SECONDS):
         while True:
             answer = await request(client, subject, body)
@@ -134,7 +134,7 @@ async def test_a_stream_captures_its_own_replies(server: ServerProcess, client: 
 
 @every_storage
 async def test_a_stream_captures_its_own_advisories(client: Client, config: dict[str, Any]) -> None:
-    """A publish pushes out a pending message, which causes an advisory, which pushes out the next …: that ends with the
+    """A publish pushes out a pending message, which causes an advisory, which pushes out the next …: this ends with the
     last pending one, and the stream continues."""
     count = 300
     subject = "$JS.EVENT.ADVISORY.CONSUMER."
@@ -170,7 +170,7 @@ async def test_a_stream_captures_an_inbox(client: Client, config: dict[str, Any]
 
 
 async def test_a_stream_of_everything(client: Client) -> None:
-    """``>`` without PubAcks keeps requests, answers, advisories and its own deliveries, and serves while it does."""
+    """``>`` without PubAcks keeps requests, answers, advisories and its own deliveries, and still serves."""
     await create(client, "ALL", ">", no_ack=True)
     answered = asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_a_stream_of_everything(client: Client) -> None:
 
 
 async def test_deliveries_into_a_stream(client: Client) -> None:
-    """A pull whose inbox is a subject of the same stream: each delivery becomes a message, and that is delivered next."""
+    """A pull whose inbox is a subject of the same stream: each delivery becomes a message, which is delivered next."""
     await create(client, "S", "s.>")
     ack = await ask(client, "s.x", b"one")
     await api(client, "CONSUMER.CREATE.S.C", stream_name="S", config={

@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.mark.parametrize("filters, matching, others", CASES)
 def test_matching(filters: list[bytes], matching: list[bytes], others: list[bytes]) -> None:
-    """Each filter set accepts what NATS's rules say, asked twice since the second answer is cached."""
+    """Each filter set matches by NATS's rules; asked twice, since the second answer is cached."""
     compiled = Filters(filters)
     for _ in range(2):
         assert all(compiled.match(subject) for subject in matching)
@@ -45,7 +45,7 @@ def test_all_pass_and_all_literal_sets() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A filter asked about ever new subjects continues to answer right."""
+    """A filter asked about ever new subjects stays correct."""
     compiled = Filters([b"a.*"])
     for i in range(140_000):
         assert compiled.match(b"a.%d" % i)

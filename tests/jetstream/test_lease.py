@@ -1,4 +1,4 @@
-"""After the lease has expired nothing is answered from memory, and what is loaded then works fully afterwards."""
+"""After the lease has expired nothing is answered from memory, and streams loaded then work fully afterwards."""
 
 from __future__ import annotations
 

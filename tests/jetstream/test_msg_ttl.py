@@ -1,4 +1,4 @@
-"""Message TTLs as clients of a whole broker meet them: key-value buckets of the stock client, and restarts."""
+"""Message TTLs as clients of a broker process see them: key-value buckets of the stock client, and restarts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_buckets_of_stock_clients() -> None:
-    """nats.py asks for TTLs whenever it makes a bucket: a key expires, and leaves a marker where the bucket has a limit for
-    them; both after a restart too."""
+    """nats.py enables TTLs whenever it creates a bucket: a key expires, and leaves a marker where the bucket has a
+    limit for them; both after a restart too."""
     async with Inside() as broker:
         js = broker.client.jetstream()
         plain = await js.create_key_value(KeyValueConfig(bucket="P"))

@@ -1,4 +1,4 @@
-"""Mirrors and sources over restarts, and with origins that come and go. What they store, the differential scenarios show."""
+"""Mirrors and sources over restarts, and with origins that come and go. Differential scenarios compare the copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def info(broker: Inside, stream: str) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds that only requests can tell."""
+    """Wait until a condition holds that only requests can check."""
     async with asyncio.timeout(30):
         while True:
             if await condition():
@@ -52,7 +52,7 @@ async def make(broker: Inside, name: str, **config: Any) -> None:
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
     """Messages before, while and after the mirror's broker is away: each has the sequence and the time of its origin. A
-    mirror in memory begins anew."""
+    mirror in memory starts from the beginning."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         await make(broker, "M", mirror={"name": "S"}, storage=storage)
@@ -72,7 +72,7 @@ async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
 
 
 async def test_a_mirror_reads_many_blocks() -> None:
-    """A backlog of several commits, larger than what is read at once, with a filter and gaps; the cache holds little of it."""
+    """A backlog of several commits, larger than one read, with a filter and gaps; the cache holds little of it."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         for n in range(1500):
@@ -91,7 +91,7 @@ async def test_a_mirror_reads_many_blocks() -> None:
 
 
 async def test_sources_take_each_message_once_over_restarts() -> None:
-    """Two sources, restarts between publishes, once also after all that was copied is purged."""
+    """Two sources, restarts between publishes, once also after all copies are purged."""
     async with Inside() as broker:
         await make(broker, "A", subjects=["a.>"])
         await make(broker, "B", subjects=["b.>"])
@@ -110,7 +110,8 @@ async def test_sources_take_each_message_once_over_restarts() -> None:
 
 
 async def test_an_origin_that_comes_goes_and_comes_back() -> None:
-    """Missing, it is an error in the info. Made anew, a source takes all that it has; a mirror only what is beyond its own."""
+    """A missing origin is an error in the info. When it is recreated, a source copies all of it; a mirror only what is
+    beyond its own."""
     async with Inside() as broker:
         await make(broker, "M", mirror={"name": "S"})
         await make(broker, "D", sources=[{"name": "S"}])
@@ -148,7 +149,7 @@ async def test_a_mirror_answers_direct_gets_for_an_origin_that_is_gone() -> None
 
 
 async def test_a_full_stream_takes_what_it_was_offered_once_there_is_room() -> None:
-    """A source whose stream discards new messages waits, and leaves none out."""
+    """A source whose stream discards new messages waits, and skips none."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s"])
         await make(broker, "D", sources=[{"name": "S"}], max_msgs=2, discard="new")
@@ -187,7 +188,8 @@ async def test_an_origin_of_another_account_is_refused_by_name() -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None:
     """The process ends again and again while messages are published, copied and purged from the stream that copies: each
-    message of the origin is copied once, in order. What is not stored when it ends is lost, in the origin as in the copies."""
+    message of the origin is copied once, in order. Messages not stored when it ends are lost, in the origin as in the
+    copies."""
     rng = random.Random(seed)
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])

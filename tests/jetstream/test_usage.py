@@ -22,7 +22,7 @@ FULL = {"code": 503, "err_code": 10023, "description": "insufficient resources"}
 
 
 class Peer:
-    """A server as this test asks it: errors and sequences alone, since the stores count headers differently."""
+    """A server as this test sees it: only errors and sequences, since the stores count headers differently."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class Peer:
 
 
 async def fill(peer: Peer, storage: str) -> list[Any]:
-    """One story of a server that fills up and is emptied: its answers."""
+    """One scenario of a server that fills up and is emptied: its answers."""
     def stream(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
         return name, {"name": name, "subjects": [f"{name}.>"], "storage": storage, **config}
 
@@ -51,12 +51,12 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
         for _ in range(times):
             told.append((subject, size, headers, await peer.publish(subject, size, named)))
 
-    # What is reserved counts against the bound, and so does nothing else.
+    # Reservations count against the bound, and nothing else does.
     await create(*stream("BIG", max_bytes=2 * BOUND))
     await create(*stream("R", max_bytes=600_000))
     await create(*stream("R2", max_bytes=600_000))
     await create(*stream("R", max_bytes=2 * BOUND), verb="UPDATE")
-    # The message that passes the bound is the last one taken; then nothing is, by any stream.
+    # The message that passes the bound is the last one accepted, by any stream.
     await create(*stream("L", max_msg_size=200_000, discard="new", max_msgs=1))
     await publish("L.a", 10, Nats_Msg_Id="one")
     await create(*stream("M"))
@@ -72,7 +72,7 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
     await publish("M.a", 10, Nats_TTL="1s")
     await publish("M.a", 10, Nats_Rollup="sub")
     await publish("M.a", 10, Padding="x" * 66_000)
-    # Room comes back with what is removed: by request, by limits, with the stream.
+    # Removals free room: by request, by limits, with the stream.
     told.append(await peer.api("STREAM.PURGE.M", {"keep": 4}))
     await publish("M.a", 100_000, 8)
     await create(*stream("M", max_msgs=3), verb="UPDATE")

@@ -23,7 +23,7 @@ SPARK_TEST_SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use the session, and give them the group that sends them all to one worker."""
+    """Mark tests that use the session, and put them all into the group of one worker."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             if not item.path.name.startswith("test_spark_"):
@@ -59,7 +59,7 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         for name, value in spark_environ.items():
             patch.setenv(name, value)
         session = SparkSession.builder.master("local[2,3]").appName("jetblock tests").config(map={
-            # The first compiler alone and the plainest collector: half the CPU time of a session as short as this.
+            # Only the first compiler and the simplest collector: half the CPU time of a session as short as this.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",

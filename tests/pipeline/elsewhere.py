@@ -46,7 +46,7 @@ def run(python: Path, script: str, arguments: Mapping[str, Any], environ: Mappin
     (folder / "script.py").write_text(script)
     done = subprocess.run([str(python), "script.py", json.dumps(arguments)], cwd=folder, env=env, capture_output=True,
                           text=True, timeout=seconds, check=False)
-    # The script's own traceback; around it stands what the JVM has to say of its end.
+    # The script's own traceback; the JVM's messages about its end surround it.
     said = done.stderr[done.stderr.find("Traceback (most recent"):]
     assert done.returncode == 0, "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("at "))[:6000]
     return json.loads(done.stdout.splitlines()[-1])

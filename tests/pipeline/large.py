@@ -27,7 +27,7 @@ _NONCE = bytes(16)
 async def checkpoint_of(store: ObjectStore, blocks: int, *, subjects: int) -> None:
     """A stream ``large`` of that many blocks of ``BLOCK_MESSAGES`` messages and 8 MB each, one a second.
 
-    Args: subjects a block has, none of them in another one, all in its summary; 0: it has no summary.
+    Args: subjects: the number in each block, in no other block and all in its summary; 0: no summary.
     """
     owner = Owner(store)
     await owner.start()

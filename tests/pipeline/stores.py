@@ -1,10 +1,10 @@
 """Stores for the pipeline's tests, and what must be read from them.
 
-    await varied(store, seed)        streams of all sorts by the storage engine: in seconds thousands of messages
-    await of_a_broker(directory)     the same through the front door: a broker process and a NATS client
-    MemoryObjectClient(store)        a MemoryStore's objects for blocking readers, with a record of what was asked
+    await varied(store, seed)        varied streams by the storage engine: thousands of messages in seconds
+    await of_a_broker(directory)     the same by a broker process and a NATS client
+    MemoryObjectClient(store)        a MemoryStore's objects for blocking readers, with a record of its reads
 
-An ``Owner`` is one process run after another on a store; its streams remember what ought to be read: ``stream.live``.
+An ``Owner`` is one process run after another on a store; its streams record what should be read: ``stream.live``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stream(engine.Stream):
             self.remove(first, min(upto, self.last_seq))
 
     def delete(self) -> None:
-        """Delete the stream; its name may be taken again."""
+        """Delete the stream; its name may be reused."""
         self.owner.log.block(self).add_record(RecordKind.STREAM_DELETE, {})
         self.owner.log.urgent()
         self.live.clear()
@@ -137,7 +137,7 @@ class MemoryObjectClient:
 
 async def varied(store: ObjectStore, seed: int = 1, *, steps: int = 40, shard: int = 0, large: bool = True,
                  codec: Codec | None = None) -> Owner:
-    """A store with what stores have, at random but the same for a seed.
+    """A store with random content of all kinds, the same for a seed.
 
     Streams: ``one`` (one subject, few sizes), ``few`` and ``many`` (subjects; sequences with gaps in ``few``), ``mixed``
     of account ``ACME/é`` (invalid UTF-8 among its subjects, headers here and there, empty bodies, large ones), ``again``

@@ -38,7 +38,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def python(code: str, path: Path, tmp_path: Path) -> str:
-    """Run code where ``broker`` is to be had from ``path`` alone."""
+    """Run code where ``broker`` can be imported only from ``path``."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     # Without site, lest an editable install bring the checkout in; its packages are put behind.
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
@@ -50,7 +50,8 @@ def python(code: str, path: Path, tmp_path: Path) -> str:
 
 
 def test_every_module_imports_from_the_zip_alone(archive: Path, tmp_path: Path) -> None:
-    """Each module in the zip imports, with all that no worker has blocked; what a plan and a task take comes along."""
+    """Each module in the zip imports, with all modules blocked that workers lack; everything for a plan and a task is
+    in it."""
     names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
              for name in zipfile.ZipFile(archive).namelist()]
     names = [name for name in names if not name.endswith("objectstore.s3")]  # is never imported, only named

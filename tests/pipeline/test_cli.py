@@ -1,4 +1,4 @@
-"""``jetblock pipeline``: what it says, and with which exit status."""
+"""``jetblock pipeline``: its output and exit status."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_plan_as_text(store: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the catalogue excludes is told apart from what only an index can, so that no plan looks as if it had no filter."""
+    """Blocks excluded by the catalogue are shown apart from those that only an index can exclude, so that no plan looks
+    unfiltered."""
     assert main(["plan", store, "A", "--subjects", "none.>"]) == 0
     said = capsys.readouterr().out
     assert "0 of 3" in said
@@ -119,7 +120,7 @@ def test_it_is_a_command_of_jetblock(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_without_the_extra(store: str, tmp_path: Path) -> None:
-    """Where only the broker was installed, the command says what to install."""
+    """If only the broker is installed, the command says what to install."""
     block = ("import sys; sys.modules['numpy'] = sys.modules['pyarrow'] = None\n"
              f"from broker.pipeline.cli import main; sys.exit(main(['plan', {store!r}, 'A']))")
     root = str(Path(__file__).resolve().parents[2])

@@ -1,4 +1,4 @@
-"""A raw client: sends and receives bytes, and understands only what ends a wait."""
+"""A raw client: sends and receives bytes, and parses only the marks that end a wait."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Wire:
         return data
 
     async def settled(self) -> bytes:
-        """What the server has sent by the time it answers a PING; for a connection between two operations."""
+        """Everything the server has sent by the time it answers a PING; for a connection between two operations."""
         self.send(b"PING\r\n")
         return await self.until(b"PONG\r\n")
 
     @staticmethod
     def plain(data: bytes) -> bytes:
-        """``data`` with INFO lines replaced by what of them does not depend on server and connection."""
+        """``data`` with INFO lines reduced to the fields that do not depend on server and connection."""
         return re.sub(rb"INFO \{[^\n]*\r\n",
                       lambda line: b"INFO connect\r\n" if b'"connect_info":true' in line[0] else b"INFO\r\n", data)

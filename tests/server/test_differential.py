@@ -1,7 +1,7 @@
-"""The same dialogue with the real nats-server and with ours: the bytes that come back are the same.
+"""The same dialogue with the real nats-server and with ours: both must answer with the same bytes.
 
 A dialogue is a list of steps (connection, bytes). After each step every connection that is still open sends PING and is
-read up to the PONG, so that what a step caused anywhere is in that step's transcript. A step marked with ``END`` ends
+read up to the PONG, so that all effects of a step are in that step's transcript. A step marked with ``END`` ends
 its connection, which is then read to its end; one marked ``PARTIAL`` leaves it in the middle of an operation.
 """
 
@@ -207,7 +207,7 @@ GUARDED: dict[str, tuple[list[str], dict[str, Any], list[Step]]] = {
 
 
 async def play(port: int, steps: list[Step]) -> list[tuple[str, bytes]]:
-    """What came back, step by step and connection by connection."""
+    """The bytes received, step by step and connection by connection."""
     transcript: list[tuple[str, bytes]] = []
     wires: dict[str, Wire] = {}
     busy: set[str] = set()

@@ -1,4 +1,4 @@
-"""The server as nats-py and a raw socket find it: the ordinary uses, the slow ones, and the end."""
+"""The server as nats-py and a raw socket see it: ordinary use, slow clients, and shutdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Overriding the")
 @pytest.fixture(scope="module", params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy],
                 ids=["asyncio", "uvloop"])
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test on both loops: their transports buffer, pause and close in ways of their own."""
+    """Every test on both loops: their transports buffer, pause and close differently."""
     policy: asyncio.AbstractEventLoopPolicy = request.param()
     return policy
 
@@ -65,7 +65,7 @@ async def test_publish_and_subscribe(event_loop_policy: asyncio.AbstractEventLoo
 
 
 async def test_request() -> None:
-    """Requests are answered, many at a time; one that nobody hears fails at once."""
+    """Requests are answered, many at a time; one without a responder fails at once."""
     async with running() as server, client(server) as nc, client(server) as service:
         async def double(m: Any) -> None:
             await m.respond(b"%d" % (2 * int(m.data)))
@@ -102,7 +102,7 @@ async def test_queue_group() -> None:
 
 
 async def test_drain_and_auto_unsubscribe() -> None:
-    """A drained connection has handled what was sent before; a limited subscription stops at its limit."""
+    """A drained connection has handled all earlier messages; a limited subscription stops at its limit."""
     async with running() as server, client(server) as nc:
         seen: list[bytes] = []
 
@@ -134,7 +134,7 @@ async def test_large_messages() -> None:
 
 
 async def test_reconnect() -> None:
-    """A client finds a server that comes back on its port, and has its subscriptions there."""
+    """A client reconnects to a server that restarts on its port, and restores its subscriptions."""
     async with running() as server:
         port = server.port
         async with client(server, reconnect_time_wait=0.02, max_reconnect_attempts=100) as nc:
@@ -184,7 +184,7 @@ async def until_gone(server: Server, count: int) -> None:
 
 
 async def test_slow_consumer_by_bytes() -> None:
-    """Who lets more than max_pending gather is let go, counted, and the publisher goes on unharmed."""
+    """A client with more than max_pending unread is disconnected and counted; the publisher is unaffected."""
     async with running(max_pending=4 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
         publisher.send(QUIET)
         body = b"x" * 100_000
@@ -197,7 +197,7 @@ async def test_slow_consumer_by_bytes() -> None:
 
 
 async def test_slow_consumer_by_time() -> None:
-    """Who takes nothing for the write deadline is let go although little is pending."""
+    """A client that reads nothing within the write deadline is disconnected although little is pending."""
     async with running(write_deadline_ns=200_000_000) as server, deaf(server), Wire(server.port) as publisher:
         publisher.send(QUIET)
         body = b"x" * 1_000_000
@@ -220,7 +220,7 @@ async def test_a_reader_is_not_slow() -> None:
         sent = have = 0
         until = loop.time() + 1.5
         while loop.time() < until:
-            # A few megabytes are always on their way.
+            # A few megabytes are always in flight.
             while sent - have < 8 * len(message):
                 server.router.publish(b"a", b"", 0, body)
                 sent += len(message)
@@ -230,7 +230,7 @@ async def test_a_reader_is_not_slow() -> None:
 
 
 async def test_fast_producer_is_stalled() -> None:
-    """While a receiver is above three quarters of its bound, its publisher is read more slowly, and counted."""
+    """While a receiver is above three quarters of its bound, its publisher is slowed down, and counted."""
     async with running(max_pending=40 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
         publisher.send(QUIET)
         body = b"x" * 1_000_000
@@ -241,7 +241,7 @@ async def test_fast_producer_is_stalled() -> None:
 
 
 async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
-    """The publisher goes on at full speed; the receiver is cut off at its bound."""
+    """The publisher continues at full speed; the receiver is disconnected at its bound."""
     async with running(max_pending=8 * 1024 * 1024, no_fast_producer_stall=True) as server, deaf(server), \
             Wire(server.port) as publisher:
         publisher.send(QUIET)
@@ -255,7 +255,7 @@ async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
 
 
 async def test_hold_and_release() -> None:
-    """A held source is not read until as many releases as holds have come; pings wait with it."""
+    """A held source is not read until there are as many releases as holds; pings wait too."""
     async with running() as server, Wire(server.port) as wire:
         heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -293,7 +293,7 @@ async def test_release_after_the_end() -> None:
         source.no_responders(b"a", b"b")
 
 
-# The end, and keeping alive
+# Shutdown and keep-alive
 
 
 async def test_lame_duck() -> None:
@@ -320,7 +320,8 @@ async def test_lame_duck() -> None:
 
 
 async def test_listening_again_is_on_the_same_port() -> None:
-    """A broker that lost its store and has it back is found where its clients know it, also where any port would have done."""
+    """A broker that lost its store and recovered listens where its clients know it, also if its port was chosen at
+    random."""
     async with running() as server:
         port = server.port
         await server.close()
@@ -331,7 +332,7 @@ async def test_listening_again_is_on_the_same_port() -> None:
 
 
 async def test_close_writes_what_is_queued() -> None:
-    """A clean end hands over what a client has coming."""
+    """A clean shutdown delivers a client's pending messages."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a 1\r\n")
         await wire.settled()
@@ -343,7 +344,7 @@ async def test_close_writes_what_is_queued() -> None:
 
 
 async def test_half_closed_client() -> None:
-    """A client that shut its sending side gets what it asked for before the end."""
+    """A client that shut down its sending side gets its answers before the end."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a 1\r\nPUB a 2\r\nhi\r\n")
         wire.writer.write_eof()
@@ -363,7 +364,7 @@ async def test_pings_keep_a_client() -> None:
 
 
 async def test_advertise() -> None:
-    """New addresses go out to those that listen for them, and to those that come."""
+    """New addresses are sent to clients that accept them, and to new ones."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"PING\r\n")
         await wire.until(b'"connect_info":true')
@@ -375,7 +376,7 @@ async def test_advertise() -> None:
 
 
 class ByName:
-    """Lets in who says so, from a connection that it can tell."""
+    """Admits clients by a field of CONNECT, on a connection that it can identify."""
 
     wants_nonce = True
 
@@ -407,7 +408,7 @@ async def test_custom_authenticator() -> None:
 
 
 async def test_counts() -> None:
-    """Messages and bytes of each connection and of the server, those that are gone included."""
+    """Messages and bytes of each connection and of the server, closed ones included."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a 1\r\nSUB b q 2\r\nUNSUB 2 5\r\n")
         async with Wire(server.port) as other:

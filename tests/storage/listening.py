@@ -1,4 +1,4 @@
-"""A listener of a log that is made of functions."""
+"""A log listener made of functions."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def in_virtual_time(main: Callable[[C], Coroutine[Any, Any, T]], make_clock: Cal
         result = loop.run_until_complete(main(clock))
         for task in asyncio.all_tasks(loop):
             task.cancel()
-        # Two turns: what a cancelled task in turn cancels ends one later.
+        # Two turns: a task cancelled by a cancelled one ends a turn later.
         loop.run_until_complete(asyncio.sleep(0))
         loop.run_until_complete(asyncio.sleep(0))
         assert not loop.errors, loop.errors
@@ -68,7 +68,7 @@ class Stream:
         self.msgs = msgs
         self.lazy_records: list[tuple[int, object]] = []
         self.expires_at_ns: dict[int, int] = {}
-        """Of live messages that expire; whoever removes one forgets it here."""
+        """Of live messages that expire; removing one deletes its entry here."""
         self.persisted_blocks: list[SealedBlock[Any]] = []
         self.failures: list[Exception] = []
 
@@ -86,7 +86,7 @@ class Stream:
             self.log.urgent()
 
     def remove(self, first: int, last: int) -> None:
-        """Remove first..last, all of which live."""
+        """Remove first..last, all of which are live."""
         count = last - first + 1
         self.log.block(self).remove(first, last, count, count * message_size(b"foo", 0, b"hello"))
         self.msgs -= count
@@ -121,7 +121,7 @@ class Stream:
 
 
 class Counting(Wrapper):
-    """Counts calls, and remembers what was put."""
+    """Counts calls, and records puts."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -180,7 +180,7 @@ class Rig:
 
 
 class Publisher:
-    """A client of one rig's stream ``s``: publishes one by one, and keeps what was acknowledged."""
+    """A client of one rig's stream ``s``: publishes one by one, and records acknowledged messages."""
 
     def __init__(self, rig: Rig, acked: dict[int, bytes]) -> None:
         self.rig = rig

@@ -1,4 +1,4 @@
-"""Keys: read back as they were built, never the same for two things, never outside their place."""
+"""Keys: parsed as they were built, never the same for two objects, never outside their folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_two_names_never_meet(one: str, other: str) -> None:
 
 
 def test_long_names_are_cut_at_escapes_and_told_apart_by_their_hash() -> None:
-    """Shows the cut: 120 bytes at most, and names that differ only far behind it stay two."""
+    """Shows the cut: 120 bytes at most, and names that differ only beyond it stay distinct."""
     for lead in range(6):
         one, other = (escape("a" * lead + "É" * 100 + end) for end in "xy")
         assert one != other
@@ -129,7 +129,7 @@ def test_what_fits_no_key_is_refused(call: object) -> None:
 
 
 def test_a_block_reference_names_its_object() -> None:
-    """Shows the three places that a block may be stored in."""
+    """Shows the three places where a block may be stored."""
     stream = StreamPaths("$G", "s", 9)
     for place, key in ((BlockPlace.LOG, ShardPaths(2).log(AT)), (BlockPlace.RUN, ShardPaths(2).run(AT, 5)),
                        (BlockPlace.STREAM_RUN, stream.run(AT, 5))):

@@ -64,7 +64,7 @@ class Follower:
         self._states: dict[int, ShardState] = {}
 
     def look(self) -> dict[str, Seen]:
-        """The streams as they are now, by ACCOUNT/NAME, in order of the names.
+        """The streams as they are now, by ACCOUNT/NAME, in order of name.
 
         Raises: NoStore; Damaged, also for an offline stream; Newer; Unreachable. The next look then starts over.
         """
@@ -98,7 +98,7 @@ class Follower:
         return head.seqs if head.seqs is not None else range(ref.first_seq, ref.last_seq + 1)
 
     def _shards(self) -> list[int]:
-        """Numbers are dense from 0, so only those beyond the known ones are looked for."""
+        """Numbers are dense from 0, so only those beyond the known ones are searched for."""
         known = len(self._states)
         while self._objects.list(ShardPaths(known).epochs):
             known += 1

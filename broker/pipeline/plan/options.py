@@ -61,7 +61,7 @@ class Options:
         """Parse ``given`` for a batch or a streaming query.
 
         Raises: BadOption, naming every unknown option with the nearest valid one; or options that have no meaning for
-            the view or kind of query, and wrong values with the allowed ones. An empty range is none of them: bounds are
+            the view or kind of query, and wrong values with the allowed ones. An empty range is no error: bounds are
             often computed.
         """
         low = _spelled(given)
@@ -108,7 +108,7 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
         if "store" in low and low["store"] != path:
             raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one out")
         low["store"] = path
-    if "provider" in low:  # a property that Spark gives to tables alone
+    if "provider" in low:  # a property that Spark sets only for tables
         raise BadOption(_NO_TABLES)
     unknown = [name for name in given if name.lower() not in OPTIONS and name.lower() != "path"]
     if unknown:
@@ -125,7 +125,7 @@ def _unknown(name: str) -> str:
 
 
 def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[str]:
-    """Options without meaning here are errors: ignored silently, a user would rely on them."""
+    """Options without meaning here are errors: if they were ignored, users would rely on them."""
     wrong = []
     if streaming and view != "messages":
         wrong.append(f"option view={view}: a streaming query reads messages; read this view with spark.read")

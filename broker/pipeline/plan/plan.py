@@ -1,16 +1,16 @@
 """A snapshot and a selection become scan tasks, packed into partitions; and an estimate of their cost.
 
 Blocks are pruned by sequence, time and subject. A block with more subjects than its summary can hold has a subject filter
-instead, which excludes most blocks without a wanted subject; for the others the index decides, when the task runs. Nothing
-of a block is read here.
+instead, which excludes most blocks without a wanted subject; for the others the index decides, when the task runs. No
+part of a block is read here.
 
 A scan task's weight is about the number of bytes it will fetch:
 
     index + the frames that hold a wanted message    if the payload is read
     index                                            otherwise
-    and at least ``SCAN_TASK_BYTES_MIN``             since a get takes its time, however small
+    and at least ``SCAN_TASK_BYTES_MIN``             since even a small get takes time
 
-Frames have some 128 KiB: a few messages of a block cost a few frames at most, and many spread over it cost all.
+A frame has about 128 KiB: a few messages of a block cost a few frames at most, many spread over it cost all.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ScanTask(NamedTuple):
     stream_id: int
     shard: int
     key: str
-    """The object's."""
+    """The object's key."""
     ref: BlockRef
-    """Without its subjects, unless ``summaries`` asked for them."""
+    """Without its subjects, unless ``summaries`` requests them."""
     first_seq: int
     last_seq: int
     """Inclusive, within the block; clipped to the stream's first_seq, to asOf and to the selection."""

@@ -8,12 +8,12 @@ except for messages removed in between.
 
 Data loss is what the store shows to have been removed before it was read: a stream that was deleted, or deleted and
 recreated; a stream that went back (a store restored from a backup); and sequences below the stream's first one, however
-they were removed: by a limit, age, purge or delete. Sequences missing further on are no loss. Nor are any in streams
-whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions ``workqueue``
-and ``interest``. ``failOnDataLoss`` decides whether a loss ends the query or is logged.
+they were removed: by a limit, age, purge or delete. Sequences missing further on are no loss. Nor is any removal in
+streams whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions
+``workqueue`` and ``interest``. ``failOnDataLoss`` decides whether a loss ends the query or is logged.
 
-A stream that a restart leaves out of the option ``stream`` is not lost: its place stays in the offsets, and a later restart
-that names it again goes on from there.
+A stream that a restart leaves out of the option ``stream`` is not lost: its place stays in the offsets, and a later
+restart that names it again resumes there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Progress:
         """Where a new query starts.
 
         Raises: NoStream for a name without ``*`` that no stream has; BadOption where ``startingOffsets`` does not fit
-            the streams; else as ``Follower.look``.
+            the streams; otherwise as ``Follower.look``.
         """
         seen = self._look()
         for pattern in names(self._options.stream):
@@ -79,7 +79,7 @@ class Progress:
     def latest(self, start: Offsets, rows: int | None = None, size: int | None = None) -> Offsets:
         """The end of a batch from ``start``, at most ``rows`` messages and ``size`` bytes on; None: no limit.
 
-        Returns: ``start`` itself if nothing is new. Raises: DataLoss; else as ``Follower.look``.
+        Returns: ``start`` itself if nothing is new. Raises: DataLoss; otherwise as ``Follower.look``.
         """
         seen = self._look()
         places = self._resumed(start, seen)
@@ -113,7 +113,7 @@ class Progress:
         return None if self._seen is None else Offsets.of({name: _end(one) for name, one in self._seen.items()})
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ScanTask]:
-        """The scan tasks of a batch, by stream and sequence. Raises: DataLoss; else as ``Follower.look``."""
+        """The scan tasks of a batch, by stream and sequence. Raises: DataLoss; otherwise as ``Follower.look``."""
         seen = self._look() if self._seen is None else self._seen
         begun = start.start_of(end)
         found: list[ScanTask] = []

@@ -2,7 +2,7 @@
 
 A selection is a conjunction: every bound and every test must hold. The driver makes it and prunes blocks with it; each
 task then applies it exactly. A Spark filter is *handled* when the selection keeps exactly the messages that Spark would,
-so Spark need not apply it again. Otherwise the selection takes over what is certain, keeps too much, and says so.
+so Spark need not apply it again. Otherwise the selection applies what is certain, keeps too much, and reports that.
 
     seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled if they are one interval
     ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T + 1) * 1000``

@@ -117,7 +117,7 @@ class StreamSnapshot:
     position: Position
     """Of the shard's log."""
     end_seq: int
-    """The last sequence that asOf admits; ``last_seq`` without asOf, or if this is the state of then."""
+    """The last sequence that asOf admits; ``last_seq`` without asOf, or if this is the state at asOf."""
     blocks: Blocks
     """The live blocks in order, including those beyond ``end_seq``. In a large stream, each access to a ref's
     ``subjects`` unpacks them again."""
@@ -285,7 +285,7 @@ def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
 
 
 def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> int:
-    """The first sequence whose message, live or dead, is of ``at_ns`` or later; ``last_seq + 1`` if there is none.
+    """The first sequence whose message, live or dead, has time ``at_ns`` or later; ``last_seq + 1`` if there is none.
 
     Reads at most one index. Raises: NoStream when the stream was deleted meanwhile; Damaged; Newer; Gone; Unreachable.
     """

@@ -1,8 +1,8 @@
 """Scan tasks whose object is missing: where their messages are now, and whether any was removed.
 
-An object goes when no message in it is live, or when compaction has written them anew, and the broker's ``reader_grace``
+An object is deleted when it has no live messages, or compaction has rewritten them, and the broker's ``reader_grace``
 has passed. So a missing object means that the query takes longer than that, or uses a plan that old. The newest state
-tells what is left:
+shows what is left:
 
     still named          Gone: the store is damaged
     moved, all live      read from the new objects
@@ -38,7 +38,8 @@ class LossRule(NamedTuple):
     """Whether it ends the query (``failOnDataLoss``)."""
     following: bool = False
     """Whether a stream is followed: then, as ``plan.progress`` has it, only messages below the first sequence are lost, and
-    none where messages are removed one by one. A batch query owes every message that was live when it was planned."""
+    none where messages are removed one by one. A batch query must return every message that was live when it was
+    planned."""
 
 
 STRICT: Final = LossRule()
@@ -71,8 +72,8 @@ class MissingObjects:
         return found
 
     def _newest(self, missing: ScanTask) -> StreamSnapshot | None:
-        """The newest state of the stream, None if it was deleted: read again if the known one names the missing object, since
-        it may be from before that was deleted."""
+        """The newest state of the stream, None if it was deleted: read again if the known one names the missing object,
+        since it may predate the deletion."""
         if missing.stream_id in self._newer:
             known = self._newer[missing.stream_id]
             if all(task.key != missing.key for task in self._tasks(known, missing, self._selection)):
@@ -87,7 +88,7 @@ class MissingObjects:
         return tasks_of(snapshot, replace(selection, first_seq=missing.first_seq, last_seq=missing.last_seq))
 
     def _lost(self, missing: ScanTask, snapshot: StreamSnapshot | None, count_live: Callable[[ScanTask], int | None]) -> bool:
-        """Whether messages that were live when the query was planned, and may be wanted, are no more."""
+        """Whether messages that were live when the query was planned, and may be wanted, have been removed."""
         if self._rule.following:
             return snapshot is None or (snapshot.first_seq > missing.first_seq and not removes_singly(snapshot.config))
         dead = 0
@@ -99,10 +100,10 @@ class MissingObjects:
         for task in self._tasks(snapshot, missing, Selection()):
             live = count_live(task)
             if live is None:
-                return False  # moved once more; whoever reads it looks again
+                return False  # moved again; its reader looks again
             left += live
-        # Of a block with gaps in its sequences nobody knows how many messages it held from one sequence to another. Then a
-        # loss is presumed, except where all of them had been removed before.
+        # For a block with gaps in its sequences, the number of messages it held in a range is unknown. Then a loss is
+        # presumed, unless all of them had been removed before.
         return left < due
 
     def _report(self, missing: ScanTask, snapshot: StreamSnapshot | None) -> None:

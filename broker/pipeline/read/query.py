@@ -76,7 +76,7 @@ def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[
     if len({task.stream_id for task in found}) > 1 and all(task.ref.place is BlockPlace.LOG for task in found):
         # A segment has a block of each stream that was published to: side by side, they share gets.
         found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
-    # The driver plans: its cores are those of a session on one machine, and fewer than a cluster's.
+    # This runs on the driver: on one machine its cores are the session's; a cluster has more.
     packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
 

@@ -12,8 +12,8 @@ Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (o
 most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which leaves no
 thread behind.
 
-The format's decoder checks the bytes, so there are correct rows or an error. A missing object was released after the query
-was planned (``missing``).
+The format's decoder checks the bytes, so a read returns correct rows or fails. A missing object was released after the
+query was planned (``missing``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOAD_TASKS: Final = 64
 _SMALL_BYTES: Final = 64 << 10
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
-"""Smaller batches are joined: each costs Spark as much as some thousand rows."""
+"""Smaller batches are joined: each costs Spark as much as about a thousand rows."""
 _ROW_BYTES: Final = 64
 """The approximate size of a row's fixed-width columns, offsets and subject."""
 _SEQ_MAX: Final = (1 << 63) - 1
@@ -148,8 +148,8 @@ class _Messages:
 
 
 class _Made(NamedTuple):
-    """A function that makes a batch, and its approximate size in bytes: to measure a batch would cost as much as to read a
-    small block."""
+    """A function that makes a batch, and its approximate size in bytes: measuring a batch would cost as much as reading
+    a small block."""
 
     batch: Callable[[], pa.RecordBatch]
     size: int

@@ -1,7 +1,7 @@
 """Small blocks to rows: messages as Python values, many blocks in one batch.
 
-Arrays of its own cost a block some 100 µs, however few messages it has. A stream that is published to now and then has a
-block for each message; those are decoded as the broker decodes them, and share a batch.
+Arrays of its own cost a block about 100 µs, however few messages it has. A stream with occasional publishes has a block
+for each message; those are decoded as the broker decodes them, and share a batch.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class BatchReader(DataSourceReader):
 def _at_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """``batches``, of which the first reach Spark before more is read.
 
-    Spark's worker writes through a buffer that it flushes when full. Until rows have left it, LIMIT cannot end the task: of a
-    stream of small blocks, ``limit(1)`` took a thousand gets.
+    Spark's worker writes through a buffer that it flushes when full. Until rows have left it, LIMIT cannot end the
+    task: on a stream of small blocks, ``limit(1)`` took a thousand gets.
     """
     written = 0
     with contextlib.closing(batches):  # type: ignore[type-var]  # a generator
@@ -110,7 +110,7 @@ class PushdownReader(BatchReader):
 
 
 class FiltersReader(PushdownReader):
-    """Says which filters a PushdownReader handles, and plans nothing: what ``jvm/JetblockSource.java`` asks for first."""
+    """Reports which filters a PushdownReader handles, and plans nothing; ``jvm/JetblockSource.java`` calls it first."""
 
     OPTION = "planned"
 

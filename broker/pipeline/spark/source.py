@@ -34,7 +34,7 @@ class JetblockSource(DataSource):
         from broker.pipeline.plan.options import OPTIONS, Options
         from broker.pipeline.plan.schema import ddl
 
-        # Spark does not tell the kind of query; options of the wrong kind are refused when the reader is made.
+        # Spark does not pass the kind of query; options of the wrong kind are refused when the reader is made.
         known = (OPTIONS.get(name.lower()) for name in self.options)
         options = Options.parse(self.options, streaming=any(one and one.kind == "stream" for one in known))
         return ddl(options.view, headers=options.headers)

@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In place of a reader that cannot be made; whatever Spark asks first is answered with the reason."""
+    """In place of a reader that cannot be made; Spark's first call raises the reason."""
 
     def __init__(self, error: PipelineError) -> None:
         self._error = error

@@ -3,7 +3,7 @@
     credentials, in order of precedence
         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
         AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN           (a Kubernetes service account)
-        the profile (AWS_PROFILE, else default) of the shared files: keys, or ``credential_process``
+        the profile (AWS_PROFILE or "default") of the shared files: keys, or ``credential_process``
         the container's (ECS, EKS pod identity), then the instance's role
 
 obstore handles all but the shared files. They are read here, every quarter of an hour, since tools that fetch short-lived
@@ -34,7 +34,7 @@ KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or
 _READ_AGAIN = timedelta(minutes=15)
 _PROCESS_TIMEOUT_S = 60
 _ELSEWHERE = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_file", "login_session")
-"""Settings of profiles without keys, none of them followed here."""
+"""Settings of profiles without keys, none of them supported here."""
 
 
 class S3Environment(NamedTuple):

@@ -239,7 +239,7 @@ class S3ObjectClient:
             if sign == code or (not code and sign in text):
                 return Unreachable(f"{where}: {remedy}")
         if not code and (isinstance(e, FileNotFoundError) or " 404 " in text):
-            # S3 says NoSuchKey of a missing object; a gateway or web server says 404 of much else.
+            # S3 reports a missing object as NoSuchKey; a gateway or web server answers 404 for much else.
             return Unreachable(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
         if type(e).__name__ in ("PermissionDeniedError", "UnauthenticatedError") or " 403 " in text or " 401 " in text:
             return Unreachable(f"{where}: {KEYS}, and {_ACCESS}")

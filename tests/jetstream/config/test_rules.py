@@ -1,6 +1,6 @@
-"""Which configurations and updates are taken: shows defaults, codes, and that nothing unsupported passes silently.
+"""Which configurations and updates are accepted: defaults, error codes, and that nothing unsupported passes silently.
 
-The full set of refusals, in nats-server's order and words, is in scenarios.py.
+The full set of refusals, in nats-server's order and wording, is in scenarios.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def consumer(value: dict[str, Any], on: StreamConfig | None = None, **limits: An
 
 
 class refused:
-    """``with refused(10052): …`` shows that the block ends in that error, whose text is ``description`` then."""
+    """``with refused(10052): …`` checks that the block raises that error; its text is then ``description``."""
 
     def __init__(self, err_code: int) -> None:
         self.err_code = err_code

@@ -1,4 +1,4 @@
-"""Stand-ins for what a consumer meets: a stream with messages in memory, a bus that remembers, a virtual loop."""
+"""Fakes of a consumer's neighbours: a stream with messages in memory, a bus that records, a virtual loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VirtualLoop:
         self.call_soon(self._step, coro)
 
     def settle(self, turns: int = 10_000) -> None:
-        """Run what is ready, until nothing is."""
+        """Run ready callbacks until there are none."""
         for _ in range(turns):
             if not self.ready:
                 return
@@ -115,7 +115,7 @@ class Delivered:
 
 
 class FakeBus:
-    """Remembers everything sent. Inboxes listen unless they are in ``deaf``; other subjects only if in ``heard``."""
+    """Records everything sent. Inboxes have interest unless in ``deaf``; other subjects only if in ``heard``."""
 
     def __init__(self) -> None:
         self.sent: list[Delivered] = []
@@ -177,7 +177,7 @@ class FakeBus:
         return watch
 
     def listen(self, subject: bytes, on: bool = True) -> None:
-        """Somebody begins or ends to listen to ``subject``."""
+        """Interest in ``subject`` begins or ends."""
         (self.heard.add if on else self.heard.discard)(subject)
         for watch in self.watches:
             if watch.subject == subject and not watch.cancelled and watch.interested != on:
@@ -277,7 +277,7 @@ class FakeStream:
             consumer.wake()
 
     def remove(self, *seqs: int, purged: bool = False) -> None:
-        """Take messages out of the stream, one by one."""
+        """Remove messages from the stream, one by one."""
         for seq in seqs:
             if seq in self.dead:
                 continue
@@ -340,7 +340,7 @@ class FakeStream:
 
 
 def run(loop: VirtualLoop, coro: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine, with the virtual loop turning meanwhile."""
+    """The result of a coroutine, with the virtual loop running meanwhile."""
     result: list[Any] = []
 
     async def main() -> None:
@@ -385,7 +385,7 @@ class World:
 
     def pull(self, consumer: Consumer, body: bytes | dict[str, Any] = b"", *, inbox: bytes = b"_INBOX.a",
              headers: bytes = b"") -> list[Delivered]:
-        """Send one pull request; what came of it at once."""
+        """Send one pull request; returns what was sent at once."""
         payload = json.dumps(body).encode() if isinstance(body, dict) else body
         op = (b"$JS.API.CONSUMER.MSG.NEXT.S.C", inbox, len(headers), headers + payload)
         consumer.on_next([op], 0, 1, None, self.clock.now_ns())
@@ -394,14 +394,14 @@ class World:
 
     def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK",
             reply: bytes = b"") -> list[Delivered]:
-        """AckKind deliveries in one run; what came of it at once."""
+        """Ack deliveries in one run; returns what was sent at once."""
         ops = [(m.reply, reply, 0, body) for m in messages]
         consumer.on_ack(ops, 0, len(ops), None, self.clock.now_ns())
         self.loop.settle()
         return self.bus.take()
 
     def pass_time(self, ns: int) -> list[Delivered]:
-        """Let time pass; what was sent meanwhile."""
+        """Let time pass; returns what was sent meanwhile."""
         self.loop.advance(ns)
         return self.bus.take()
 

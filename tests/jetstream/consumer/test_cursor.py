@@ -1,4 +1,4 @@
-"""The place of a consumer in its stream: what removals and purges do to it and to its count."""
+"""A consumer's position in its stream: the effects of removals and purges on it and on its count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.storage.format.frame import Chunk
 
 
 class Messages:
-    """A stream of ``msgs`` messages, counted by hand: ``counting`` is called while a count is under way."""
+    """A stream of ``msgs`` messages, counted by hand: ``counting`` is called during a count."""
 
     def __init__(self, msgs: int) -> None:
         self.first_seq, self.persisted_seq = 1, msgs
@@ -28,7 +28,7 @@ class Messages:
 
 
 async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
-    """Messages purged while the store is still being asked how many there are: the count is made anew."""
+    """Messages purged while they are being counted in the store: the count starts again."""
     stream = Messages(10)
     cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
 
 
 async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
-    """A consumer of the last message of each subject goes on with those listed beyond what was purged."""
+    """A consumer of the last message of each subject continues with those listed beyond the purged ones."""
     stream = Messages(10)
     cursor = Cursor(stream, Filters(), 3, set())  # type: ignore[arg-type]
     cursor.skip.extend((3, 6, 9))

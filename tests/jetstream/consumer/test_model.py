@@ -1,9 +1,9 @@
-"""A consumer against a naive model of it, under any order of events that hypothesis finds.
+"""A consumer against a naive model, under any order of events that hypothesis finds.
 
 The model keeps a set of pending sequences with their due times and counts, nothing clever. After each step the
-consumer's info must agree with it, and every message that comes is judged: never one that was acked or removed, new
+consumer's info must agree with it, and every delivery is checked: never a message that was acked or removed, new
 ones in order and without a gap, redeliveries before new ones, counts one up. Restarts go through the stored state and
-its deltas, once with everything stored, once with what a crash loses.
+its deltas, once with everything stored, once with the losses of a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAIT = SECOND
 
 
 class Model:
-    """What a consumer must know, kept the simple way."""
+    """What a consumer must know, kept simply."""
 
     def __init__(self) -> None:
         self.high = 0
@@ -71,7 +71,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         model = self.model
         was_queued = list(model.queued)
         sent = [d for d in self.w.pull(self.consumer, {"batch": batch, "no_wait": True}, inbox=inbox) if d.is_message]
-        self.w.bus.deaf.add(inbox)  # one that max_ack_pending keeps waiting is of no further interest
+        self.w.bus.deaf.add(inbox)  # a request blocked by max_ack_pending no longer matters
         again = [d for d in sent if d.count > 1]
         assert sent[:len(again)] == again, "redeliveries come first"
         due: list[int] = []
@@ -179,13 +179,13 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @rule()
     def store(self) -> None:
-        """A segment is sealed and lands."""
+        """A segment is sealed and stored."""
         self.w.stored(self.consumer, self.state)
         self.saved = copy.deepcopy(self.model)
 
     @rule()
     def restart(self) -> None:
-        """A clean one: everything that happened is stored. What the consumer shows does not change."""
+        """A clean restart: all changes are stored. The consumer's info does not change."""
         self.store()
         before = self.shown()
         self.reopen()
@@ -194,7 +194,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What happened since the last segment is forgotten; acks of deliveries that went out may still come."""
+        """Changes since the last segment are lost; acks of deliveries that went out may still arrive."""
         self.model = copy.deepcopy(self.saved)
         self.reopen()
 
@@ -217,7 +217,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         assert info["num_redelivered"] == len(again)
 
     def teardown(self) -> None:
-        """Everything live that matches and was not acked (nor given up) is delivered in the end, all the rest never."""
+        """Every live matching message that was not acked (or given up) is delivered in the end, no other ever is."""
         if not hasattr(self, "w"):
             return
         self.time_passes(2600)
@@ -239,7 +239,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     # ---- parts
 
     def to_come(self) -> list[int]:
-        """What was never delivered and is to be, in order."""
+        """Messages still to be delivered for the first time, in order."""
         model = self.model
         return [s for s in self.w.stream.live(model.high + 1)
                 if s not in model.acked and self.match(self.w.stream.messages[s][0])]
@@ -273,7 +273,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.w.stream.consumers.remove(self.consumer)
         self.consumer = self.w.consumer(self.state, **self.config)
         self.crash_seq = self.w.stream.last_seq
-        # What was queued waits out its ack wait instead; where that is over, all are found at once.
+        # Queued messages wait out their ack wait instead; those whose wait is over are found together.
         now = self.w.clock.monotonic_ns()
         self.model.queued = sorted(s for s, due in self.model.pending.items() if due <= now)
         self.time_passes(1)

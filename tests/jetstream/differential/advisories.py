@@ -11,7 +11,7 @@ _AUDIT = "sub audit $JS.EVENT.ADVISORY.API\n"
 
 
 def _audited(*steps: str) -> str:
-    """Each step, and what the audit says of it."""
+    """Each step, and its audit advisory."""
     return "\n".join(f"{step}\nrest audit" for step in steps)
 
 

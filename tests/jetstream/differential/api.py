@@ -1,4 +1,4 @@
-"""What clients may ask of $JS.API, as data: each scenario is played to the real nats-server and to the broker.
+"""Requests to $JS.API, as data: each scenario is played to the real nats-server and to the broker.
 
 A step is one line: a verb, a subject, a body.
 

@@ -29,7 +29,7 @@ _SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 
 def _on(config: str, *steps: str) -> str:
     more = f", {config}" if config else ""
-    # nats-server counts otherwise in memory, and lists sequence 0 as deleted in a stream that never had a message.
+    # nats-server counts differently in memory, and lists sequence 0 as deleted in a stream that never had a message.
     state = () if "memory" in config else ("state",)
     return "\n".join((f'stream {{"allow_atomic": true{more}}}', "fill 1 s.first",
                       "sub ev $JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.>", *steps, "rest ev", _READ, *state))

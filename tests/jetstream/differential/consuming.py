@@ -9,7 +9,7 @@ _PULL = _FIVE + "consumer C\n"
 
 
 def _push(options: str = "", messages: int = 5) -> str:
-    """A stream with messages and a push consumer to ``d``, which is listened to after."""
+    """A stream with messages and a push consumer to ``d``, which is subscribed to afterwards."""
     return f'stream\nfill {messages} s.#\nconsumer C {{"deliver_subject": "d"{options}}}\n'
 
 

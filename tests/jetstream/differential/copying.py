@@ -1,4 +1,4 @@
-"""Scenarios of what mirrors and sources of other servers ask of a stream, as data: see player.py for the steps.
+"""Scenarios of requests by mirrors and sources of other servers, as data: see player.py for the steps.
 
 Consumers whose acks come with answers to flow control requests, and consumers that only copy.
 """

@@ -1,4 +1,4 @@
-"""What publishers meet of counters, as data: see player.py for the steps."""
+"""Counters as publishers see them, as data: see player.py for the steps."""
 
 # ruff: noqa: E501  # requests as they are sent
 

@@ -1,4 +1,4 @@
-"""Plays scenarios of publishing and consuming to a server, over a connection of plain bytes, and notes what comes back.
+"""Plays scenarios of publishing and consuming to a server, over a raw connection, and records what comes back.
 
 A scenario is a list of steps, one a line, for a stream S on servers without streams. ``200ms`` within JSON stands for
 200000000. What is compared is in brackets.
@@ -28,7 +28,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     state                       STREAM.INFO's state, once it stands still                                          [it]
     sleep 100ms
 
-Ack subjects, times and ids are made equal; everything else counts, to the byte.
+Ack subjects, times and ids are normalized; everything else counts, to the byte.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = ["PATIENT_SECONDS", "SILENT_SECONDS", "Player"]
 
 SECONDS = 5.0
 GROWN_SECONDS = 5.0
-"""nats-server looks for an origin some time after it missed it."""
+"""nats-server retries a missing origin after some time."""
 SILENCE_SECONDS = 0.15
-"""What a box got by then is all that comes."""
+"""No more messages are expected in a box after this time."""
 SILENT_SECONDS = 0.8
-"""A publish that is not answered by then will not be; a machine busy with much else gets more on a second try."""
+"""A publish that is not answered by then never is; a second try allows more, for a busy machine."""
 PATIENT_SECONDS = 5.0
 STILL_SECONDS = 0.02
 TAKEN_SECONDS = 0.02
 """After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
 NOT_GONE_YET = 10049
-"""nats-server's "error creating store": it removes the directory of a deleted stream behind its answer."""
+"""nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^]]*)\])? ?(.*)", re.DOTALL)
 _MILLISECONDS = re.compile(r"\b(\d+)ms\b")
@@ -210,7 +210,7 @@ class Player:
     # ---- steps
 
     async def clear(self) -> None:
-        """Remove all streams, and listen to nothing."""
+        """Remove all streams and subscriptions."""
         self._pins.clear()
         for name in [name for name in self._boxes if name != "answers"]:
             self._send(f"UNSUB {self._boxes.pop(name).sid}\r\n".encode())
@@ -219,7 +219,7 @@ class Player:
             await self._api(f"STREAM.DELETE.{name}", "")
 
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
-        """Each step with what is compared of it."""
+        """Each step with its compared results."""
         played = []
         for line in filter(str.strip, scenario.splitlines()):
             step = _STEP.fullmatch(line.strip())
@@ -376,7 +376,7 @@ class Player:
         return reply, _json(payload) if "{" in payload else payload.encode()
 
     async def _still(self, subject: str, body: str = "") -> Any:
-        """The answer once it is twice the same: acks without a reply are taken some time later."""
+        """The answer once two in a row are equal: acks without a reply are processed some time later."""
         before = None
         while True:
             answer = await self._api(subject, body)
@@ -386,7 +386,7 @@ class Player:
             await asyncio.sleep(STILL_SECONDS)
 
     async def _round_trip(self) -> None:
-        """What was sent before has been taken by the server."""
+        """Wait until the server has processed what was sent before."""
         self._pong.clear()
         self._send(b"PING\r\n")
         await asyncio.wait_for(self._pong.wait(), SECONDS)
@@ -403,7 +403,7 @@ def _json(body: str) -> bytes:
 
 
 def plain(text: str) -> str:
-    """``text`` without what two servers cannot agree on."""
+    """``text`` without the parts in which two servers must differ."""
     text = _SOURCE_IDENTITY.sub(r"\1ID", text)
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
     text = _IDENTITY.sub(r"\1ID", text)
@@ -418,7 +418,7 @@ def value(payload: bytes) -> Any:
 
 
 def normal(given: Any, key: str = "") -> Any:
-    """``given`` with everything made equal that two servers cannot agree on."""
+    """``given`` with everything normalized in which two servers must differ."""
     if key in ("id", "pinned_id", "pinned_client_id") and isinstance(given, str):
         return "NUID" if _NUID.fullmatch(given) else given
     if key in _NOT_COMPARED:

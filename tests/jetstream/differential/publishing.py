@@ -322,7 +322,7 @@ STREAMS_WITH_FAULTS = {
 
 
 def _two_faults(config: str) -> str:
-    """Publishes with one fault and with each pair: which of the two is told shows the order of the checks."""
+    """Publishes with one fault and with each pair: which of the two is reported shows the order of the checks."""
     publishes = [f"pub[{one}] s.a x" for one in FAULTS] + [
         f"pub[{one}; {other}] s.a x" for one, other in combinations(FAULTS, 2)
         if one.partition(":")[0] != other.partition(":")[0]]

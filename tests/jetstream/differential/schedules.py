@@ -1,4 +1,4 @@
-"""What publishers meet of message schedules, as data: see player.py for the steps."""
+"""Message schedules as publishers see them, as data: see player.py for the steps."""
 
 # ruff: noqa: E501  # requests as they are sent
 
@@ -75,7 +75,7 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.A {"name": "A", "allow_msg_schedules": true}
         api STREAM.CREATE.B {"name": "B"}
         api STREAM.UPDATE.B {"name": "B", "allow_msg_schedules": true}""",
-    # One wait for all, and a stream for each, since nobody knows which of them comes first.
+    # One wait for all, and a stream for each, since their order is not defined.
     "firing": "\n".join([_STREAM, *(
         f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, "allow_msg_ttl": true, "storage": "{storage}"}}'
         for name, storage in (("COPY", "file"), ("OWN", "file"), ("VOID", "file"), ("TICK", "file"), ("MEM", "memory")))]) + """

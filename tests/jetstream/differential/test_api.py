@@ -1,6 +1,6 @@
 """The same requests to the real nats-server and to the broker: every answer must be the same, field by field.
 
-Times, ids and machine-dependent values are made equal first (``normal``); everything else counts, above all which
+Times, ids and machine-dependent values are normalized first (``normal``); everything else counts, above all which
 fields are present and the texts of errors.
 """
 
@@ -28,10 +28,10 @@ from tests.jetstream.in_process import Inside
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SILENCE_SECONDS = 0.4
-"""What is not answered by then will not be; a machine busy with much else gets more, where that would be a difference."""
+"""A request that is not answered by then never is; a busy machine gets more where that would be a difference."""
 PATIENT_SECONDS = 5.0
 NOT_GONE_YET = 10049
-"""nats-server's "error creating store": it removes the directory of a deleted stream behind its answer."""
+"""nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^:]+): ([^\]]*)\])? (\S+) ?(.*)")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -105,7 +105,7 @@ def shown(msg: Any) -> Any:
 
 
 def normal(value: Any, key: str = "") -> Any:
-    """``value`` with everything made equal that two servers cannot agree on."""
+    """``value`` with everything normalized in which two servers must differ."""
     if isinstance(value, dict):
         value = {name: normal(inner, name) for name, inner in value.items()}
         if key == "api":
@@ -115,7 +115,7 @@ def normal(value: Any, key: str = "") -> Any:
             value["name"] = "AUTO"
         config, state = value.get("config"), value.get("state")
         if isinstance(state, dict) and isinstance(config, dict) and config.get("storage") == "memory":
-            # nats-server counts otherwise in memory; here both stores count as its file store does.
+            # nats-server counts differently in memory; here both stores count as its file store does.
             state["bytes"] = "BYTES"
         return value
     if isinstance(value, list):
@@ -138,7 +138,7 @@ def all_text(values: list[Any]) -> bool:
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Server, ...]]:
     """The real one, ours, and ours with a cache that holds next to nothing, each with one client.
 
-    With JETBLOCK_TEST_INSIDE set ours is in this process, for a debugger's sake.
+    With JETBLOCK_TEST_INSIDE set ours runs in this process, for debugging.
     """
     base: Path = tmp_path_factory.mktemp("differential")
     async with AsyncExitStack() as stack:

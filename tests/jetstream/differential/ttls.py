@@ -1,6 +1,6 @@
-"""What publishers and consumers meet of message TTLs, as data: see player.py for the steps.
+"""Message TTLs as publishers and consumers see them, as data: see player.py for the steps.
 
-TTLs are whole seconds, so what takes time is put together: several streams in one scenario.
+TTLs are whole seconds, so steps that take time are combined: several streams in one scenario.
 """
 
 # ruff: noqa: E501  # requests as they are sent
@@ -11,7 +11,7 @@ __all__ = ["SCENARIOS"]
 
 _TTLS = ("1s", "1", "01", "1500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+1s", "x", "", "1x", "9223372036",
          "1.5s", "١s")
-"""As publishers may spell them, well or not."""
+"""As publishers may spell them, valid or not."""
 
 SCENARIOS: dict[str, str] = {
     "a TTL's spelling": 'stream {"allow_msg_ttl": true}\n' + "\n".join(

@@ -9,6 +9,6 @@ from tests.jetstream.stream import world
 
 @pytest.fixture(autouse=True, params=[world.CACHE_BYTES, world.TINY_CACHE_BYTES], ids=["", "tiny-cache"])
 def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """What worlds are made with that do not say it themselves."""
+    """The cache size of worlds that do not set their own."""
     monkeypatch.setattr(world, "CACHE_BYTES", request.param)
     return int(request.param)

@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Model:
-    """What nats-server's rules make of the same publishes and requests. Limits as in StreamConfig, -1 for none."""
+    """The effects of the same publishes and requests by nats-server's rules. Limits as in StreamConfig, -1 for none."""
 
     max_msgs: int = -1
     max_bytes: int = -1
@@ -58,7 +58,7 @@ class Model:
 
     def publish(self, subject: bytes, payload: bytes, size: int, now_ns: int, *, msg_id: bytes = b"",
                 rollup: str = "", expected_last: int | None = None, ttl: int = 0) -> int | str:
-        """Returns the sequence, minus the first one's for a duplicate, or what refused it."""
+        """Returns the sequence, the negated first one for a duplicate, or the refusal."""
         now_ns = max(now_ns, self.last_time_ns)
         self.enforce()
         if expected_last is not None and self.last(subject) != expected_last:

@@ -30,7 +30,7 @@ EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
 FILTERS: list[bytes | None] = [None, b">", b"S.a", b"S.b", b"S.*", b"S.b.>", b"S.none"]
 
 WANTED = Filters([b"S.b", b"S.b.>"])
-"""One for all steps, as a consumer has: what a reader remembers for it must follow the stream."""
+"""One for all steps, as a consumer has: the reader's state for it must follow the stream."""
 
 messages = st.tuples(
     st.sampled_from(SUBJECTS),
@@ -140,7 +140,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.world.clock.advance(ms * 1_000_000)
 
         async def expire() -> None:
-            # Whole passes, from now on: none begins on its own meanwhile, since the loop's time stands almost still.
+            # Whole passes, from now on: none starts by itself meanwhile, since the loop's time hardly advances.
             self.stream.retention.expire()
             self.stream.ttls.expire()
             for _ in range(50):
@@ -162,7 +162,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule()
     def cache_is_lost(self) -> None:
-        """What is not in the tail must be read from the store from here on."""
+        """Messages not in the tail must be read from the store from here on."""
         self.run(self.world.settle(self.stream))
         self.world.reader._cache.clear()
 
@@ -175,10 +175,10 @@ class StreamMachine(RuleBasedStateMachine):
 
         self.run(again())
         if any(msg_seq not in {msg.seq for msg in self.model.msgs} for msg_seq, _ in self.model.ids.values()):
-            # Ids of messages that are no more may or may not be remembered over a restart: use others from here on.
+            # Ids of removed messages may or may not be remembered across a restart: use others from here on.
             self.generation += 1
         if self.kind == "async" and not clean and self.stream.last_seq != self.model.last_seq:
-            # After a crash an async stream goes on at its ceiling; the gap is part of the contract.
+            # After a crash an async stream continues at its ceiling; the gap is part of the contract.
             assert self.stream.last_seq > self.model.last_seq
             self.model.last_seq = self.stream.last_seq
             self.model.empty_first_seq = self.stream.last_seq + 1
@@ -233,7 +233,7 @@ class StreamMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def cache_bytes() -> None:
-    """Histories draw the size of their cache."""
+    """Histories choose their cache size at random."""
 
 
 def test_stream_against_the_model() -> None:

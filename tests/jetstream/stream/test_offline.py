@@ -1,7 +1,7 @@
-"""A stream whose block cannot be stored goes offline alone, whatever was at fault, and nobody is told what is not true.
+"""A stream whose block cannot be stored goes offline alone, whatever the cause, and no client gets a false answer.
 
-The fault is planted where it can come from: the owner's last word, the columns of its block, the encoded core. Beside it
-another stream publishes into the same segments. A restart finds each as its last good block left it.
+The fault is injected where it can occur: the owner's outcome, the columns of its block, the encoded core. Another
+stream publishes into the same segments. A restart finds each as of its last good block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.jetstream.in_process import Inside
 pytestmark = pytest.mark.asyncio
 
 BIG = b"x" * 40_000
-"""No small block is made of it."""
+"""Too large for a small block."""
 
 
 def _plant(where: str, patch: pytest.MonkeyPatch, ids: set[int]) -> None:
@@ -71,7 +71,7 @@ async def test_one_stream_fails(where: str, body: bytes, monkeypatch: pytest.Mon
 
         waiting = [*await _publish(broker.client, "bad.a", 5, body), *await _publish(broker.client, "good.a", 5, body)]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
-        if where == "persisted":  # what is stored may be told
+        if where == "persisted":  # stored messages may be acknowledged
             assert set(_seqs(answers[:5])) <= set(range(4, 9))
         else:
             assert _seqs(answers[:5]) == []
@@ -100,7 +100,8 @@ async def test_one_stream_fails(where: str, body: bytes, monkeypatch: pytest.Mon
 
 
 async def test_pub_acks_gathered_for_several_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single publishes to many streams share one call for their PubAcks: those of the failed stream alone are left out."""
+    """Single publishes to many streams share one call for their PubAcks: only those of the failed stream are left
+    out."""
     async with Inside() as broker:
         names = [f"S{i}" for i in range(6)]
         for name in names:
@@ -147,7 +148,7 @@ async def test_waiting_pulls_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_requests_that_wait_hear_of_it() -> None:
-    """One that waits for its turn before the stream, and those behind it, are answered; none counts as waiting for ever."""
+    """A publish queued for the stream, and those behind it, are answered; none counts as waiting forever."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.BAD", {"name": "BAD", "subjects": ["bad"]})
         account = broker.js.accounts["$G"]

@@ -32,8 +32,8 @@ async def test_async_acknowledges_at_once() -> None:
 
 
 async def test_an_async_stream_never_reuses_a_sequence() -> None:
-    """After a crash an async stream goes on at its persisted ceiling, whose predecessor expectations compare with; after
-    a clean stop it goes on where it was."""
+    """After a crash an async stream continues at its persisted ceiling, and expectations compare with the sequence
+    before it; after a clean stop it continues where it was."""
     world = World()
     stream = world.stream(persist_mode="async")
     await world.settle()
@@ -85,7 +85,7 @@ async def test_a_burst_past_the_ceiling_waits_for_the_next() -> None:
 
 
 async def test_memory_streams_store_nothing() -> None:
-    """A stream with storage memory answers like another, keeps its messages here, and puts no object."""
+    """A stream with memory storage answers like any other, keeps its messages in memory, and puts no object."""
     world = World()
     stream = world.stream(storage="memory", max_msgs_per_subject=2)
     await world.settle(stream)
@@ -101,7 +101,7 @@ async def test_memory_streams_store_nothing() -> None:
 
 
 async def test_a_restart_reads_nothing() -> None:
-    """Ten streams come back without one GET: blocks, subjects and ids wait for who asks."""
+    """Ten streams come back without one GET: blocks, subjects and ids are loaded on demand."""
 
     class CountingStore(MemoryStore):
         gets = 0
@@ -126,7 +126,7 @@ async def test_a_restart_reads_nothing() -> None:
 
 
 async def test_ten_thousand_streams_restart_quickly() -> None:
-    """Taking up ten thousand streams is a matter of their objects alone: well below a tenth of a millisecond each."""
+    """Restoring ten thousand streams costs only their Python objects: well below a tenth of a millisecond each."""
     world = World()
     stream = world.stream()
     publish(world, stream, *(pub(b"S.%d" % i) for i in range(40)))
@@ -146,8 +146,8 @@ async def test_ten_thousand_streams_restart_quickly() -> None:
 
 
 async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
-    """A publisher that waits for each PubAck leaves blocks of one message: they are joined, and what is dead in them goes,
-    while a reader with its filters goes on finding the right messages."""
+    """A publisher that waits for each PubAck leaves blocks of one message: they are joined without their dead messages,
+    while a filtered reader still finds the right ones."""
     world = World()
     stream = world.stream(storage="memory", max_msgs_per_subject=1)
     wanted = Filters([b"S.1.*", b"S.3.*"])
@@ -170,7 +170,8 @@ async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
 
 @pytest.mark.parametrize("moment", ["before", "open", "in flight", "applied", "persisted", "restarted"])
 async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
-    """A stream that was only published to has no blocks at hand; whoever looks first finds them all, whenever that is."""
+    """A stream that was only published to has no block table in memory; the first reader finds all blocks, whenever
+    that is."""
     world = World(cache_bytes=64 << 20)  # what was just persisted is read from it
     stream = world.stream()
 

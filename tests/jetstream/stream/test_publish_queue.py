@@ -1,4 +1,4 @@
-"""What must wait before a stream: back-pressure of the log, and operations that need what is not in memory."""
+"""Publishes that wait for a stream: back-pressure of the log, and operations that need data not in memory."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_full_log_slows_and_then_refuses() -> None:
-    """While the log has no room publishers are held for a second, then refused by 429 and 10167; what was sequenced
-    is acknowledged once the store is back, and then publishes are taken again."""
+    """While the log has no room publishers are held for a second, then refused by 429 and 10167; sequenced messages are
+    acknowledged once the store is back, and then publishes are accepted again."""
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     await world.settle()
@@ -85,7 +85,7 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
 
 
 async def test_a_short_hold_refuses_nobody() -> None:
-    """When the store comes back in time, what was queued is sequenced in its order, and the sources are let go."""
+    """When the store comes back in time, queued publishes are sequenced in order, and the sources are released."""
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     await world.settle()
@@ -191,7 +191,7 @@ async def test_what_comes_behind_a_cold_decision_waits_its_turn() -> None:
 
 
 async def test_a_decision_that_cannot_be_read_is_refused() -> None:
-    """When the store does not answer, the publish that needs it gets 10008, and those behind it go on."""
+    """When the store does not answer, the publish that needs it gets 10008, and those behind it continue."""
     world, store = stuck_world(segment_count=4)
     stream = world.stream(duplicate_window=1_000_000_000)
     for i in range(3):
@@ -210,7 +210,7 @@ async def test_a_decision_that_cannot_be_read_is_refused() -> None:
 
 
 async def test_a_cancelled_turn_lets_the_next_go() -> None:
-    """A request that is given up while it waits, or just when its turn came, does not block those behind it."""
+    """A request that is cancelled while it waits, or just as its turn comes, does not block those behind it."""
     world, store = stuck_world(segment_count=4)
     stream = world.stream()
     for i in range(8):

@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
-    """Let time pass, and what is due be published."""
+    """Let time pass, and publish what is due."""
     world.clock.advance(int(seconds * SECOND))
     stream.scheduler.fire()
     for _ in range(2000):
@@ -57,7 +57,7 @@ async def test_a_time_fires_once_and_is_purged_with_it() -> None:
 
 
 async def test_an_interval_fires_again_and_again() -> None:
-    """Missed times are made up for by one; a restart in between forgets nothing, and repeats nothing."""
+    """Missed times are made up for by a single message; a restart in between loses and repeats nothing."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, "@every 10s"))

@@ -1,4 +1,4 @@
-"""A stream on the real log over a store in memory, with a bus that remembers what it was asked to publish."""
+"""A stream on the real log over a store in memory, with a bus that records what is published."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.storage.listening import Listening
 
 CACHE_BYTES = 64 << 20
 TINY_CACHE_BYTES = 4 << 10
-"""Hardly more than one block: what was loaded is gone unless somebody holds it."""
+"""Hardly more than one block: loaded data is evicted unless a reference holds it."""
 
 SHARD = ShardPaths(0)
 NONCE = bytes(range(16))
@@ -89,7 +89,7 @@ class Source:
 
 
 class Listener:
-    """A consumer as the stream sees it: remembers what it is told."""
+    """A consumer as the stream sees it: records its notifications."""
 
     def __init__(self, name: str = "c", filters: Sequence[str] = ()) -> None:
         self.name = name
@@ -115,7 +115,7 @@ class Listener:
 
 
 class World:
-    """One store, one log, any number of streams. ``restart`` goes on from what is persisted."""
+    """One store, one log, any number of streams. ``restart`` continues from the persisted state."""
 
     def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int | None = None) -> None:
         self.clock = ManualClock()
@@ -166,7 +166,7 @@ class World:
         await self.log.persisted()
 
     async def restart(self, stream: Stream, *, clean: bool = False) -> Stream:
-        """The stream as the next process finds it; what is not persisted by now is lost."""
+        """The stream as the next process finds it; anything not persisted by now is lost."""
         if clean:
             stream.prepare_shutdown()
             await self.log.drain()
@@ -222,7 +222,7 @@ async def everything(stream: Stream) -> list[tuple[int, bytes, bytes]]:
 
 
 async def read_all(stream: Stream, filters: Any = None) -> list[tuple[int, bytes, bytes]]:
-    """(sequence, subject, payload) of what a consumer gets, through next_chunk."""
+    """(sequence, subject, payload) of a consumer's messages, through next_chunk."""
     found: list[tuple[int, bytes, bytes]] = []
     seq = 1
     while True:

@@ -80,7 +80,7 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def _heard(server: ServerProcess, connect: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What ``server`` tells of a stream that is made, by subject; ids and times by their types."""
+    """The advisories of ``server`` for a new stream, by subject; ids and times by their types."""
     watcher, client = await nats.connect(server.url, **connect), await nats.connect(server.url, **connect)
     heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB

@@ -1,6 +1,6 @@
 """Requests and configurations between JSON and dataclasses: every input either decodes or raises ApiError 10025.
 
-The texts of errors are nats-server's; differential/test_api.py compares them with the real one's.
+The texts of errors are nats-server's; differential/test_api.py compares them with the real server's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
 
 
 def reads(of: type[Any], value: object) -> Any:
-    """``value`` as an ``of``, None when it is refused as a request that cannot be read; anything else is an error."""
+    """``value`` as an ``of``, None when it is refused as an unreadable request; anything else is an error."""
     try:
         return wire.read(of, value() if callable(value) else value)
     except ApiError as error:
@@ -40,7 +40,7 @@ def reads(of: type[Any], value: object) -> Any:
 
 
 def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
-    """What is said of a request that cannot be read, less the words that all begin with."""
+    """The error text for an unreadable request, without its common prefix."""
     with pytest.raises(ApiError) as caught:
         wire.read(of, wire.load(text))
     assert (caught.value.code, caught.value.err_code) == (400, 10025)

@@ -1,4 +1,4 @@
-"""How far so many messages reach, against counting them one by one, over stores of all sorts."""
+"""How far a number of messages reaches, compared with counting them one by one, over varied stores."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_bytes_are_about_those_of_the_messages() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_blocks_without_a_wanted_subject_cost_nothing(seed: int) -> None:
-    """A limit lets at most so many wanted messages through, and more others the fewer blocks say what is in them."""
+    """A limit admits at most that many wanted messages, and the more others, the fewer blocks list their subjects."""
     owner, follower, found = await _seen(seed)
     for pattern in (b"many.alarm.*", b"few.3.x", b"one.>", b"nothing"):
         selection = Selection(subjects=(pattern,))

@@ -24,7 +24,7 @@ def test_an_offset_says_incarnation_and_next_sequence() -> None:
 
 
 def test_equal_offsets_are_equal_text() -> None:
-    """Spark compares text: another order would be news for ever."""
+    """Spark compares text: a different order would look like new data forever."""
     one = {"b/X": Place(1, 1), "a/Y": Place(2, 2), "a/X": Place(3, 3)}
     other = dict(reversed(one.items()))
     assert json.dumps(Offsets.of(one, began=one).to_json()) == json.dumps(Offsets.of(other, began=other).to_json())
@@ -142,7 +142,7 @@ def test_a_quiet_stream_is_read_to_its_end_beside_a_busy_one() -> None:
 
 
 def test_what_cannot_be_divided_goes_round() -> None:
-    """With a limit below the number of streams each has its turn: the turn rises by what was read."""
+    """With a limit below the number of streams each has its turn: the turn rises by the number of messages read."""
     streams = [Waiting([1] * 100) for _ in range(5)]
     turn = 5
     for _ in range(10):
@@ -160,7 +160,7 @@ def test_at_least_one_message_however_large() -> None:
 
 
 def test_a_limit_is_kept_and_used() -> None:
-    """Never more than the limit; and what is left over would not have taken another message anywhere."""
+    """Never more than the limit; and the remainder would not have admitted another message of any stream."""
     rng = random.Random(4)
     for _ in range(2000):
         sizes = [[rng.choice([1, 1, 5, 40, 300]) for _ in range(rng.randrange(30))] for _ in range(rng.randrange(1, 6))]

@@ -1,4 +1,4 @@
-"""Options: each value as it may be written; what is wrong is told with what is right."""
+"""Options: each value as it may be written; errors name the valid values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refused(given: dict[str, str], *, streaming: bool = False) -> str:
 
 
 def test_defaults() -> None:
-    """What a query that says no more than store and stream asks for."""
+    """The defaults of a query with only store and stream."""
     options = Options.parse(BASE)
     assert options == Options(store="s3://bucket/prefix", stream="ORDERS")
     assert (options.account, options.view, options.headers, options.targetpartitionbytes, options.prefetch,
@@ -43,7 +43,7 @@ def test_names_in_any_case() -> None:
 
 
 def test_what_is_selected() -> None:
-    """Bounds of sequences are inclusive; of times the first is, and the last is not."""
+    """Bounds of sequences are inclusive; of times only the first is."""
     options = Options.parse({**BASE, "subjects": r"orders.*.created, alarm.>,with\,comma", "startSeq": "10", "endSeq": "20",
                              "startTime": "2026-11-21T14:00:00Z", "endTime": "1795269600000001000"})
     assert options.selection() == Selection(
@@ -57,7 +57,7 @@ def test_what_is_selected() -> None:
     ("file:/data/x", "file:///data/x"), ("file://data/../y", f"file://{os.getcwd()}/y"), ("file:///data/x/", "file:///data/x"),
 ])
 def test_stores_mean_the_same_everywhere(given: str, store: str) -> None:
-    """Executors have working directories of their own. What ``load`` is given is the store, too."""
+    """Executors have working directories of their own. The argument of ``load`` is the store, too."""
     assert Options.parse({"store": given, "stream": "s"}).store == store
     assert Options.parse({"path": given, "stream": "s"}).store == store
     assert Options.parse({"path": given, "store": given, "stream": "s"}).store == store
@@ -149,7 +149,7 @@ def test_an_empty_range_selects_nothing(given: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"provider": "jetblock", "owner": "me", "option.store": "s3://bkt"}])
 def test_tables_are_refused_with_what_works_instead(given: dict[str, str]) -> None:
-    """What Spark gives of CREATE TABLE: with columns no options, without them the table's properties."""
+    """What Spark passes for CREATE TABLE: with columns no options, without them the table's properties."""
     text = refused(given)
     assert "CREATE TEMPORARY VIEW … USING jetblock OPTIONS (store '…', stream '…')" in text
     assert "the jar, with which tables persist (jetblock pipeline jar)" in text
@@ -177,7 +177,7 @@ def test_streaming_options() -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_which_streams_a_view_is_of(view: str) -> None:
-    """Catalogues are of all streams unless some are named; rows of messages never by accident."""
+    """The views of streams and consumers cover all streams unless some are named; the others require the option."""
     given = {"store": "s3://bkt", "view": view}
     if view in ("streams", "consumers"):
         assert Options.parse(given).stream == "*"
@@ -189,5 +189,5 @@ def test_which_streams_a_view_is_of(view: str) -> None:
 @pytest.mark.parametrize("given", [{"store": "s3://key:secret@bucket"}, {"store": "s3a://key:secret@bucket/x"},
                                    {"path": "http://key:secret@host", "store": "s3://bkt"}])
 def test_secrets_are_not_repeated(given: dict[str, str]) -> None:
-    """Someone may have put them into the URL."""
+    """The URL may contain them."""
     assert "secret" not in refused({"stream": "s", **given})

@@ -1,4 +1,4 @@
-"""Plans: no block too few and none for nothing, packed by what will be read; and the estimate of it."""
+"""Plans: all blocks that are needed and no others, packed by the bytes to read; and the estimate of these."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUBJECTS = [b"one.>", b"few.1.*", b"*.*.x", b"many.orders.*.created", b"many.ala
 
 
 def a_selection(rng: random.Random, rows: list[Row]) -> Selection:
-    """Options and pushed filters at random, about rows that are there."""
+    """Random options and pushed filters, about existing rows."""
     chosen = Selection()
     row = rng.choice(rows)
     if rng.random() < 0.5:
@@ -61,8 +61,8 @@ def wanted(selection: Selection, row: Row) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_wanted_message_is_in_one_task(seed: int) -> None:
-    """Random stores and selections: tasks rise, stay within their blocks and bounds, hold each live message that is wanted
-    once and no more of them than they say; packed in any way they are the same tasks, or parts of them."""
+    """Random stores and selections: tasks rise, stay within their blocks and bounds, hold each wanted live message once
+    and no more of them than they state; packing yields the same tasks, or parts of them."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
@@ -123,7 +123,7 @@ async def test_as_of_bounds_scan_tasks() -> None:
 
 def a_ref(n: int, *, subjects: SubjectSummary | None = None, frames_bytes: int = 8_000_000, index_bytes: int = 10_000,
           count: int = 1000, place: BlockPlace = BlockPlace.LOG) -> BlockRef:
-    """Block ``n`` of a stream, its messages of a second."""
+    """Block ``n`` of a stream, with the messages of one second."""
     first = 1 + n * count
     return BlockRef(place, Position(1, n + 1), 5 if place != BlockPlace.LOG else 0, 0x77, 160, 900, 1060, index_bytes,
                     1060 + index_bytes, frames_bytes, first, first + count - 1, count, frames_bytes, T0 + n * 10**9,
@@ -137,7 +137,7 @@ def a_snapshot(*refs: BlockRef) -> StreamSnapshot:
 
 
 def summary(n: int, *subjects: bytes, count: int = 1000) -> SubjectSummary:
-    """Subjects of block ``n``: the first has all but one message each of the others, which come at its end."""
+    """Subjects of block ``n``: the first has all but one message each of the others, which are at its end."""
     first = 1 + n * count
     return ((subjects[0], count - len(subjects) + 1, first, first + count - len(subjects)), *(
         (subject, 1, first + count - len(subjects) + i, first + count - len(subjects) + i)
@@ -202,7 +202,7 @@ def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
 
 
 def test_a_block_larger_than_a_partition_is_parted() -> None:
-    """By its sequences, which it keeps all of, in order."""
+    """By sequence; all sequences are kept, in order."""
     [task] = tasks(a_snapshot(a_ref(0, frames_bytes=300 * MIB, count=70_000)), Selection())
     packed = pack([task], 64 * MIB)
     assert [len(part) for part in packed] == [1] * 5
@@ -228,7 +228,7 @@ def test_weighs_what_will_be_read() -> None:
 
 
 async def test_pickled_scan_tasks_are_small_and_equal() -> None:
-    """What Spark carries to its tasks: about two hundred bytes a block, the dead included."""
+    """What Spark sends to its tasks: about two hundred bytes a block, including the dead sequences."""
     store = MemoryStore()
     owner = await varied(store, 4, steps=30, large=False)
     for snapshot in read_store(MemoryObjectClient(store), account="*"):

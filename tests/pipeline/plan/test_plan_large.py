@@ -16,7 +16,7 @@ from tests.pipeline.large import BLOCK_MESSAGES, STREAM, checkpoint_of
 BLOCKS = 100_000
 MEMORY_MAX = 500 << 20
 SECONDS_MAX = 30
-"""Some 3 s by itself on one core; tests have the machine to share."""
+"""About 3 s alone on one core; tests share the machine."""
 
 PLAN = """
 import json, pickle, resource, sys, time
@@ -82,13 +82,13 @@ async def test_all_of_blocks_with_summaries(summed_up: str) -> None:
 
 
 async def test_a_third_by_subject(summed_up: str) -> None:
-    """Every summary is looked at, 1.6 million subjects in all."""
+    """Every summary is examined, 1.6 million subjects in all."""
     found = planned(summed_up, "orders.asia.*.03.*")
     assert BLOCKS / 3.2 < found["tasks"] < BLOCKS / 2.8
     assert found["messages"] == found["tasks"] * (BLOCK_MESSAGES // 16)
 
 
 async def test_one_block_by_subject(summed_up: str) -> None:
-    """A pattern that one block alone has."""
+    """A pattern that only one block matches."""
     found = planned(summed_up, "orders.*.00077777.>")
     assert (found["tasks"], found["parts"]) == (1, 1)

@@ -1,4 +1,4 @@
-"""Which columns a view has, and which may be asked for: the types exactly as Spark's own Arrow schema has them."""
+"""The default columns of a view, and those on request: types are exactly those of Spark's own Arrow schema."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from broker.pipeline.plan.schema import PAIRS, VIEWS, arrow_schema, ddl, request
 
 @pytest.mark.parametrize("view", list(VIEWS))
 def test_types_are_those_of_spark(view: str) -> None:
-    """Shows that the names of types are Spark's own, and that what Spark makes of them in Arrow is the schema that batches
-    have, optional columns and second types included."""
+    """The names of types are Spark's own, and Spark's Arrow schema for them is that of the batches, including optional
+    columns and second types."""
     types = pytest.importorskip("pyspark.sql.pandas.types")
     every = pa.schema([(column.name, column.other or column.type) for column in VIEWS[view]])
     for schema in (arrow_schema(view), arrow_schema(view, headers="parsed"), every):
@@ -26,7 +26,7 @@ def test_types_are_those_of_spark(view: str) -> None:
 
 
 def test_messages_by_default() -> None:
-    """Shows the columns that come unless others are asked for."""
+    """The default columns."""
     assert ddl("messages") == "seq bigint, subject string, ts timestamp, headers binary, data binary"
     assert "headers array<struct<name:string,value:string>>" in ddl("messages", headers="parsed")
     assert arrow_schema("messages", headers="parsed").field("headers").type == PAIRS
@@ -35,7 +35,7 @@ def test_messages_by_default() -> None:
 
 
 def test_any_subset_in_any_order_and_spelling() -> None:
-    """Shows that order and spelling of a query are kept, and second types taken; all columns may be null."""
+    """A query's order and spelling are kept, second types accepted; all columns are nullable."""
     schema = requested("messages", [("Data", "binary"), ("SEQ", "bigint"), ("subject", "binary"), ("pos", "int"),
                                     ("headers", "array<struct<name:string,value:string>>")])
     assert schema.names == ["Data", "SEQ", "subject", "pos", "headers"]
@@ -44,7 +44,7 @@ def test_any_subset_in_any_order_and_spelling() -> None:
 
 
 def test_a_struct_type_of_any_make() -> None:
-    """Shows that fields, names and types are all that is asked of a StructType: Spark Connect has one of its own."""
+    """Only fields, names and types of a StructType are used: Spark Connect has a class of its own."""
     field = SimpleNamespace(name="ts_ns", dataType=SimpleNamespace(simpleString=lambda: "bigint"))
     assert requested("messages", SimpleNamespace(fields=[field])) == pa.schema([("ts_ns", pa.int64())])
 
@@ -63,6 +63,6 @@ def test_a_struct_type_of_any_make() -> None:
     ("streams", [("data", "binary")], "view streams has no column 'data'"),
 ])
 def test_what_is_refused(view: str, wanted: list[tuple[str, str]], said: str) -> None:
-    """Shows that the text names the column, and the nearest that there is or the type it has."""
+    """The text names the column, and the nearest existing one or its type."""
     with pytest.raises(BadOption, match=said):
         requested(view, wanted)

@@ -1,4 +1,4 @@
-"""Selections: NATS patterns, bounds, and what Spark's filters make of them, against a model of Spark's own semantics."""
+"""Selections: NATS patterns, bounds, and narrowing by Spark's filters, against a model of Spark's own semantics."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class IsNotNull(_Filter):
 
 
 class Unheard(_Filter):
-    """Of a Spark to come."""
+    """A filter of a future Spark."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def a_filter(rng: random.Random) -> Any:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_keeps_what_spark_keeps(seed: int) -> None:
-    """Random filters on random messages: a selection never loses what Spark would keep, and keeps nothing else where it
-    says that the filter is handled."""
+    """Random filters on random messages: a selection never loses what Spark would keep, and keeps nothing else if it
+    reports the filter as handled."""
     rng = random.Random(seed)
     handled_ones = pruned = 0
     for _ in range(1000):
@@ -215,7 +215,7 @@ def test_keeps_what_spark_keeps(seed: int) -> None:
     (LessThan(("ts_ns",), -1), True, []),
 ])
 def test_microseconds_are_nanoseconds_rounded_down(filter: Any, handled: bool, kept: list[int]) -> None:
-    """Each bound to the nanosecond; a time without a zone, and what is no interval, is left to Spark."""
+    """Each bound to the nanosecond; a time without a zone, and anything but an interval, is left to Spark."""
     selection, said = Selection().narrowed(filter)
     assert said == handled
     assert [ns for ns in (4999, 5000, 5001, 5999, 6000, 6001, 6999, 7000)
@@ -232,7 +232,7 @@ def test_leaves_to_spark_what_it_cannot_tell(filter: Any) -> None:
 
 
 def test_bytes_are_compared_with_subjects_as_they_are() -> None:
-    """Where the column is asked for as BINARY."""
+    """If the column is requested as BINARY."""
     selection, handled = Selection().narrowed(EqualTo(("subject",), bytearray(b"a\xff")))
     assert handled
     assert selection.matches_subject(b"a\xff")
@@ -240,7 +240,7 @@ def test_bytes_are_compared_with_subjects_as_they_are() -> None:
 
 
 def test_narrows_what_options_chose() -> None:
-    """Options and filters hold together, whichever is narrower."""
+    """Options and filters both apply, whichever is narrower."""
     selection = Selection(subjects=(b"orders.*.created", b"alarm.>"), first_seq=10, last_seq=20, first_ns=5000)
     for one in (GreaterThan(("seq",), 4), LessThanOrEqual(("seq",), 15), GreaterThan(("ts_ns",), 7000),
                 StringStartsWith(("subject",), "orders."), Not(EqualTo(("subject",), "orders.us.created"))):

@@ -1,4 +1,4 @@
-"""The store's streams in one snapshot: which streams, as of when, with few reads, and while a broker keeps writing."""
+"""The store's streams in one snapshot: which streams, as of when, with few reads, and while a broker is writing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def paged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.usefixtures("paged")
 async def test_is_what_the_log_says(seed: int) -> None:
-    """Stores at random: each stream with all that a whole replay has of it, by whatever pattern it was asked for."""
+    """Random stores: each stream as a full replay has it, whatever the pattern that selected it."""
     store = MemoryStore()
     owner = await varied(store, seed, steps=25, large=False)
     await owner.round()
@@ -82,7 +82,7 @@ async def test_is_what_the_log_says(seed: int) -> None:
 
 @pytest.mark.usefixtures("paged")
 async def test_reads_the_pages_of_what_is_asked_for() -> None:
-    """One stream's costs its own pages, whatever others hold, and whether or not those can be read."""
+    """Reading one stream costs its own pages, whatever others hold and whether or not those are readable."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -147,7 +147,7 @@ async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
 
 
 async def test_names_and_accounts() -> None:
-    """Lists, wildcards, a comma in a name; what is not there is told with what is."""
+    """Lists, wildcards, a comma in a name; errors for missing streams list the existing ones."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -179,8 +179,9 @@ async def test_names_and_accounts() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.usefixtures("paged")
 async def test_as_of(seed: int) -> None:
-    """What each form of asOf reads, against what was there then: a position the stream as it was, deletions undone, or, where
-    the store no longer has that, a loss or what is left; a sequence or time bounds the newest state."""
+    """What each form of asOf reads, against the content at that time: a position reads the stream as it was, deletions
+    undone, or, if the store no longer has that, fails or reads what is left; a sequence or time bounds the newest
+    state."""
     rng = random.Random(seed)
     store = MemoryStore()
     owner = Owner(store, seed=seed)
@@ -260,8 +261,8 @@ async def test_as_of_a_position_outlives_the_stream() -> None:
 
 
 async def test_as_of_a_position_that_is_no_longer_known() -> None:
-    """Its checkpoint was swept: a stream of which nothing was ever removed is read up to there; of another one that is an
-    error, which names the option that reads what is left."""
+    """Its checkpoint was swept: a stream of which nothing was ever removed is read up to there; for another one it is
+    an error, which names the option that reads what is left."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -341,7 +342,7 @@ async def test_sequences_by_time(seed: int) -> None:
 
 
 async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
-    """The sequence is then looked up in a newer state; a stream that was deleted is said to be."""
+    """The sequence is then looked up in a newer state; a deleted stream is reported as such."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -357,7 +358,7 @@ async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
     await owner.log.persisted()
     await owner.round()
     [entry] = snapshot.blocks
-    store.objects.pop(PATHS.log(entry.ref.position), None)  # as the sweeper does, once it was let go of
+    store.objects.pop(PATHS.log(entry.ref.position), None)  # as the sweeper does, once it is released
     assert seq_at_time(objects, snapshot, snapshot.last_time_ns) == 7
     stream.delete()
     await owner.log.persisted()
@@ -413,7 +414,7 @@ async def test_while_a_broker_publishes_checkpoints_and_sweeps(tmp_path: Path) -
 
 
 async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
-    """Through the front door: limits, deletes and a purge are in the numbers."""
+    """Written by a broker process: the numbers include limits, deletes and a purge."""
     live = await of_a_broker(tmp_path / "store")
     orders, logs = (read_store(FileObjectClient(str(tmp_path / "store")), stream=name)[0] for name in ("ORDERS", "LOGS"))
     assert (orders.msgs, logs.msgs) == (len(live["ORDERS"]), len(live["LOGS"]))
@@ -425,7 +426,7 @@ async def test_a_store_that_a_broker_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("server", ["minio", "seaweed"])
 @pytest.mark.usefixtures("paged")
 async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same through obstore: pages and segments of which many are asked for at a time, and what is not there."""
+    """The same through obstore: many pages and segments requested at a time, and missing ones."""
     s3: S3Server = request.getfixturevalue(server)
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
@@ -472,7 +473,7 @@ async def _three_segments() -> tuple[MemoryStore, Owner]:
 
 
 async def test_damage_names_its_object() -> None:
-    """A bit flipped, or bytes missing, in a segment's heads or in a checkpoint without which nothing can be read."""
+    """A bit flipped, or bytes missing, in a segment's heads or in a checkpoint that every read needs."""
     store, _ = await _three_segments()
     key = max(key for key in store.objects if "/log/" in key)
     data = store.objects[key]
@@ -504,7 +505,7 @@ async def test_damage_in_a_stream_s_own_part_is_no_other_s_trouble() -> None:
 
 
 async def test_a_newer_segment_or_store() -> None:
-    """Intact, and of a version that this reader does not know."""
+    """Intact, but of a version unknown to this reader."""
     from zlib import crc32
 
     store, _ = await _three_segments()
@@ -523,7 +524,7 @@ async def test_a_newer_segment_or_store() -> None:
 
 
 async def test_a_stream_that_is_offline_is_no_other_s_trouble() -> None:
-    """A newer broker's record in one stream: it says so, and others are read."""
+    """A newer broker's record in one stream: its error says so, and others are read."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -581,7 +582,7 @@ def _bodies() -> Iterator[bytes]:
 
 
 def test_lean_pages_are_the_same_pages() -> None:
-    """Walked or unpacked: the same entries, and summaries once they are asked for."""
+    """Walked or unpacked: the same entries, and summaries on request."""
     for body in _bodies():
         room, entries = unpack_table_page(body)
         plain_room, plain = unpack_value(body)
@@ -591,7 +592,7 @@ def test_lean_pages_are_the_same_pages() -> None:
 
 
 def test_lean_pages_that_are_none() -> None:
-    """Bytes cut, added or of another shape are refused, whichever; a summary that is none when it is asked for."""
+    """Cut, added or malformed bytes are refused; a malformed summary when it is requested."""
     for body in _bodies():
         for cut in range(0, len(body), 7):
             with pytest.raises(Unpackable):

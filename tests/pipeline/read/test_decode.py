@@ -1,4 +1,4 @@
-"""Blocks as columns: what the broker's decoder makes of the same bytes, message by message, sound or damaged."""
+"""Blocks as columns: equal to the broker's decoder on the same bytes, message by message, intact or damaged."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def assert_same_heads(head: Head, columns: Head) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
-    """Shows that every column, and headers and payloads of all frames and of some, are those of ``decode_frame``."""
+    """Every column, and headers and payloads of all frames and of some, equal those of ``decode_frame``."""
     rng = random.Random(seed)
     ref, data = encoded(random_runs(rng), rng.choice(list(Codec)))
     head = decode_index(index_of(ref, data), ref)
@@ -117,14 +117,14 @@ def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_objects(path: Path) -> None:
-    """Shows that of each golden object both decoders read the same, or refuse it alike."""
+    """Both decoders read the same from each golden object, or both refuse it."""
     data = path.read_bytes()
     try:
         position = Position(*struct.unpack_from("<IQ", data, 12))
         kind = ObjectKind(data[8])
         head = decode_head(data, position, kind=kind, object_id=struct.unpack_from("<Q", data, 48)[0], complete=True)
     except (FormatError, ValueError, struct.error):
-        return  # no object of blocks, or one that planning refuses
+        return  # not an object of blocks, or one that planning refuses
     assert isinstance(head, SegmentHead)
     for i, row in enumerate(head.rows):
         try:
@@ -137,7 +137,7 @@ def test_golden_objects(path: Path) -> None:
 
 
 def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
-    """Decode both ways; returns what was wrong, "" where nothing was."""
+    """Decode both ways; returns the error, "" if there was none."""
     def outcome(decode: Callable[[], Any]) -> tuple[Any, str]:
         try:
             return decode(), ""
@@ -155,7 +155,7 @@ def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
         chunk, wrong = outcome(lambda number=number, stored=stored: decode_frame(head, number, stored, "key"))
         rows = range(frame.start, frame.start + frame.messages)
         bodies, also = outcome(lambda number=number, stored=stored: block.bodies([number], [memoryview(stored)]))
-        # Which of two things that are wrong in one frame is told first may differ.
+        # Which of two errors in one frame is reported first may differ.
         assert wrong.split(": ")[:2] == also.split(": ")[:2]
         if wrong:
             return wrong
@@ -166,7 +166,7 @@ def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bytes_that_no_writer_wrote(seed: int) -> None:
-    """Shows that behind checksums that match, of whatever bytes, both decoders see the same, or refuse them alike."""
+    """With matching checksums over arbitrary bytes, both decoders read the same, or both refuse."""
     rng = random.Random(seed)
     refused = 0
     for _ in range(12):
@@ -190,7 +190,7 @@ def test_bytes_that_no_writer_wrote(seed: int) -> None:
 
 
 def test_lengths_against_frames() -> None:
-    """Shows what is refused of lengths that an index may well have, alone, but that its frames have not."""
+    """Lengths that are valid in an index alone, but contradict its frames, are refused."""
     rows = [(b"s.a", HEADERS, b"x" * 10), (b"s.a", HEADERS, b"y" * 12)]
     ref, data = encoded([(1, rows, T0)], Codec.NONE)
     [stored] = frames_of(ref, decode_index(index_of(ref, data), ref), data, [0])
@@ -206,7 +206,7 @@ def test_lengths_against_frames() -> None:
 
 
 def test_payloads_that_are_not_copied() -> None:
-    """Shows that where frames are not compressed and nothing has headers, payloads are the very bytes that were read."""
+    """If frames are not compressed and no message has headers, payloads share the fetched buffer."""
     ref, data = encoded([(1, [(b"s.a", b"", b"%06d" % i * 20) for i in range(3000)], T0)], Codec.NONE)
     block = Block.decode(index_of(ref, data), ref, "key")
     assert block.head is not None
@@ -222,7 +222,7 @@ def test_payloads_that_are_not_copied() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_rows(seed: int) -> None:
-    """Shows which ordinals are wanted, beside a plain filter: sequences, the dead (as bits and as ranges), times,
+    """Which ordinals are wanted, against a plain filter: sequences, the dead (as bits and as ranges), times,
     subjects."""
     rng = random.Random(seed)
     runs = random_runs(rng)
@@ -264,7 +264,7 @@ def assert_occurrences(block: Block, head: Head, rows: Rows) -> None:
 
 
 def test_a_block_known_by_its_reference_alone() -> None:
-    """Shows the sequences of a block without gaps, and of the living among them, with no byte read."""
+    """The sequences of a block without gaps, and the live ones, without reading a byte."""
     ref, _ = encoded([(11, [(b"s.a", b"", b"x")] * 100, T0)])
     block = Block(ref, None, "key")
     dead = DeadSet(11, 110, 100)
@@ -276,8 +276,7 @@ def test_a_block_known_by_its_reference_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_subjects_are_found_by_name(seed: int) -> None:
-    """Shows the same choice of a block's subjects as testing each, of few and of many, and that of many most are not
-    tested."""
+    """Selects the same subjects of a block as testing each, for few and many; of many, most are not tested."""
     rng = random.Random(seed)
     for count in (1, 60, 3000):
         names = sorted({rng.choice([b"a.%d.x", b"orders.%d", b"orders.eu.%d", b"o.%d", b"\xff%d"]) % rng.randrange(count * 2)
@@ -308,14 +307,14 @@ def test_subjects_are_found_by_name(seed: int) -> None:
 
 
 def test_text_of_any_bytes() -> None:
-    """Shows names that are no UTF-8 beside those that are, and nulls."""
+    """Names that are not UTF-8 among names that are, and nulls."""
     names = pa.array([b"a", b"\xff.b", "ü".encode(), b"", None], pa.binary())
     assert readable(names).to_pylist() == ["a", "�.b", "ü", "", None]
     assert readable(names).type == pa.string()
 
 
 def test_parsed_headers() -> None:
-    """Shows pairs in their order, repeated names, odd lines and bytes, no headers, and headers without a pair."""
+    """Pairs in order, repeated names, odd lines and bytes, no headers, and headers without a pair."""
     blocks = [HEADERS, None, b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0\r\nno colon\r\n:no name\r\nA:b\r\n\r\n",
               b"NATS/1.0\r\n\xff: \xfe\r\n\r\n", b"\xff\xff", None]
     parsed = parse_headers(pa.array(blocks, pa.binary()), PAIRS)
@@ -328,7 +327,7 @@ def test_parsed_headers() -> None:
 
 
 def test_sums_beyond_64_bits() -> None:
-    """Shows that a sum does not wrap round to the one that is expected."""
+    """A sum does not wrap round to the expected one."""
     high = np.asarray([1 << 63, 1 << 63, 5], np.uint64)
     assert NUMPY.total(high) == (1 << 64) + 5
     assert NUMPY.total(np.asarray([1, 2, 3], np.uint8)) == 6

@@ -1,4 +1,4 @@
-"""A slow scan of a key-value bucket whose keys are put again and again meanwhile: every key, or an error."""
+"""A slow scan of a key-value bucket whose keys are put repeatedly meanwhile: every key, or an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def bucket(store: MemoryStore, reader_grace_ns: int) -> tuple[Owner, Strea
 
 
 async def put_all(owner: Owner, stream: Stream, value: int) -> None:
-    """Put each key, a block of 50 at a time; history 1 removes what was there."""
+    """Put each key, a block of 50 at a time; history 1 removes the previous value."""
     for first in range(0, KEYS, 50):
         keys = [b"KV.%d" % key for key in range(first, first + 50)]
         stream.append([(key, b"", b"%d" % value) for key in keys])

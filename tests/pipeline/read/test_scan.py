@@ -1,4 +1,4 @@
-"""Reading tasks: the rows that the plain reader gives, whatever is asked for; errors, never wrong rows; no thread left."""
+"""Reading tasks: the same rows as the plain reader, for any query; errors, never wrong rows; no thread left."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def planned(objects: ObjectClient, name: str, selection: Selection = EVERYTHING,
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
-    """What ``EXACT`` batches hold."""
+    """The rows of ``EXACT`` batches."""
     rows: list[Row] = []
     for batch in batches:
         batch.validate(full=True)
@@ -113,8 +113,8 @@ def client_of(store: ObjectStore) -> ObjectClient:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_as_the_plain_reader_reads(store: ObjectStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows, for random stores and selections, the rows of ``read_messages`` filtered in Python, in its order; with
-    bounds as they are, and with ones so small that every way through the reader is taken."""
+    """Shows, for random stores and selections, the rows of ``read_messages`` filtered in Python, in its order; with the
+    default bounds, and with ones so small that every path through the reader is taken."""
     rng = random.Random(seed)
     owner = await varied(store, seed, steps=25, large=seed % 3 == 0)
     objects = client_of(store)
@@ -193,7 +193,7 @@ async def test_positions_in_a_block_with_gaps() -> None:
 
 
 async def test_sequences_that_no_long_holds() -> None:
-    """Shows that they are refused, not wrapped, and only where they are asked for."""
+    """They are refused, not wrapped, and only if requested."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")], gap=(1 << 63) - 2)
@@ -210,7 +210,7 @@ async def test_sequences_that_no_long_holds() -> None:
     await owner.kill()
 
 
-# ---- no more than is needed
+# ---- only the necessary reads
 
 
 async def one_stream(store: ObjectStore, codec: Codec = Codec.ZSTD) -> tuple[Owner, Any]:
@@ -256,8 +256,8 @@ async def test_what_is_fetched() -> None:
 
 
 async def test_small_blocks_share_their_turns() -> None:
-    """Shows that many small blocks become few batches, the first of which comes at once, and that a caller that stops
-    early has had few of them fetched."""
+    """Shows that many small blocks become few batches, the first of which comes at once, and that few are fetched if
+    the caller stops early."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(300):
@@ -334,7 +334,7 @@ async def test_blocks_of_several_streams_share_gets(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("count", [1, SMALL_COUNT, SMALL_COUNT + 1])
 async def test_small_blocks_are_as_others(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows every column of blocks around the bound of what is small, against the same blocks read the other way."""
+    """Shows every column of blocks around the size bound of small ones, against the same blocks read the other way."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for i in range(40):
@@ -387,7 +387,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ending", ["all", "close", "error", "garbage"])
 async def test_threads_end(ending: str) -> None:
-    """Shows that no thread outlives the reading, however it ends: ``no_threads`` looks, too."""
+    """Shows that no thread outlives the reading, however it ends: ``no_threads`` checks, too."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(40):
@@ -457,7 +457,7 @@ async def test_a_block_of_many_messages_and_no_payload() -> None:
 
 
 def until_error(batches: Iterator[pa.RecordBatch]) -> tuple[list[Row], PipelineError]:
-    """The rows before the error that must come, and it."""
+    """The rows before the expected error, and the error."""
     got: list[Row] = []
     try:
         for batch in batches:
@@ -474,7 +474,7 @@ def flipped(data: bytes, at: int) -> bytes:
 @pytest.mark.parametrize("codec", list(Codec))
 async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
     """Shows, for a flipped bit at many places of index and frames and for objects cut short, an error that names object,
-    section and offset, and before it none but right rows."""
+    section and offset, and only correct rows before it."""
     store = MemoryStore()
     owner, stream = await one_stream(store, codec)
     for i in range(4):
@@ -506,7 +506,7 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
             assert "at byte " in said
             assert got == rows[:len(got)]
             assert len(got) <= 600
-    # Where no frame is needed none is looked at.
+    # Where no frame is needed none is examined.
     store.objects[task.key] = flipped(sound, ref.frames_offset)
     names = requested("messages", [("subject", "string")])
     assert sum(batch.num_rows for batch in read_tasks(objects, found, EVERYTHING, names)) == 1200
@@ -516,16 +516,16 @@ async def test_damage_is_an_error_and_never_a_row(codec: Codec) -> None:
         list(read_tasks(objects, [task], EVERYTHING, names))
 
 
-# ---- objects that go away
+# ---- objects that are deleted
 
 
 SKIP = LossRule(fail=False)
 
 
 async def test_blocks_that_are_swept_after_the_plan(caplog: pytest.LogCaptureFixture) -> None:
-    """Shows that what was removed since the plan, and went from the store, fails the query, with a broker that goes on; or,
-    where that is asked for, is skipped with a warning, and everything else read. What was removed from an object that is
-    still there comes as it was planned."""
+    """Shows that messages removed since the plan, whose objects a running broker has deleted, fail the query, or, on
+    request, are skipped with a warning, and everything else is read. Messages removed from an object that still exists
+    are read as planned."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(12):
@@ -557,7 +557,8 @@ async def test_blocks_that_are_swept_after_the_plan(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("gap", [0, 3])
 async def test_what_was_removed_before_the_plan_is_no_loss(gap: int) -> None:
-    """Shows that a block whose messages in the wanted range were dead already may go; with gaps in its sequences, too."""
+    """Shows that a block whose messages in the wanted range were already dead may be deleted; with gaps in its
+    sequences, too."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 10)
@@ -582,7 +583,7 @@ async def test_what_was_removed_before_the_plan_is_no_loss(gap: int) -> None:
 
 
 async def test_a_stream_that_is_deleted_after_the_plan() -> None:
-    """Shows that its rows are lost: also where another one has its name by then."""
+    """Shows that its rows are lost, also if another stream has its name by then."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     stream.append([(b"s.a", b"", b"x")] * 5)
@@ -644,7 +645,7 @@ async def test_what_a_streaming_query_has_lost(how: str, config: dict[str, Any],
 
 
 async def test_an_object_that_is_lost() -> None:
-    """Shows that an object which the newest state still names is an error that says so, after none but right rows."""
+    """Shows that an object which the newest state still names is an error that says so, after only correct rows."""
     store = MemoryStore()
     owner, stream = await one_stream(store)
     for _ in range(5):
@@ -665,8 +666,9 @@ async def test_an_object_that_is_lost() -> None:
 
 @pytest.mark.parametrize("when", [1, 2, 3])
 async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that messages are read from their present objects, exactly once each, when their object goes before the index is
-    read, before the frames are, and between two groups of frames; and that a second move is followed, too."""
+    """Shows that messages are read from their present objects, exactly once each, when their object is deleted before
+    the index is read, before the frames are, and between two groups of frames; and that a second move is followed,
+    too."""
     store = MemoryStore()
     objects = MemoryObjectClient(store)
     monkeypatch.setattr("broker.storage.log.writer.FRAME_BYTES", 200)  # several frames a block
@@ -703,7 +705,7 @@ async def test_blocks_that_moved(when: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_defaults_are_whole() -> None:
-    """Shows the view as it comes when no columns are named."""
+    """Shows the view's default columns."""
     store = MemoryStore()
     owner = await varied(store, 5, steps=10)
     objects = MemoryObjectClient(store)

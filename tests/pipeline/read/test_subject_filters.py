@@ -61,7 +61,7 @@ SELECTIONS = [
 
 
 async def test_blocks_without_the_subject_are_not_read(owner: Owner) -> None:
-    """All selections are about the subjects of every 24th block: those are read, and few others."""
+    """All selections are for the subjects of every 24th block: those are read, and few others."""
     for selection in SELECTIONS:
         objects, snapshot = snapshot_of(owner)
         assert len(snapshot.blocks) == BLOCKS
@@ -89,7 +89,7 @@ async def test_a_limit_skips_what_filters_exclude(owner: Owner) -> None:
 
 
 async def test_a_new_owner_and_inspect_have_them_too(owner: Owner) -> None:
-    """What a checkpoint says is what the log said; the reader of ``inspect`` excludes by it."""
+    """A checkpoint's filters equal the log's; the reader of ``inspect`` excludes by them."""
     state = (await read_snapshot(owner.store)).state
     [stream] = state.streams.values()
     _, snapshot = snapshot_of(owner)

@@ -1,4 +1,4 @@
-"""The views beside the messages, held against what the streams remember."""
+"""The views other than messages, compared with the streams' records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def counted(stream: Stream, found: list[ScanTask], rows: list[Row]) -> list[tupl
 @pytest.mark.parametrize("summaries", [True, False])
 async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> None:
     """Shows counts and sequences of live messages alone, by block, for all and for some subjects, sequences and times;
-    from summaries where they are at hand and from indexes, with never a frame read."""
+    from summaries where available and from indexes, without reading a frame."""
     store = MemoryStore()
     owner = await varied(store, seed)
     objects = MemoryObjectClient(store)
@@ -90,7 +90,7 @@ async def test_subjects_are_counted_as_they_live(seed: int, summaries: bool) -> 
 
 
 async def test_subjects_with_many_to_a_block() -> None:
-    """Shows the columns that come by themselves, of a block with more subjects than a summary has."""
+    """Shows the default columns, for a block with more subjects than a summary has."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()

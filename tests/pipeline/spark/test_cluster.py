@@ -97,8 +97,8 @@ def check(found: dict[str, Any], store: Published) -> None:
 
 
 def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """Two executors, each a process of its own, on MinIO: batch, streaming and helpers. Spark looks for sources without
-    regard to such files, so the source is registered by hand."""
+    """Two executors, each a process of its own, on MinIO: batch, streaming and helpers. Spark does not discover sources
+    in such files, so the source is registered explicitly."""
     store = asyncio.run(published(minio.new_url(), minio.env))
     found = run(python_without_jetblock(tmp_path), CLUSTER, {
         "conf": CONF, "zip": str(make_zip(tmp_path)), "options": store.options(), "checkpoint": str(tmp_path / "cp")},

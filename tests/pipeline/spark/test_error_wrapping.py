@@ -1,4 +1,4 @@
-"""What Spark is given of an error: its text, without the frames and causes below it."""
+"""What Spark gets of an error: its text, without the frames and causes below it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_closing_closes_what_is_below() -> None:
 
 
 def test_other_errors_are_left_alone() -> None:
-    """A defect of ours keeps its frames, and a module that is not one of the needed ones is no advice to install it."""
+    """An internal error keeps its frames, and a missing module that is no dependency gives no advice to install it."""
     def wrong() -> None:
         import no_such_module  # noqa: F401
 

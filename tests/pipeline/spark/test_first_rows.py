@@ -42,8 +42,8 @@ class Pipe(io.RawIOBase):
 
 
 def test_the_first_rows_leave_the_worker_before_more_is_read() -> None:
-    """Each batch is seen by the other side when the next one is asked for, until as much has been written as the buffer
-    holds; from then on it is left to the buffer."""
+    """Each batch reaches the other side when the next one is requested, until the buffer's size has been written; from
+    then on the buffer decides."""
     pipe = Pipe()
     seen: list[int] = []
     closed = []

@@ -1,4 +1,4 @@
-"""Batch reads through Spark: what a broker wrote is what SQL gives, on a directory and on two S3 servers."""
+"""Batch reads through Spark: SQL returns what a broker wrote, on a directory and on two S3 servers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SCHEMAS = (
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_any_columns_in_any_order(spark: Any, store: Published, schema: str) -> None:
-    """Columns that ``.schema`` names, in its order and its types, hold what the same columns hold by themselves."""
+    """Columns that ``.schema`` names, in its order and its types, hold the same values as when read alone."""
     frame = load(spark, store, schema=schema)
     rows = [row.asDict(recursive=True) for row in frame.collect()]
     expected = store.streams["ORDERS"]
@@ -142,7 +142,7 @@ def test_filters_give_the_same_pushed_and_not_pushed(spark: Any, store: Publishe
 
 
 def test_without_sparks_setting(spark: Any, store: Published) -> None:
-    """Spark's default: filters work, and a load that wants them pushed down says what to set."""
+    """Spark's default: filters work, and the error of a load with pushdown names the setting."""
     assert [row.seq for row in load(spark, store).where("seq = 5 OR subject = 'none'").collect()] == [5]
     with pytest.raises(Exception, match=re.escape(PUSHDOWN)):
         load(spark, store, pushdown="true").where("seq = 5").collect()
@@ -166,7 +166,7 @@ def test_scans_of_one_frame_do_not_share_filters(spark: Any, store: Published) -
 
 @pytest.mark.usefixtures("pushdown")
 def test_what_is_pushed_is_not_filtered_again(spark: Any, store: Published) -> None:
-    """That filters really go down: Spark's plan has none left, and blocks that cannot match have no task."""
+    """Filters are really pushed down: Spark's plan has none left, and blocks that cannot match have no task."""
     def plan(frame: Any) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
 
@@ -193,7 +193,7 @@ def test_wildcards_of_streams_and_subjects(spark: Any, store: Published) -> None
 
 
 def test_views(spark: Any, store: Published) -> None:
-    """The views besides the messages: what they add up to is what was published."""
+    """The views other than messages: their totals equal what was published."""
     live = {name: len(found) for name, found in store.streams.items()}
     streams = {row.name: row for row in load(spark, store, "*", view="streams").collect()}
     assert {name: row.messages for name, row in streams.items()} == live
@@ -230,8 +230,8 @@ def test_sql_with_a_view_and_the_functions(spark: Any, store: Published) -> None
 
 
 async def test_one_snapshot_while_a_broker_goes_on(spark: Any, tmp_path: Path) -> None:
-    """``session.read`` stays where it was while a broker publishes and purges, however often it is derived from; what is
-    loaded and planned afterwards has all of it."""
+    """``session.read`` stays where it was while a broker publishes and purges, however often it is derived from; later
+    loads see all of it."""
     url = f"file://{tmp_path}/growing"
 
     def rows(count: int) -> list[tuple[str, None, bytes]]:

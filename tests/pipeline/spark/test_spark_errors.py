@@ -1,4 +1,4 @@
-"""What a user is told through Spark when a query cannot be answered: short, naming the object or option; never wrong rows."""
+"""Errors that a user sees through Spark: short, naming the object or option; never wrong rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copy(store: Published, tmp_path: Path) -> Path:
 
 
 def told(frame: Any) -> str:
-    """What the error of reading all of a DataFrame says. It must be short, and ours."""
+    """The text of the error of reading a whole DataFrame. It must be short, and ours."""
     with pytest.raises(PySparkException) as caught:
         frame.collect()
     text = str(caught.value)
@@ -48,7 +48,7 @@ def load(spark: Any, url: str, **options: Any) -> Any:
 
 
 def test_what_is_not_there(spark: Any, store: Published, tmp_path: Path) -> None:
-    """No such store, stream, column, option: each named, with what is there."""
+    """No such store, stream, column, option: each named, with the existing ones."""
     text = told(load(spark, store.url, stream="ORDER"))
     assert "NoStream" in text
     assert "'ORDER'" in text
@@ -109,7 +109,7 @@ def test_an_empty_range_has_no_rows(spark: Any, store: Published) -> None:
     ({"stream": "NONE"}, "NoStream: .*: no stream 'NONE'")])
 def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_path: Path, options: dict[str, str], said: str
                                             ) -> None:
-    """The text ends its traceback, and no error of Spark's covers it."""
+    """The text ends its traceback, and no error of Spark's hides it."""
     frame = spark.readStream.format("jetblock").options(**{**store.options(), **options}).load()
     query = (frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/checkpoint")
              .trigger(availableNow=True).start())
@@ -121,7 +121,7 @@ def test_a_streaming_query_s_error_is_plain(spark: Any, store: Published, tmp_pa
 
 
 def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
-    """The object that holds a message, and what the catalogue says of its block."""
+    """The object that holds a message, and its block's reference in the catalogue."""
     row, = load(spark, f"file://{copy}", stream="ORDERS", view="blocks").where(
         f"first_seq <= {seq} AND last_seq >= {seq}").collect()
     return copy / row.block, row
@@ -129,7 +129,7 @@ def a_block(spark: Any, copy: Path, seq: int) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("section", ["frames", "index"])
 def test_a_flipped_bit(spark: Any, copy: Path, section: str) -> None:
-    """One bit of one object: the query fails and names it, and what does not need the object is read."""
+    """One bit of one object: the query fails and names it; queries that do not need the object succeed."""
     path, block = a_block(spark, copy, 250)
     data = bytearray(path.read_bytes())
     data[block[f"{section}_offset"] + block[f"{section}_bytes"] // 2] ^= 1
@@ -169,9 +169,9 @@ def test_a_store_of_a_newer_version(spark: Any, copy: Path) -> None:
 
 
 async def test_objects_that_go_under_a_planned_query(spark: Any, tmp_path: Path) -> None:
-    """A DataFrame keeps the plan of its first query. When objects are let go of afterwards it fails, or with
-    ``failOnDataLoss=false`` leaves out what was in them and reads the rest. What was purged from an object that is still there
-    belongs to the plan's snapshot."""
+    """A DataFrame keeps the plan of its first query. When objects are deleted afterwards it fails, or with
+    ``failOnDataLoss=false`` leaves out their messages and reads the rest. Messages purged from an object that still
+    exists belong to the plan's snapshot."""
     url = f"file://{tmp_path}/store"
     owner = Owner(open_store(url), seed=3)
     await owner.start()

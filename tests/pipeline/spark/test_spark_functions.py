@@ -1,4 +1,4 @@
-"""The SQL functions, on random rows, against what the broker itself decides by."""
+"""The SQL functions, on random rows, against the broker's own functions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_subjects_match_as_the_broker_has_it(spark: Any) -> None:
 
 
 def test_header_blocks_are_read_as_the_broker_reads_them(spark: Any) -> None:
-    """Any bytes: what does not look like a header is not there."""
+    """Any bytes: anything that does not look like a header is ignored."""
     rng = random.Random(8)
     rows: list[tuple[bytes | None, str]] = [(None, "X")]
     for _ in range(3000):

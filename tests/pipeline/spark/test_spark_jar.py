@@ -1,4 +1,4 @@
-"""The source with the jar and without it: random queries through both, and what only the jar can do."""
+"""The source with the jar and without it: random queries through both, and features of the jar alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.pipeline.spark.test_spark_batch import FILTERS, PUSHDOWN, messages
 from tests.real.s3 import MISSING
 
 JAR = "jetblock_jar"
-"""Here the jar's source has a name of its own, so that the plain one stays within reach."""
+"""Here the jar's source has a name of its own, so that the plain one stays available."""
 KINDS = ("rows", "count", "columns", "union", "union", "join", "group")
 
 
@@ -108,7 +108,7 @@ def without_payloads(spark: Any, store: Published, tmp_path: Path) -> str:
 
 
 def test_columns_that_are_not_named_are_not_read(spark: Any, store: Published, without_payloads: str) -> None:
-    """Where all payloads are damaged: a narrow DataFrame or view answers without the jar, which fails for all columns."""
+    """All payloads are damaged: a narrow DataFrame or view answers without the jar, which fails for all columns."""
     live = store.streams["ORDERS"]
     with pytest.raises(PySparkException, match="Damaged"):
         load(spark, "jetblock", without_payloads).count()
@@ -137,7 +137,7 @@ def test_the_jar_reads_the_columns_that_a_query_wants(spark: Any, store: Publish
 
 
 def test_the_jar_keeps_filters_to_their_scan(spark: Any, store: Published, jar: str) -> None:
-    """What goes wrong without it, with ``pushdown=true`` for several scans; and pushed filters are gone from the plan."""
+    """Cases that fail without it, with ``pushdown=true`` for several scans; pushed filters are gone from the plan."""
     frame = load(spark, jar, store, pushdown="true")
     assert sorted(row.seq for row in frame.where("seq = 4").union(frame.where("seq = 5")).collect()) == [4, 5]
     assert frame.count() == len(store.streams["ORDERS"])
@@ -187,7 +187,7 @@ def test_streams_and_errors_are_the_python_source_s(spark: Any, store: Published
 
 
 def test_a_jar_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a JDK, with a Spark that has moved on, with a name that is none: said, with what to do."""
+    """Without a JDK, with an incompatible Spark, with an invalid name: an error with the remedy."""
     def refused(why: str, **how: Callable[..., Any] | str) -> None:
         with (tmp_path / "x.jar").open("wb") as out, pytest.raises(PipelineError, match=why):
             write_jar(out, **how)  # type: ignore[arg-type]

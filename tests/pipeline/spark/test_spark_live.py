@@ -20,7 +20,7 @@ KINDS = 7
 
 
 class Publisher:
-    """Publishes ``messages``, 200 at a time, each until it is acknowledged: the message id sees to it that an attempt
+    """Publishes ``messages``, 200 at a time, each until it is acknowledged: the message id ensures that an attempt
     whose ack was lost counts once. After half of them it waits for ``go``."""
 
     def __init__(self, port: int, messages: int) -> None:
@@ -37,7 +37,7 @@ class Publisher:
         await nc.close()
 
     async def reached(self, count: int) -> None:
-        """Wait until as many are acknowledged."""
+        """Wait until that many are acknowledged."""
         async with self._acked:
             await self._acked.wait_for(lambda: len(self.acked) >= count)
 
@@ -106,7 +106,7 @@ def _check(spark: Any, folder: Path, messages: int) -> None:
 
 
 def test_a_live_stream_is_followed_while_its_broker_is_killed(spark: Any, tmp_path: Path) -> None:
-    """On a directory: what was acknowledged is counted, once, by the query that began before the publisher."""
+    """On a directory: each acknowledged message is counted once by a query that began before the publisher."""
     messages = 12_000
     batches = asyncio.run(_follow(spark, f"file://{tmp_path}/store", tmp_path, messages, {}))
     assert len(batches) > 1

@@ -1,4 +1,5 @@
-"""The main job on Spark: what the standard library imports most, asked of the stream of its files, with no broker running."""
+"""The main job on Spark: the most frequent imports of the standard library, from a stream of its files, with no broker
+running."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.pipeline.published import broker_on, publish
 
 
 class Sink:
-    """A streaming query into Parquet, run until nothing is left, again and again on one checkpoint."""
+    """A streaming query into Parquet, run until nothing is left, repeatedly on one checkpoint."""
 
     def __init__(self, spark: Any, folder: Path, url: str, **options: Any) -> None:
         self.spark = spark
@@ -39,7 +39,7 @@ def _range(stream: str, first: int, last: int) -> list[tuple[str, int]]:
 
 
 def test_batches_of_the_size_asked_for_and_a_restart_that_goes_on(spark: Any, tmp_path: Path) -> None:
-    """AvailableNow takes what is there in several batches; the next run takes exactly what came since."""
+    """AvailableNow reads the existing messages in several batches; the next run reads exactly the newer ones."""
     url = f"file://{tmp_path}/store"
 
     async def fill(first: int, count: int) -> None:
@@ -59,7 +59,7 @@ def test_batches_of_the_size_asked_for_and_a_restart_that_goes_on(spark: Any, tm
 
 
 def test_streams_by_wildcard_and_starts(spark: Any, tmp_path: Path) -> None:
-    """Several streams in one query, and those that come later; a query from the end, and one from a time."""
+    """Several streams in one query, and those created later; a query from the end, and one from a time."""
     url = f"file://{tmp_path}/store"
     times: list[str] = []
 

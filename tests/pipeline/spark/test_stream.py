@@ -50,7 +50,7 @@ class Query:
         return json.dumps(self.reader.latestOffset(self.begin(), limit))
 
     def read(self, end: str) -> list[tuple[str, int]]:
-        """The rows of a batch, through what goes to tasks and back."""
+        """The rows of a batch, pickled to tasks and back."""
         found = []
         task = pickle.loads(pickle.dumps(stream.StreamReader(Options.parse(self.options, streaming=True), SCHEMA)))
         for part in self.reader.partitions(self.begin(), json.loads(end)):
@@ -67,7 +67,7 @@ class Query:
         return [seq for _, seq in rows]
 
     def batches(self, limit: Any = None) -> list[list[int]]:
-        """Batches until nothing is new, as Trigger.AvailableNow has them."""
+        """Batches until nothing is new, as with Trigger.AvailableNow."""
         found = []
         while self.committed is None or self.plan(limit) != self.committed:
             found.append(self.batch(limit))
@@ -82,7 +82,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def objects(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> MemoryObjectClient:
-    """The store, as what every URL leads to."""
+    """The store that every URL opens."""
     made = MemoryObjectClient(store)
     for module in (stream, query):
         monkeypatch.setattr(module, "open_object_client", lambda url: made)
@@ -106,7 +106,7 @@ async def add(stream: Stream, count: int, subject: str = "a", size: int = 5) -> 
 
 
 async def test_a_query_follows_a_stream(owner: Owner, objects: MemoryObjectClient) -> None:
-    """Each batch has what came since the last one, each message once; nothing new is the same offset again."""
+    """Each batch has the messages since the last one, each once; without new ones the offset is the same."""
     s = await owner.make("S")
     await add(s, 10)
     query = Query(objects)
@@ -166,7 +166,7 @@ async def test_both_limits_hold_and_a_trigger_that_wants_all_gets_all(owner: Own
 
 
 async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryObjectClient) -> None:
-    """What comes after the trigger began is left for the next one, streams included."""
+    """Messages after the trigger began are left for the next one, new streams included."""
     s, t = await owner.make("S"), await owner.make("T")
     await add(s, 30)
     await add(t, 3)
@@ -186,7 +186,7 @@ async def test_available_now_ends_where_it_began(owner: Owner, objects: MemoryOb
 
 
 async def test_a_batch_is_the_same_when_it_is_planned_again(owner: Owner, objects: MemoryObjectClient) -> None:
-    """After a restart, with more in the store, a new epoch and a checkpoint; but for what was removed meanwhile."""
+    """After a restart, with more in the store, a new epoch and a checkpoint; except for messages removed meanwhile."""
     s = await owner.make("S")
     await add(s, 50)
     query = Query(objects, maxMessagesPerTrigger="20")
@@ -308,11 +308,11 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
         Query(objects, stream="S,X").begin()
 
 
-# ---- streams that come and go
+# ---- streams created and deleted
 
 
 async def test_a_stream_that_comes_later_is_read_from_its_first_message(owner: Owner, objects: MemoryObjectClient) -> None:
-    """Where a wildcard lets it in; also when there was none at all."""
+    """If a wildcard matches it; also when there was no stream before."""
     query = Query(objects, stream="S*", startingOffsets="latest")
     assert query.batch() == []
     s = await owner.make("S1")
@@ -351,8 +351,8 @@ LOSSES = {
 
 @pytest.mark.parametrize("how", LOSSES)
 async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryObjectClient, how: str) -> None:
-    """With the stream, what was expected and what is there; whether it is noticed before the next batch or when a batch on
-    record is planned again."""
+    """With the stream, the expected and the actual state; whether detected before the next batch or when a recorded
+    batch is planned again."""
     await add(await owner.make("S"), 20)
     query = Query(objects, maxMessagesPerTrigger="10")
     query.batch()
@@ -368,7 +368,7 @@ async def test_a_loss_ends_a_query(owner: Owner, objects: MemoryObjectClient, ho
 @pytest.mark.parametrize("how", LOSSES)
 async def test_a_loss_is_only_said_where_that_is_asked_for(owner: Owner, objects: MemoryObjectClient, how: str,
                                                            caplog: pytest.LogCaptureFixture) -> None:
-    """The query goes on with what is there, and says once what it missed."""
+    """The query continues with what exists, and logs once what it missed."""
     await add(await owner.make("S"), 20)
     query = Query(objects, stream="S*", maxMessagesPerTrigger="10", failOnDataLoss="false")
     query.batch()
@@ -442,7 +442,8 @@ async def test_a_stream_that_is_offline_ends_a_query(owner: Owner, objects: Memo
 
 
 async def test_a_stream_that_is_left_out_keeps_its_place(owner: Owner, objects: MemoryObjectClient) -> None:
-    """A restart with fewer streams than the checkpoint has reads the others on; named again, the stream goes on where it was."""
+    """A restart with fewer streams than the checkpoint has reads the others on; named again, the stream resumes where
+    it was."""
     a, b = await owner.make("A"), await owner.make("B")
     await add(a, 3)
     await add(b, 3)
@@ -483,7 +484,7 @@ async def test_a_stream_that_is_left_out_of_a_batch_under_way(owner: Owner, obje
 
 
 async def test_a_look_reads_only_what_is_new(owner: Owner, objects: MemoryObjectClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the store: no checkpoint's page, no segment twice; and no batch goes through all blocks."""
+    """However large the store: no checkpoint's page, no segment twice; and no batch walks all blocks."""
     s = await owner.make("S")
     for _ in range(60):
         await add(s, 3)

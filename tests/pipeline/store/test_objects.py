@@ -1,4 +1,4 @@
-"""Blocking reads of a store: a directory, MinIO and SeaweedFS, an endpoint that fails by a script; and the environment."""
+"""Blocking reads of a store: a directory, MinIO and SeaweedFS, a scripted failing endpoint; and the environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAM = StreamPaths("ACME/é", "Orders %41~ü", 0x1234)
 KEYS = sorted([
     FORMAT, ShardPaths(0).log(Position(1, 0)), ShardPaths(0).log(Position(1, 1)), ShardPaths(0).log(Position(2, 0)),
     ShardPaths(10).log(Position(1, 0)), STREAM.run(Position(1, 1), 7), StreamPaths("$G", "ü" * 100, 1).run(Position(1, 1), 7)])
-"""Some with % and ~ in them, which a client may take for something else."""
+"""Some with % and ~ in them, which a client may misinterpret."""
 
 
 @pytest.fixture(params=["directory", "minio", "seaweed"])
@@ -52,7 +52,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
 
 
 def test_reads_ranges(store: Store) -> None:
-    """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys are as they are."""
+    """Whole objects and parts of them; fewer bytes where the object ends, none past its end; odd keys work."""
     objects = open_object_client(store.url)
     assert objects.url == store.url
     for key in KEYS:
@@ -72,7 +72,7 @@ def test_says_what_is_not_there(store: Store) -> None:
 
 
 def test_reads_many_side_by_side(store: Store) -> None:
-    """In the order they were asked for, None for what is not there; also from several threads."""
+    """In the requested order, None for missing objects; also from several threads."""
     objects = open_object_client(store.url)
     ranges = [(key, n % 3, None if n % 2 else 20) for n, key in enumerate(KEYS * 10)]
     ranges.insert(5, ("v1/none", 0, None))
@@ -93,7 +93,7 @@ def test_lists_in_order(store: Store) -> None:
 
 
 def test_one_client_for_a_process_and_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forked child does not get its parent's, whose threads and connections it has not."""
+    """A forked child does not get its parent's, whose threads and connections it lacks."""
     first = open_object_client(store.url)
     assert open_object_client(store.url) is first
     monkeypatch.setattr("os.getpid", lambda: -1)
@@ -139,7 +139,7 @@ def test_refuses_urls(url: str) -> None:
 
 
 def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusals are told at once, with the file and the remedy; what passes is tried again."""
+    """Refusals are raised at once, with the file and the remedy; transient errors are retried."""
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "x").write_bytes(b"data")
     objects = FileObjectClient(str(tmp_path))
@@ -167,7 +167,7 @@ def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- S3 that refuses, fails, or is something else
 
 class _Script(BaseHTTPRequestHandler):
-    """Answers by ``answers``, one after the other, then with the object."""
+    """Answers with ``answers``, one after the other, then with the object."""
 
     protocol_version = "HTTP/1.1"
     answers: ClassVar[list[tuple[int, bytes]]]
@@ -218,7 +218,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Script]]:
 
 
 def _environ(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
-    """The AWS part of the environment, and nothing of it besides."""
+    """The AWS part of the environment, and no other AWS variables."""
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -229,14 +229,14 @@ def _environ(monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
 
 
 def test_tries_again_what_passes(endpoint: type[_Script]) -> None:
-    """Overload and failures of the server are waited out."""
+    """Overload and server failures are waited out."""
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>"), (500, b""), (429, b"")]
     assert S3ObjectClient("bucket").get("v1/x", 2, 5) == b"234"
     assert endpoint.asked == ["bytes=2-4"] * 4
 
 
 def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it does not pass: the error has address and status, and no secret."""
+    """If it persists: the error has address and status, and no secret."""
     monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))
     endpoint.answers += [(503, b"<Error><Code>SlowDown</Code></Error>")] * 100
     with pytest.raises(Unreachable, match=r"s3://bucket at http://127.0.0.1:\d+: v1/x: SlowDown \(503\): check") as raised:
@@ -246,7 +246,7 @@ def test_gives_up_in_the_end(endpoint: type[_Script], monkeypatch: pytest.Monkey
 
 
 def test_an_endpoint_that_ignores_ranges(endpoint: type[_Script]) -> None:
-    """It sends whole objects: they are cut here, and asked for as a whole from then on."""
+    """It sends whole objects: they are cut here, and requested whole from then on."""
     endpoint.ranges = False
     objects = S3ObjectClient("bucket")
     assert (objects.get("v1/x", 2, 5), objects.get("v1/x", 7), objects.get("v1/x", 20, 30)) == (b"234", b"789", b"")
@@ -293,7 +293,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_credentials_anywhere(endpoint: type[_Script], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What instances have is asked for last; where that does not answer either, the text says what to set."""
+    """Instance credentials are tried last; if that fails too, the text says what to set."""
     monkeypatch.setattr(objects_module, "_RETRY", objects_module.timedelta(seconds=1))
     _environ(monkeypatch, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"], AWS_METADATA_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(Unreachable, match=r"no credentials were found.*AWS_ACCESS_KEY_ID.*executors"):
@@ -303,7 +303,7 @@ def test_no_credentials_anywhere(endpoint: type[_Script], monkeypatch: pytest.Mo
 # ---- the environment
 
 def test_reads_the_environment(tmp_path: Path) -> None:
-    """Variables go before the profile's; the endpoint of S3 alone before the general one."""
+    """Variables override the profile; the endpoint for S3 overrides the general one."""
     config = tmp_path / "config"
     config.write_text("[default]\nregion = eu-north-1\nendpoint_url = http://from.file:1\n"
                       "[profile other]\nregion = eu-west-3\nnested =\n  max = 5\n")
@@ -325,7 +325,7 @@ def test_reads_the_environment(tmp_path: Path) -> None:
 
 
 def test_reads_keys_of_a_profile(tmp_path: Path) -> None:
-    """Anew each time they are asked for, since tools write short-lived ones there; variables go before them."""
+    """On each request, since tools write short-lived ones there; variables override them."""
     credentials = tmp_path / "credentials"
     credentials.write_text("[default]\naws_access_key_id = A\naws_secret_access_key = B=%(x)s=\n"
                            "[half]\naws_access_key_id = A\n")
@@ -370,7 +370,7 @@ def test_asks_a_process_for_credentials(tmp_path: Path) -> None:
 
 
 def test_a_profile_s_keys_reach_the_store(minio: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the shared file to MinIO; and what a process that fails says comes through obstore."""
+    """From the shared file to MinIO; and the error of a failing process is passed on by obstore."""
     credentials = tmp_path / "credentials"
     credentials.write_text(f"[here]\naws_access_key_id = {minio.env['AWS_ACCESS_KEY_ID']}\n"
                            f"aws_secret_access_key = {minio.env['AWS_SECRET_ACCESS_KEY']}\n"

@@ -1,4 +1,4 @@
-"""Users, permissions and accounts as nats-server's configuration has them, from the same values that our server takes."""
+"""Users, permissions and accounts as nats-server's configuration has them, from the same values as our server's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["configuration", "connect"]
 
 
 def configuration(users: Sequence[User], accounts: Iterable[AccountSettings] = (), *, no_auth_user: str = "") -> str:
-    """The file that makes nats-server know these."""
+    """The configuration file of nats-server for these."""
     lines = [f"no_auth_user: {json.dumps(no_auth_user)}"] if no_auth_user else []
     named = []
     for account in accounts:

@@ -1,4 +1,5 @@
-"""Logging in: bcrypt hashes as nats-server takes them, the lines of a refusal, and that a slow check harms nobody."""
+"""Logging in: bcrypt hashes as nats-server accepts them, the lines of a refusal, and that a slow check delays no
+others."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ USERS = {
     "longer": HASH + "A", "shorter": HASH[:-1], "broken": "$2a$10$short", "cheap": "$2b$03" + HASH[6:],
     "dear": "$2b$99" + HASH[6:], "plain": "pp", "none": "",
 }
-"""Every form of hash, and what only looks like one."""
+"""Every form of hash, and strings that only look like one."""
 
 RIGHT = [
     ("a", "secret"), ("b", "secret"), ("x", "secret"), ("y", "secret"), ("z", USERS["z"]), ("long", "x" * 72),
@@ -70,7 +71,7 @@ REFUSED = b"-ERR 'Authorization Violation'\r\n"
 
 @BOTH
 async def test_bcrypt_users(process: type[ServerProcess], tmp_path: Path) -> None:
-    """The password comes in and the hash does not; every refusal has its line, and none of them has a secret."""
+    """The password logs in and the hash does not; every refusal has its line, and none contains a secret."""
     config = tmp_path / "x.conf"
     rows = "\n".join(f"{{ user: {name}, password: {json.dumps(password)} }}" for name, password in USERS.items())
     config.write_text(f"authorization {{ users: [ {rows} ] }}")
@@ -110,7 +111,7 @@ async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> Non
 
 @BOTH
 async def test_authentication_timeout_is_logged(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A client that never says who it is: a debugging line, as nats-server's."""
+    """A client that never identifies itself: a debug line, like nats-server's."""
     config = tmp_path / "x.conf"
     config.write_text("authorization { user: u, password: p, timeout: 0.1 }")
     async with process("-D", "-c", str(config), monitor=False) as server, Wire(server.port) as wire:
@@ -130,7 +131,7 @@ async def test_stock_client() -> None:
 
 
 def test_an_unknown_user_costs_what_a_known_one_does() -> None:
-    """The comparison is made all the same, at the highest cost there is, and never succeeds."""
+    """The comparison is still made, at the highest configured cost, and never succeeds."""
     dear = hashed(b"other", 5)
     asked: list[BcryptCheck] = []
 
@@ -154,7 +155,7 @@ def test_an_unknown_user_costs_what_a_known_one_does() -> None:
 
 
 def test_warnings_name_what_cannot_work() -> None:
-    """Plaintext, and hashes that are none: with the user's name and without the password."""
+    """Plaintext, and malformed hashes: with the user's name and without the password."""
     said = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
     assert said == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
                     "Nobody can log in with the token: it begins like a bcrypt hash and is none"]
@@ -163,7 +164,7 @@ def test_warnings_name_what_cannot_work() -> None:
 
 
 def test_hash_from_every_source() -> None:
-    """Flag, environment and file give the hash as it was written."""
+    """Flag, environment and file pass the hash unchanged."""
     assert load(read_flags(["--user", "u", "--pass", HASH]), {}).auth.password == HASH
     assert load(read_flags([]), {"JETBLOCK_USER": "u", "JETBLOCK_PASSWORD": HASH}).auth.password == HASH
     for text in (f'"{HASH}"', f"'{HASH}'"):
@@ -184,7 +185,7 @@ async def test_text_that_is_no_utf8() -> None:
 
 
 class Nowhere:
-    """A connection of which nothing is known."""
+    """A connection without any properties."""
 
     ip = ""
     connection_type = "STANDARD"
@@ -193,7 +194,7 @@ class Nowhere:
 
 
 class Never:
-    """A login that is told nothing."""
+    """A login that must not be called back."""
 
     def check_begun(self) -> None:
         raise AssertionError
@@ -224,7 +225,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 class GatedLogin:
-    """Who names a user has to pass the gate; everybody else comes in."""
+    """Clients that name a user have to pass the gate; all others are admitted."""
 
     wants_nonce = False
 
@@ -243,7 +244,7 @@ def say(password: str, more: bytes = b"PING\r\n") -> bytes:
 
 @pytest.mark.parametrize("more", [0, 100, 300_000], ids=["alone", "with the rest", "a large read"])
 async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, more: int) -> None:
-    """In its order and none of it before the verdict, whether it came with CONNECT, after it, or in slices."""
+    """In order and never before the verdict, whether sent with CONNECT, after it, or in slices."""
     async with running(authenticators=[GatedLogin()]) as server, Wire(server.port) as wire, Wire(server.port) as other:
         other.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\n')
         await other.settled()
@@ -260,7 +261,7 @@ async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, 
 
 
 async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
-    """Some checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
+    """A few checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
     async with running(authenticators=[GatedLogin(at_once=2)], timeout_ns=60_000_000_000) as server:
         wires = []
         passwords = ["right0", *(f"right{i % 10}" for i in range(40)), "wrong"]
@@ -282,7 +283,7 @@ async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
 
 
 async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
-    """A client that gave up while it waited its turn costs nothing; one whose check runs harms nobody."""
+    """A client that disconnects while queued costs nothing; one that disconnects during its check affects no other."""
     login = GatedLogin(at_once=1)
     async with running(authenticators=[login], timeout_ns=60_000_000_000) as server:
         async with Wire(server.port) as first, Wire(server.port) as last:
@@ -301,7 +302,7 @@ async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
 
 
 async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
-    """The timeout counts while a check waits, and no more once it runs, however long it takes."""
+    """The timeout counts while a check waits, but not while it runs, however long it takes."""
     async with running(authenticators=[GatedLogin(at_once=1)], timeout_ns=50_000_000) as server:
         async with Wire(server.port) as first, Wire(server.port) as second:
             first.send(say("right1"))

@@ -1,4 +1,4 @@
-"""Who may log in changes while logins are under way, or done: a server in the test's process, with checks that it decides."""
+"""Users change while logins are in progress or done: a server in the test's process, with checks under its control."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Decisions:
 
 
 def reload(server: Server) -> None:
-    """Other settings, of which the test does not care what differs."""
+    """Other settings; the difference does not matter to the test."""
     auth = dataclasses.replace(server.settings.auth, timeout_ns=server.settings.auth.timeout_ns + 1)
     server.prepare(dataclasses.replace(server.settings, auth=auth))()
 
@@ -57,7 +57,7 @@ CONNECT = b"CONNECT " + json.dumps({"verbose": False, "user": "u", "pass": "p"})
 
 
 async def test_a_check_under_way_begins_anew() -> None:
-    """Its result would be about users who are no longer; what the client sent meanwhile is served after the new one."""
+    """Its result would be about former users; what the client sent meanwhile is served after the new check."""
     first, second = Slow(), Slow()
     async with running(authenticators=[Decisions(first, second)]) as server, Wire(server.port) as client:
         client.send(CONNECT + b"SUB a 1\r\nPUB a 1\r\nx\r\n")
@@ -111,7 +111,8 @@ async def test_a_check_of_a_client_that_leaves_ends() -> None:
 
 
 async def test_authentication_begins_and_ends() -> None:
-    """Without any, everybody is let in; when it begins, whoever has shown no credentials is closed, before CONNECT too."""
+    """Without any, every client is admitted; when it begins, clients without credentials are closed, before CONNECT
+    too."""
     async with running() as server, Wire(server.port) as client:
         client.send(b'CONNECT {"verbose":false}\r\n')
         assert await client.settled() == b"PONG\r\n"

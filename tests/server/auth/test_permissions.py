@@ -1,4 +1,4 @@
-"""Permissions and accounts: the same dialogues with the real nats-server and with ours, and what the rules are alone."""
+"""Permissions and accounts: the same dialogues with the real nats-server and with ours, and the rules alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...]
 
 
 def traced(subject: bytes, dest: bytes, *, only: bool = False) -> bytes:
-    """A publish whose way is told at ``dest``."""
+    """A publish whose trace is sent to ``dest``."""
     block = b"NATS/1.0\r\nNats-Trace-Dest: %b\r\n%b\r\n" % (dest, b"Nats-Trace-Only: true\r\n" if only else b"")
     return b"HPUB %b %d %d\r\n%bx\r\n" % (subject, len(block), len(block) + 1, block)
 
@@ -219,7 +219,7 @@ async def test_dialogue(name: str, real_port: int) -> None:
 
 
 async def test_no_auth_user(tmp_path: Path) -> None:
-    """Clients without credentials are that user: in its account, with its permissions; nobody else is."""
+    """Clients without credentials are that user: in its account, with its permissions; no other client is."""
     path = tmp_path / "nats.conf"
     path.write_text(configuration(ANYBODY, OTHERS, no_auth_user="any"))
     async with (running(OTHERS, users=tuple(ANYBODY), no_auth_user="any") as server,
@@ -229,7 +229,7 @@ async def test_no_auth_user(tmp_path: Path) -> None:
 
 
 async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines are nats-server's, whose form people search for."""
+    """The lines are nats-server's, since people search for these."""
     path = tmp_path / "nats.conf"
     path.write_text(configuration(USERS, ACCOUNTS))
     steps = [*DIALOGUES["publish to odd subjects"], ("b", connect("queue")), ("b", b"SUB bar 1\r\nSUB bar v2 2\r\n"),
@@ -242,16 +242,16 @@ async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
         await play(real.port, steps)
         await real.wait_line("maximum account active connections exceeded")
         theirs = [found[1] for line in real.stderr if (found := form.search(line))]
-    # The real server says twice that an account has no room.
+    # The real server logs twice that an account has no room.
     assert ours == list(dict.fromkeys(theirs))
     assert len(ours) == 8
 
 
-# What nats-server's configuration cannot say, and what is shown
+# Settings that nats-server's configuration lacks, and what is shown
 
 
 async def test_expiry() -> None:
-    """A login ends when it says; the connection is told why, and one without an end stays."""
+    """A login expires at its time; the connection gets the reason, and one without an expiry stays."""
     clock = GuardedClock()
     users = [User("short", "p", expires_at_ns=clock.now_ns() + 100_000_000), User("past", "p", expires_at_ns=1),
              User("long", "p", expires_at_ns=clock.now_ns() + 10**18), User("free", "p")]
@@ -320,7 +320,7 @@ async def test_accounts_count_apart() -> None:
 
 
 def test_what_cannot_be_configured() -> None:
-    """A pattern that is none, and a user of an account that does not exist: named, and not ignored."""
+    """An invalid pattern, and a user of a missing account: named, and not ignored."""
     for bad in ("", "foo..bar", ".", "foo.", "a b c", "foo b..c"):
         with pytest.raises(ValueError, match=f"invalid subject {bad!r} in permissions"):
             permissions(sub=(bad,))
@@ -340,7 +340,7 @@ PATTERNS = ["a", "b", "*", ">", "a.a", "a.*", "*.b", "a.>", "b.>", "a.b.c", "a.*
 
 @pytest.mark.parametrize("seed", range(20))
 def test_publish_rules_are_what_the_patterns_say(seed: int) -> None:
-    """Allowed by some pattern and denied by none, whatever was asked before and however much was forgotten since."""
+    """Allowed by some pattern and denied by none, whatever was checked before and however much was evicted since."""
     rng = random.Random(seed)
     allow = rng.sample(PATTERNS, rng.randrange(4)) if seed % 4 else None
     deny = rng.sample(PATTERNS, rng.randrange(3))
@@ -354,7 +354,7 @@ def test_publish_rules_are_what_the_patterns_say(seed: int) -> None:
 
 
 def test_subscriptions_that_need_a_filter() -> None:
-    """Only those that are wide, or in a queue group, and overlap with what is denied."""
+    """Only those that are wide, or in a queue group, and overlap with a denied pattern."""
     rules = SubscribeRules((), ("foo", "bar.* q"))
     for subject, queue in ((b"bar", b""), (b"bar.x", b""), (b"baz.*", b""), (b"foo.*", b""), (b"baz", b"q")):
         assert rules.permits(subject, queue)
@@ -368,7 +368,7 @@ def test_subscriptions_that_need_a_filter() -> None:
 
 
 def test_reply_permissions_end() -> None:
-    """After so many responses, after so long, and no earlier; a negative number is no limit."""
+    """After the given number of responses or time, and no earlier; a negative number is no limit."""
     now_ns = 0
     nothing = PublishRules((), ())
 
@@ -393,7 +393,7 @@ def test_reply_permissions_end() -> None:
 
 
 def test_reply_permissions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What expired is forgotten, and of very many the oldest."""
+    """Expired permissions are removed; if there are very many, also the oldest."""
     monkeypatch.setattr("broker.server.auth.permissions._REPLIES_MAX", 3)
     now_ns = 0
     replies = ReplyPermissions(ResponsePermission(1, 100), PublishRules((), ()), lambda: now_ns)

@@ -1,6 +1,6 @@
 """Message traces: the event at the destination is nats-server's, and a message for the trace alone is not delivered.
 
-The same publishes to both servers, over real sockets; identities and times are made equal.
+The same publishes to both servers, over real sockets; identities and times are normalized.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PUBLISHES: list[tuple[str, dict[str, str]]] = [
 
 
 LAST = "s.last"
-"""A traced message to it follows each of PUBLISHES: once its PubAck and its event are there, nothing else is to come."""
+"""A traced message to it follows each of PUBLISHES: once its PubAck and its event are there, no more is expected."""
 
 
 async def _received(subscription: Subscription) -> list[Any]:
-    """What has been received by now."""
+    """Everything received so far."""
     return [await subscription.next_msg() for _ in range(subscription.pending_msgs)]
 
 

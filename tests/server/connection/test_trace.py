@@ -16,7 +16,7 @@ DIALOGUE = (b'CONNECT {"verbose":false,"pass":"hunter2","lang":"py","version":"1
 
 
 async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGUE) -> list[str]:
-    """What both sides said, as the trace shows it, up to the PONG for the last PING."""
+    """What both sides sent, as the trace shows it, up to the PONG for the last PING."""
     async with process("-V", *flags) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(say)
@@ -31,7 +31,7 @@ async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGU
 
 
 async def test_same_lines_as_the_real_server() -> None:
-    """The same lines; ours say a read's operations first, then what came of them."""
+    """The same lines; ours show a read's operations first, then their results."""
     ours, theirs = await traced(BrokerProcess), await traced(NatsServerProcess)
     def kept(lines: list[str], way: str) -> list[str]:
         return sorted(line for line in lines if line.startswith(way))
@@ -52,7 +52,7 @@ async def test_payloads_are_cut_and_one_line_each() -> None:
 
 
 async def test_secrets_are_found_however_they_are_spelled() -> None:
-    """Names of any case and with escapes, which the server takes; what it cannot decode is not shown at all."""
+    """Names of any case and with escapes, which the server accepts; undecodable input is not shown at all."""
     for connect in (b'{"PASS":"hunter2","Auth_Token":"hunter2"}', b'{"p\\u0061ss":"hunter2"}', b'{"pass":["hunter2"]}',
                     b'{"pass":"a","pass":"hunter2","Sig":"hunter2"}', b'{"pass":"hunter2', b'"hunter2"'):
         async with BrokerProcess("-V") as server:

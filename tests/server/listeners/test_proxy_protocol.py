@@ -1,4 +1,4 @@
-"""The PROXY protocol: every kind of header, cut anywhere, with and without TLS; any bytes; who sends none."""
+"""The PROXY protocol: every kind of header, cut anywhere, with and without TLS; any bytes; clients that send none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEADERS = [
 
 @pytest.mark.parametrize("header, address, port", HEADERS)
 def test_each_header_says_whose_connection_it_is(header: bytes, address: str, port: int) -> None:
-    """Whole or cut, and nothing of what follows is lost."""
+    """Whole or cut, and none of the following bytes is lost."""
     for end in range(len(header)):
         assert read_header(header[:end]) is None
     assert read_header(header) == ProxyHeader(b"", address, port)
@@ -52,7 +52,7 @@ def test_each_header_says_whose_connection_it_is(header: bytes, address: str, po
 
 @pytest.mark.parametrize("data", [b"CONNECT {}\r\n", b"\x16\x03\x01", b"PROXIES", b"PING\r\n", b"\r\n\r\nPING"])
 def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
-    """Who comes without a proxy is served."""
+    """A client without a proxy is served."""
     assert read_header(data) == ProxyHeader(data)
 
 
@@ -81,7 +81,7 @@ def test_a_broken_header_is_named(data: bytes, why: str) -> None:
 @given(st.one_of(st.binary(max_size=300), st.binary(max_size=60).map(lambda tail: SIGNATURE + tail),
                  st.binary(max_size=120).map(lambda tail: b"PROXY TCP4 " + tail + b"\r\n")))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    """Only the listed error comes out, and no byte after a header is made up or lost."""
+    """Only the listed error is raised, and no byte after a header is invented or lost."""
     try:
         header = read_header(data)
     except ProxyHeaderError:
@@ -91,7 +91,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_the_clients_own_address_is_shown(secure: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In /connz and the second INFO; the first one must not tell the proxy's. The header comes before the handshake."""
+    """In /connz and the second INFO; the first one must not show the proxy's. The header comes before the handshake."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key} if secure else {}

@@ -1,4 +1,4 @@
-"""TLS on the clients' port: the ways to begin it, who is let in, what goes wrong, and a reload of certificates."""
+"""TLS on the clients' port: the ways to begin it, which clients are admitted, failures, a reload of certificates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def serving(authority: Authority, fields: dict[str, Any] | None = None, **
 
 
 class Line:
-    """A connection by hand: plain first, TLS when it is asked for."""
+    """A raw connection: plain first, TLS on request."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -61,7 +61,7 @@ class Line:
         await self.writer.start_tls(context, server_hostname="localhost")
 
     async def ping(self) -> bytes:
-        """What comes for CONNECT and PING, up to the PONG or the end."""
+        """The answer to CONNECT and PING, up to the PONG or the end."""
         self.writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
         got = b""
         while not got.endswith(b"PONG\r\n"):
@@ -76,7 +76,7 @@ class Line:
 
 
 async def closed_reason(server: Server, count: int = 1) -> str:
-    """Why the last of so many connections ended."""
+    """Why the last of ``count`` connections ended."""
     async with asyncio.timeout(5):
         while len(rows := server.connections(closed=True)) < count:  # noqa: ASYNC110 (the server tells nobody)
             await asyncio.sleep(0.005)
@@ -110,7 +110,7 @@ async def test_info_says_what_is_required(authority: Authority) -> None:
 
 
 async def test_a_client_may_come_in_plain_text_where_that_is_allowed(authority: Authority) -> None:
-    """``allow_non_tls``: the first byte decides; one who is silent for the handshake's time is a plain client."""
+    """``allow_non_tls``: the first byte decides; a client silent for the handshake's timeout is a plain one."""
     async with serving(authority, {"clients.allow_non_tls": True}, timeout_ns=100_000_000) as server:
         plain = await Line.to(server)
         await plain.info()
@@ -186,7 +186,7 @@ async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authorit
 
 
 async def test_who_is_slow_silent_or_no_tls_client_is_closed(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    """Each ends as a failed handshake, and only what is no probe of a port is an error in the log."""
+    """Each ends as a failed handshake; like any port probe, none is logged as an error."""
     caplog.set_level(logging.DEBUG, "broker.server.listeners")
     for first in (b"", b"\x16\x03\x01", b"CONNECT {}\r\nPING\r\n", b"GET / HTTP/1.1\r\n\r\n"):
         async with serving(authority, timeout_ns=100_000_000) as server:
@@ -209,7 +209,7 @@ async def test_clients_without_a_trusted_certificate_are_refused(
         for count, client in enumerate((None, stranger), 1):
             line = await Line.to(server)
             await line.info()
-            # With TLS 1.3 the client is done before its certificate is looked at.
+            # With TLS 1.3 the client is done before its certificate is checked.
             with suppress(OSError):
                 await line.secure(authority.trust(client))
                 assert b"PONG" not in await line.ping()
@@ -253,7 +253,7 @@ async def test_only_pinned_certificates_are_let_in(authority: Authority) -> None
 ])
 async def test_a_certificate_names_its_user(authority: Authority, user: str, subject: str,
                                             names: list[x509.GeneralName]) -> None:
-    """``verify_and_map``, by each kind of name; what CONNECT says does not matter."""
+    """``verify_and_map``, by each kind of name; the fields of CONNECT do not matter."""
     client = authority.client("mapped", subject, names)
     users = (User("first"), User(user), User("secret", "password"))
     async with serving(authority, {"auth.users": users}, verify_and_map=True, ca_file=authority.ca) as server:
@@ -297,7 +297,7 @@ async def test_a_user_without_a_password_is_not_let_in_by_name_elsewhere(authori
 
 
 async def test_certificates_can_be_read_again(authority: Authority) -> None:
-    """New connections get the new one; a file that is not right changes nothing."""
+    """New connections get the new one; an invalid file changes nothing."""
     async with serving(authority) as server:
         old, new = authority.server(), authority.server("renewed")
         before = await Line.to(server)
@@ -384,7 +384,7 @@ async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authorit
 
 
 async def test_a_client_that_does_not_read_is_cut_off_as_without_tls(authority: Authority) -> None:
-    """``max_pending`` counts what the client is sent, not what encrypting makes of it; others are not held up."""
+    """``max_pending`` counts plaintext bytes, not encrypted ones; others are not delayed."""
     async with serving(authority, {"clients.max_pending": 1 << 20}) as server:
         slow = await Line.to(server)
         await slow.info()

@@ -1,6 +1,6 @@
 """Clients by WebSocket: the handshake, frames of every kind, credentials, closing; and any bytes at all.
 
-The test's side is websockets' client protocol without I/O, so that a test can send what no client would.
+The test's side is websockets' client protocol without I/O, so that a test can send invalid frames.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def serving(fields: dict[str, Any] | None = None, **websocket: Any) -> Asy
 
 
 class Browser:
-    """A connection whose frames are made one by one."""
+    """A connection whose frames are built one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, *, compress: bool) -> None:
         self.reader, self.writer = reader, writer
@@ -77,7 +77,7 @@ class Browser:
                 self.writer.write(data)
 
     async def receive(self) -> bool:
-        """Take what comes next. Returns: False at the end."""
+        """Receive the next data. Returns: False at the end."""
         data = await asyncio.wait_for(self.reader.read(65536), 5)
         if data:
             self.protocol.receive_data(data)
@@ -112,7 +112,7 @@ class Browser:
 
 
 async def test_a_client_is_a_client_like_any_other() -> None:
-    """It talks with one on the clients' port; both pages of connections and INFO say which way it came."""
+    """It talks with one on the clients' port; both pages of connections and INFO show how it connected."""
     async with serving() as server:
         browser = await Browser.to(server, headers={"X-Forwarded-For": "192.0.2.7"})
         info = await browser.info()
@@ -203,7 +203,7 @@ async def test_a_client_may_be_spared_masking() -> None:
     (b"PUB " + b"a" * 5000, 1008, "Maximum Control Line Exceeded"),
 ])
 async def test_the_end_says_why(sent: bytes, code: int, reason: str) -> None:
-    """The close code goes with the reason for which the connection ended."""
+    """The close code corresponds to the reason why the connection ended."""
     async with serving() as server:
         browser = await Browser.to(server)
         browser.send(CONNECT)
@@ -213,7 +213,7 @@ async def test_the_end_says_why(sent: bytes, code: int, reason: str) -> None:
 
 
 async def test_ends_of_either_side_are_answered() -> None:
-    """The client's close is echoed; a server that ends says that it goes away; silence is no close."""
+    """The client's close is echoed; a server that stops sends "going away"; silence is not a close."""
     async with serving() as server:
         browser = await Browser.to(server)
         browser.protocol.send_close(1000, "bye")
@@ -287,7 +287,7 @@ async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status:
 
 
 async def test_who_never_asks_is_cut_off_and_costs_a_timer() -> None:
-    """``handshake_timeout``; a server that ends does not wait for such connections either."""
+    """``handshake_timeout``; a server that stops does not wait for such connections either."""
     async with serving(handshake_timeout_ns=50_000_000) as server:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
@@ -317,7 +317,7 @@ async def test_the_first_message_is_bounded_as_for_strangers() -> None:
 
 
 async def test_credentials_may_come_in_cookies() -> None:
-    """Where CONNECT has none of its own."""
+    """If CONNECT has none of its own."""
     users = {"auth.users": (User("a", "pa"), User("b", "pb"))}
     async with serving(users, user_cookie="u", pass_cookie="p") as server:
         browser = await Browser.to(server, headers={"Cookie": "x=1; u=a; p=pa"})
@@ -366,7 +366,7 @@ async def test_users_may_be_bound_to_a_way_of_coming() -> None:
 
 
 async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """``tls``, ``headers``; a plain client there is refused, silently for its user."""
+    """``tls``, ``headers``; a plain client there is refused without an error line."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key}
@@ -388,7 +388,7 @@ HANDSHAKE = (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Up
 
 
 def raw_frame(head: int, masked: bool, data: bytes) -> bytes:
-    """A frame with any first byte, whether that makes sense or not; its mask is zero."""
+    """A frame with any first byte, valid or not; its mask is zero."""
     return bytes([head, len(data) | (0x80 if masked else 0)]) + (bytes(4) if masked else b"") + data
 
 

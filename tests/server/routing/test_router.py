@@ -21,7 +21,7 @@ from broker.server.routing.router import ROUTES_KEPT, Router
 
 
 def at_once(fn: Callable[[], None]) -> None:
-    """For tests in which nothing depends on what comes later."""
+    """A ``call_soon`` that calls at once, for tests in which later calls do not matter."""
     fn()
 
 
@@ -39,7 +39,7 @@ class Later(list[Callable[[], None]]):
 
 
 class FakePeer:
-    """A client that keeps what it is sent."""
+    """A client that records what it is sent."""
 
     def __init__(self, router: Router, *, headers: bool = True, no_echo: bool = False) -> None:
         self.router = router
@@ -87,7 +87,7 @@ class FakePeer:
 
 
 class Heard:
-    """An in-process subscriber that keeps its runs."""
+    """An in-process subscriber that records its runs."""
 
     def __init__(self) -> None:
         self.runs: list[list[Msg]] = []
@@ -108,7 +108,7 @@ def router() -> Router:
 
 
 def test_is_a_bus(router: Router) -> None:
-    """The type checker agrees that the router is JetStream's ``Bus``."""
+    """The type checker verifies that the router is JetStream's ``Bus``."""
     bus: Bus = router
     source: Source = FakePeer(router)
     assert bus is not None
@@ -186,7 +186,7 @@ def test_queue_members_share(router: Router) -> None:
 
 
 def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> None:
-    """A member with two messages left takes two; the others take the rest, and nobody listens when all are full."""
+    """A member with two messages left takes two; the others take the rest; no interest when all are full."""
     one, other = FakePeer(router), FakePeer(router)
     router.limit(one.sub(b"a", queue=b"q"), 2)
     router.limit(other.sub(b"a", queue=b"q"), 5)
@@ -199,7 +199,7 @@ def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> Non
 
 
 def test_a_limit_in_the_middle_of_a_run(router: Router) -> None:
-    """A subscription for two messages gets two of a batch of five; the sixth finds nobody."""
+    """A subscription for two messages gets two of a batch of five; the sixth finds no receiver."""
     peer, publisher = FakePeer(router), FakePeer(router)
     sub = peer.sub(b"a.*")
     router.publish(b"a.1", b"", 0, b"0")
@@ -230,7 +230,7 @@ def replies(count: int, inbox: bytes = b"_INBOX.me.%d") -> list[bytes]:
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.>", b"_INBOX.me.3", b"_INBOX.me.*", b"_INBOX.*.4"])
 @pytest.mark.parametrize("blank", [False, True])
 def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> None:
-    """A batch of PubAcks is what as many publishes would be, whoever else listens and whichever wanted none."""
+    """A batch of PubAcks equals as many single publishes, whatever the subscribers and whichever wanted none."""
     wanted = replies(12)
     if blank:
         wanted[0] = wanted[5] = b""
@@ -255,7 +255,7 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.3", b"_INBOX.*.4"])
 @pytest.mark.parametrize("odd", [b"", b"_INBOX.me.", b"_INBOX.me.1.2", b"other.1"])
 def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> None:
-    """PubAcks with prefixes and numbers of their own are what as many publishes would be, whoever listens."""
+    """PubAcks with prefixes and numbers of their own equal as many single publishes, whatever the subscribers."""
     acks: list[bytes | int] = []
     for i, reply in enumerate([*replies(5), odd, *replies(3)] if odd else replies(8)):
         acks += (reply, b'{"stream":"S%d%%","seq":' % i, 10 ** (i % 3) - i % 2)
@@ -276,7 +276,7 @@ def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> N
 
 
 def test_pub_acks_to_mixed_inboxes(router: Router) -> None:
-    """Replies of two clients, of other depths and to nobody, in one batch."""
+    """Replies to two clients, of different depths and without a receiver, in one batch."""
     one, other = FakePeer(router), FakePeer(router)
     one.sub(b"_INBOX.a.*")
     other.sub(b"_INBOX.b.c.*")
@@ -314,7 +314,7 @@ def test_deliver_strips_headers(router: Router) -> None:
 
 
 def test_deliver_counts_receivers_from_the_front(router: Router) -> None:
-    """Nobody; a subscription with a limit; a queue group that has members, or has none."""
+    """No subscriber; a subscription with a limit; a queue group with members, and without."""
     assert router.deliver(b"d", deliveries(3)) == 0
     peer = FakePeer(router)
     sub = peer.sub(b"d")
@@ -340,7 +340,7 @@ def test_deliver_in_process(router: Router) -> None:
 
 
 def test_watches(router: Router) -> None:
-    """A watch is told of each change that matters to its subject and queue group, and of no other."""
+    """A watch is notified of each change that matters to its subject and queue group, and of no other."""
     told: list[tuple[str, bool]] = []
     any_one = router.watch_interest(b"d.1", b"", lambda now: told.append(("any", now)))
     group = router.watch_interest(b"d.1", b"q", lambda now: told.append(("q", now)))
@@ -365,7 +365,7 @@ def test_watches(router: Router) -> None:
 
 
 def test_watches_are_told_later() -> None:
-    """Not from within the delivery that ended the interest; what is over again by then is not told."""
+    """Not from within the delivery that ended the interest; a change already reverted by then is not reported."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     told: list[bool] = []
@@ -382,7 +382,7 @@ def test_watches_are_told_later() -> None:
 
 @pytest.mark.parametrize("queue", [b"", b"q"])
 def test_what_the_broker_publishes_reaches_handlers_on_a_later_turn(queue: bytes) -> None:
-    """By each way of the bus: whoever publishes is never called before his publish is over. Clients are served at once."""
+    """By each way of the bus: a publisher is never called before its publish is done. Clients are served at once."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     stream, peer = Heard(), FakePeer(router)
@@ -422,7 +422,7 @@ def test_a_handler_that_publishes_is_not_called_from_within() -> None:
 
 
 def test_an_ended_subscription_receives_nothing_more() -> None:
-    """What was published before a stream was deleted and would be handled after it is not handled."""
+    """A message published before a stream is deleted, and not handled until after, is dropped."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     stays, goes = Heard(), Heard()
@@ -453,7 +453,7 @@ def test_a_turn_has_a_bound() -> None:
 
 
 def test_a_failing_handler_does_not_affect_others() -> None:
-    """Its error goes to the loop's exception handler; what waits behind it is handled on the next turn."""
+    """Its error goes to the loop's exception handler; messages queued behind it are handled on the next turn."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     stream = Heard()
@@ -472,7 +472,7 @@ def test_a_failing_handler_does_not_affect_others() -> None:
 
 
 def test_refused_subjects(router: Router) -> None:
-    """What only servers publish reaches nobody from a client."""
+    """Subjects that only servers publish reach no subscriber from a client."""
     heard = Heard()
     router.subscribe(b">", heard)
     publisher = FakePeer(router)
@@ -501,9 +501,9 @@ SUBJECTS = st.sampled_from([
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """Any order of SUB, UNSUB, limits and publishes: each message reaches exactly who listens at that moment.
+    """Any order of SUB, UNSUB, limits and publishes: each message reaches exactly the subscribers of that moment.
 
-    This is what would catch a route kept for too long.
+    This would catch a route kept for too long.
     """
 
     def __init__(self) -> None:
@@ -553,7 +553,7 @@ TestRoutes.settings = settings(max_examples=80, stateful_step_count=40, deadline
 
 
 def test_wire_bytes_are_parsable(router: Router) -> None:
-    """What a batch sends for mixed messages is, message by message, what a client parser reads."""
+    """A client parser reads back, message by message, what a batch sends for mixed messages."""
     peer = FakePeer(router)
     peer.sub(b">", b"5")
     ops = [msg(b"a", b"1"), (b"b", b"r", 2, b"hhx"), msg(b"c", b"y" * 9000), (b"d", b"", 3, b"hhh")]

@@ -18,7 +18,7 @@ QUEUES = st.sampled_from([b"", b"", b"q", b"r"])
 
 
 class SublistMachine(RuleBasedStateMachine):
-    """Any order of insertions and removals; after each, what matches is what the list says."""
+    """Any order of insertions and removals; after each, the matches equal the list's."""
 
     def __init__(self) -> None:
         super().__init__()

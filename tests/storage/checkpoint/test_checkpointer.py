@@ -1,4 +1,4 @@
-"""Rounds: what a root and its pages contain beside the log, when rounds start, what they cost."""
+"""Rounds: the content of a root and its pages compared with the log, when rounds start, what they cost."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_round_writes_what_changed() -> None:
-    """Of a stream with many blocks only its entry and the open page of its table are rewritten."""
+    """For a stream with many blocks only its entry and the open page of its table are rewritten."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)

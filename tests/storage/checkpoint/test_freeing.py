@@ -21,7 +21,7 @@ from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_t
 
 MINUTE = 60.0
 SEGMENTS = 10_000
-"""More than two records of what is let go of hold."""
+"""More than fit into two release records."""
 
 
 async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0, **log: int) -> Rig:
@@ -34,7 +34,7 @@ async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0,
 
 
 async def filled(rig: Rig, segments: int, stream_id: int = 7, name: str = "s") -> Stream:
-    """A stream with one message in each of so many segments."""
+    """A stream with one message in each of that many segments."""
     stream = Stream(rig.log, stream_id, name)
     stream.create()
     for _ in range(segments):
@@ -44,7 +44,7 @@ async def filled(rig: Rig, segments: int, stream_id: int = 7, name: str = "s") -
 
 
 async def stays_still(shared: MemoryStore) -> None:
-    """A day passes, and not an object comes or goes."""
+    """A day passes, and no object is created or deleted."""
     there = dict(shared.objects)
     await asyncio.sleep(86_400)
     assert shared.objects.keys() == there.keys()
@@ -140,7 +140,7 @@ def test_a_crash_before_anything_was_released() -> None:
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_a_few_large_segments_are_enough(segments: int) -> None:
-    """Not only the number counts: one segment may contain megabytes."""
+    """Size counts, not only the number: one segment may contain megabytes."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)

@@ -1,4 +1,4 @@
-"""Release, then delete: which objects, when, by which owner; and which never."""
+"""Release, then delete: which objects, when, by which owner; and which are never deleted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def position_of(key: str) -> Position:
 
 
 async def churn(rig: Rig, rounds: int) -> Stream:
-    """Publish and remove everything, so many times."""
+    """Publish and remove everything, repeatedly."""
     stream = Publisher(rig, {}).stream
     for _ in range(rounds):
         for _ in range(3):
@@ -81,7 +81,7 @@ def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
 
 
 def test_a_live_block_keeps_its_segment() -> None:
-    """One message of a hundred segments lives: its segment stays, the others go."""
+    """One message of a hundred segments is live: its segment stays, the others are deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())
@@ -235,7 +235,7 @@ def test_orphans_are_deleted_after_the_next_owners_first_round() -> None:
 
 
 def test_a_seal_alone_in_its_epoch_is_not_read() -> None:
-    """Seals stay for ever, one for each process run: the next owner recognizes them from the log's state, without a GET
+    """Seals stay forever, one for each process run: the next owner recognizes them from the log's state, without a GET
     for each."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()

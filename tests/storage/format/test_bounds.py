@@ -1,4 +1,4 @@
-"""Intact checksums over lies: a writer gone wrong, or worse. Decoding ends in an error and allocates little."""
+"""Valid checksums over false fields, from a faulty or malicious writer. Decoding fails and allocates little."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _index_of(body: bytes, **fields: int) -> bytes:
 
 
 def _peak(call: Callable[[], Any]) -> int:
-    """Bytes that ``call`` had allocated at most; it must raise a FormatError."""
+    """The peak number of bytes that ``call`` allocated; it must raise a FormatError."""
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):
@@ -79,7 +79,7 @@ def _peak(call: Callable[[], Any]) -> int:
 @settings(deadline=None, max_examples=400)
 @given(at=st.integers(4, INDEX_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
 def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
-    """Shows that no field of the fixed part is believed without being checked against the rest."""
+    """Shows that no field of the fixed part is trusted without being checked against the rest."""
     bad = _patched_fixed(INDEX, INDEX_BYTES_MIN, at, patch)
     if bad != INDEX:
         with pytest.raises(FormatError):
@@ -89,7 +89,7 @@ def test_a_lying_index_header_is_refused(at: int, patch: bytes) -> None:
 @settings(deadline=None, max_examples=600)
 @given(data=st.data())
 def test_a_lying_index_body_is_refused_or_adds_up(data: st.DataObject) -> None:
-    """Shows that whatever stands in the body, decoding ends in Corrupt or in a table that is whole in itself."""
+    """Shows that for any body, decoding ends in Corrupt or in a consistent table."""
     body = bytearray(_index_body())
     at = data.draw(st.integers(0, len(body) - 1))
     patch = data.draw(st.binary(min_size=1, max_size=9))
@@ -119,7 +119,7 @@ def _walk(head: Head) -> None:
 @settings(deadline=None, max_examples=400)
 @given(at=st.integers(4, CORE_BYTES_MIN - 8), patch=st.binary(min_size=1, max_size=4))
 def test_a_lying_core_header_ends_in_an_error_or_other_counts(at: int, patch: bytes) -> None:
-    """Shows that a core's fixed part never leads outside its bytes; plain counts (44 to 132) are the writer's word."""
+    """Shows that a core's fixed part never leads outside its bytes; plain counts (44 to 132) cannot be checked."""
     bad = _patched_fixed(CORE, CORE_BYTES_MIN, at, patch)
     if bad == CORE:
         return
@@ -134,7 +134,7 @@ def test_a_lying_core_header_ends_in_an_error_or_other_counts(at: int, patch: by
     {"subjects": 0xFFFF_FFFF}, {"frames": 0xFFFF_FFFF}, {"names": 0xFFFF_FFFF}, {"frames": 0}, {"subjects": 0},
     {"subjects": 60}, {"frames": 60}])
 def test_large_counts_cost_no_memory(fields: dict[str, int]) -> None:
-    """Shows that counts are bounded by the bytes that are there before anything is made of them."""
+    """Shows that counts are bounded by the available bytes before anything is allocated for them."""
     bad = _index_of(_index_body(), **fields)
     assert _peak(lambda: decode_index(bad, REF)) < 1 << 20
 
@@ -159,7 +159,7 @@ def test_removed_ranges_are_bounded_by_their_bytes() -> None:
 
 
 def test_a_zstd_bomb_is_refused_unread() -> None:
-    """Shows that what a frame says of its size must be what its table says, and that a page is bounded as well."""
+    """Shows that a frame's own size must equal that in its table, and that a page is bounded as well."""
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 28))
     assert len(bomb) < 20_000
     head = decode_index(INDEX, REF)
@@ -210,7 +210,7 @@ def test_no_value_of_a_column_reaches_2_64(width: int) -> None:
 
 @given(st.lists(st.binary(max_size=400) | st.integers(0, 5000).map(lambda n: b"abc" * n), max_size=8))
 def test_compressing_together_gives_what_compressing_one_by_one_does(frames: list[bytes]) -> None:
-    """Shows that the one call for all frames is only faster, that nothing grows, and that all come back."""
+    """Shows that the single call for all frames is only faster, that nothing grows, and that all are returned."""
     together = compress_all(frames)
     assert [decompress(stored, len(raw)) for stored, raw in zip(together, frames, strict=True)] == frames
     assert [len(stored) for stored in together] == [len(compress(raw)) for raw in frames]
@@ -219,7 +219,7 @@ def test_compressing_together_gives_what_compressing_one_by_one_does(frames: lis
 
 @given(st.binary(max_size=100), st.integers(0, 1 << 40))
 def test_decompressing_noise_is_refused(noise: bytes, raw_bytes: int) -> None:
-    """Shows that only Undecodable comes of it, unless the lengths say that it is not compressed at all."""
+    """Shows that only Undecodable is raised, unless by its lengths it is not compressed."""
     if len(noise) == raw_bytes:
         assert decompress(noise, raw_bytes) == noise
     else:

@@ -67,7 +67,8 @@ def test_an_object_under_another_key_is_noticed(kind: ObjectKind, position: Posi
 
 
 def test_a_newer_version_is_said_to_be_one() -> None:
-    """Shows that an intact header of a newer broker is VersionUnknown, and that a broken one is never taken for it."""
+    """Shows that an intact header of a newer broker is VersionUnknown, and that a broken one is never mistaken for
+    it."""
     newer = ObjectHeader(ObjectKind.SEAL, AT, NONCE, 100, version=FORMAT_VERSION + 1).pack()
     with pytest.raises(VersionUnknown, match="format version 2"):
         ObjectHeader.unpack(newer)
@@ -131,6 +132,6 @@ def test_an_opening_with_wrong_fields_is_corrupt(change: dict[str, Any]) -> None
     StoreFormat.decode])
 @given(noise=st.binary(max_size=200))
 def test_noise_is_refused(decode: Callable[[bytes], object], noise: bytes) -> None:
-    """Shows that nothing but a FormatError comes of noise."""
+    """Shows that random bytes raise nothing but a FormatError."""
     with pytest.raises(FormatError):
         decode(noise)

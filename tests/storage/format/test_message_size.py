@@ -19,7 +19,7 @@ ROWS = [
 
 @pytest.mark.parametrize("subject, headers, payload, size", ROWS)
 def test_one_message(subject: bytes, headers: bytes, payload: bytes, size: int) -> None:
-    """As nats-server counts it."""
+    """As nats-server computes it."""
     assert message_size(subject, len(headers), headers + payload) == size
 
 

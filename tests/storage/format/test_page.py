@@ -1,4 +1,4 @@
-"""Checkpoint pages: opaque values come back, each page alone and the object as a whole; mix-ups are noticed."""
+"""Checkpoint pages: opaque values are read back, each page alone and the object as a whole; mix-ups are detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pages_read_back(some: list[Page]) -> None:
 
 
 def test_a_large_page_is_compressed() -> None:
-    """Shows that repetition costs no room, and that the value is whole."""
+    """Shows that repetition costs no space, and that the value is complete."""
     page = Page(PageKind.SUBJECTS, AT, 1, [b"orders.eu.west"] * 100_000)
     data, (ref,) = _object(page)
     assert len(data) < 20_000
@@ -49,7 +49,7 @@ SMALL = (Page(PageKind.DIRECTORY, Position(1, 2), 0, {"streams": ["x" * 200]}), 
 
 
 def test_damage_is_noticed() -> None:
-    """Shows that each flipped bit, cut and extension is noticed by a reader of the object, or of the page it hits."""
+    """Shows that each flipped bit, cut and extension is detected by a reader of the object, or of the affected page."""
     data, refs = _object(*SMALL)
     for at in range(len(data)):
         for bit in range(8):
@@ -89,7 +89,7 @@ def test_a_short_prefix_says_how_much_is_needed() -> None:
 
 @given(st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:
-    """Shows that nothing but a FormatError comes of noise."""
+    """Shows that random bytes raise nothing but a FormatError."""
     data, refs = _object(*SMALL)
     with pytest.raises(FormatError):
         decode_page(noise, refs[0])

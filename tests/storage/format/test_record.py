@@ -1,4 +1,4 @@
-"""Records: known ones come back, unknown ones are skipped or refused by their bit, broken ones are Corrupt."""
+"""Records: known ones are read back, unknown ones are skipped or refused by their bit, broken ones are Corrupt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unknown_record_is_skipped_unless_it_must_be_understood() -> None:
 
 
 def test_an_unknown_record_concerns_its_own_block_alone() -> None:
-    """Shows that the error comes from the core of that block, and travels between Spark's processes."""
+    """Shows that the error comes from the core of that block, and can be sent between Spark's processes."""
     data = encode_core(BlockCore(7, AT, records=[NEEDED]))
     with pytest.raises(RecordUnknown) as caught:
         decode_core(data, AT, 7, name="segment x")
@@ -50,7 +50,8 @@ def test_an_unknown_record_concerns_its_own_block_alone() -> None:
 
 
 def test_the_body_is_a_copy_of_what_was_added() -> None:
-    """Shows that writer and reader get the same values: tuples come back as lists, text with lone surrogates whole."""
+    """Shows that writer and reader get the same values: tuples are read as lists, text with lone surrogates
+    unchanged."""
     config = {"name": "\ud800", "subjects": ("a", "b"), 5: b"\x00"}
     record = Record.of(RecordKind.STREAM_CREATE, 0, config)
     config["name"] = "changed"
@@ -59,7 +60,7 @@ def test_the_body_is_a_copy_of_what_was_added() -> None:
 
 
 def test_a_body_that_is_not_msgpack_is_corrupt() -> None:
-    """Shows that a writer's mistake behind an intact checksum ends in Corrupt too."""
+    """Shows that a writer's error under an intact checksum ends in Corrupt too."""
     for packed in (b"", b"\xc1", b"\x01\x02", b"\xdd\xff\xff\xff\xff", b"\x91" * 5000, b"\xa1\xff"):
         with pytest.raises(Corrupt):
             _ = Record(RecordKind.CEILING, 0, packed).body

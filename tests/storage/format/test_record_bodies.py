@@ -1,4 +1,4 @@
-"""The schemas of records' bodies: their bytes are those of the golden objects, and what breaks them is named."""
+"""The schemas of records' bodies: their bytes are those of the golden objects, and errors name the violation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_kind_has_a_schema_and_a_golden_body() -> None:
 
 @pytest.mark.parametrize("name", [path.stem for path in SEGMENTS])
 def test_golden_bodies_are_written_again_as_they_were(name: str) -> None:
-    """Shows that a schema gives back the very bytes it was read from, for all that brokers ever wrote."""
+    """Shows that a schema writes exactly the bytes that it read, for all records ever written by brokers."""
     for record in _records(name):
         again = Record.pack(record.decode(), record.after_seq)
         if record.kind == RecordKind.MESSAGE_IDS and name == "segment-with-everything":
@@ -68,8 +68,8 @@ WRONG: list[tuple[int, str, Any]] = [
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)
 def test_a_malformed_body_is_corrupt_and_named(kind: int, key: str, value: Any) -> None:
-    """Shows that record and key are in the error, for a wrong type, shape or length; None stands for a missing key where one
-    must be there."""
+    """Shows that record and key are in the error, for a wrong type, shape or length; None stands for a missing required
+    key."""
     body = {**EVERY[kind], key: value}  # type: ignore[dict-item]
     if value is None:
         del body[key]
@@ -94,7 +94,7 @@ def test_a_body_that_is_something_else_is_corrupt(kind: RecordKind) -> None:
                          "expires_at_ns", "due_at_ns"]) | st.integers(0, 99),
         inner, max_size=4), max_leaves=12))
 def test_any_value_is_a_body_or_corrupt(kind: RecordKind, value: object) -> None:
-    """Shows that no value ends in another error, and that what is a body stays one when it is written again."""
+    """Shows that no value ends in another error, and that a valid body stays valid when it is rewritten."""
     try:
         body = Record.of(kind, 0, value).decode()
     except FormatError:
@@ -104,7 +104,7 @@ def test_any_value_is_a_body_or_corrupt(kind: RecordKind, value: object) -> None
 
 @given(st.lists(st.integers(-2**63, 2**63 - 1), max_size=20))
 def test_columns(numbers: list[int]) -> None:
-    """Shows that a column comes back as it was, short or long."""
+    """Shows that a column is read back unchanged, short or long."""
     assert unpack_column(unpack_value(pack_value(pack_column(numbers)))) == numbers
 
 
@@ -123,8 +123,8 @@ CONSUMER = (4, {"name": "c", "config": {}, "created_ns": 1, "new": 1, "newer": 2
 
 
 def test_unlisted_keys_are_kept_where_the_page_says_so() -> None:
-    """Shows that a newer writer's keys stay beside streams, consumers and openings, that nil removes one, and that they are
-    ignored in all other records."""
+    """Shows that a newer writer's keys are kept in streams, consumers and openings, that nil removes one, and that they
+    are ignored in all other records."""
     state = _state(CREATED, (2, {"config": {}, "new": None, "newest": 3}), CONSUMER,
                    (5, {"name": "c", "config": {}, "new": None, "newest": 3}),
                    (7, {"n": "c", "la": 5, "new": 9}), (9, {"seq": 8, "new": 9}), (10, {"new": 9}),

@@ -1,4 +1,4 @@
-"""Segments: what is written is what is read, whatever it is; and what was not written is never read."""
+"""Segments: anything written is read back, and nothing else is ever read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ subjects = st.sampled_from([b"a", b"orders.eu", b"\xc3\xa9.\xff", b"x" * 250]) |
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[list[Row]]:
-    """Runs of messages: gaps between some, times that repeat, go on or (after a clock's leap) go back."""
+    """Runs of messages: gaps between some, times that repeat, advance or (after a clock step) go back."""
     seq = draw(st.sampled_from([1, 2, 1 << 20, (1 << 63) - 1, (1 << 64) - 10_000]))
     runs = []
     for _ in range(draw(st.integers(0, 6))):
@@ -170,7 +170,7 @@ def test_records_apply_after_the_messages_that_came_before_them() -> None:
     block.append_run(7, [b"s", b"s"], None, [b"1", b"2"], T0)
     body = {"seqs": [8]}
     block.add_record(RecordKind.CONSUMER_STATE, body)
-    body["seqs"].append(9)  # what is added is what counts, not what its owner makes of it later
+    body["seqs"].append(9)  # the body as added counts, not later changes by its owner
     data = encode(block)
     core = head_of(data).core(0)
     assert [(r.after_seq, r.body) for r in core.records] == [(0, {"name": "a"}), (8, {"seqs": [8]})]
@@ -248,7 +248,7 @@ def test_cut_and_extended_objects_are_noticed() -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_bytes_never_give_other_rows(data: st.DataObject) -> None:
-    """Shows that whatever is written over a segment, reading it raises a FormatError or gives what was written."""
+    """Shows that whatever overwrites part of a segment, reading it raises a FormatError or returns the original."""
     good = _small()
     start = data.draw(st.integers(0, len(good) - 1))
     patch = data.draw(st.binary(min_size=1, max_size=80) | st.integers(1, 200).map(bytes))
@@ -263,7 +263,7 @@ def test_damaged_bytes_never_give_other_rows(data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(noise=st.binary(max_size=400), keep=st.integers(0, 300))
 def test_noise_is_refused(noise: bytes, keep: int) -> None:
-    """Shows that nothing but a FormatError comes of bytes that were never a segment, or begin as one."""
+    """Shows that bytes that are no segment, or only begin like one, raise nothing but a FormatError."""
     with pytest.raises(FormatError):
         decode_plain(_small()[:keep] + noise, ObjectKind.SEGMENT, AT)
 

@@ -1,4 +1,4 @@
-"""Subject filters: a subject that is there is never excluded, by whatever pattern it is asked for; few others pass."""
+"""Subject filters: a present subject is never excluded, whatever the pattern; few others pass."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_too_many_entries_are_no_filter() -> None:
 
 
 def test_very_deep_subjects_take_no_memory() -> None:
-    """2000 subjects of 1000 tokens have two million beginnings: they are given up early."""
+    """2000 subjects of 1000 tokens have two million beginnings: the filter gives up early."""
     deep = [b"%d." % i + b"a." * 1000 + b"z" for i in range(2000)]
     tracemalloc.start()
     assert encode_filter(deep) is None

@@ -1,4 +1,4 @@
-"""Whole objects to plain values, and back from them: what the format's tests compare."""
+"""Whole objects to plain values and back, for the format's tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chunk_rows(chunk: Chunk) -> list[Row]:
 
 
 def open_block(stream_id: int, runs: Sequence[Sequence[Row]], **outcome: int) -> OpenBlock[None]:
-    """A block of these messages; those of one run stand side by side in sequence and have one time."""
+    """A block of these messages; those of one run are adjacent in sequence and have one time."""
     block: OpenBlock[None] = OpenBlock(stream_id, None)
     for run in runs:
         hlens = [row.hlen for row in run]
@@ -83,7 +83,7 @@ def block_rows(data: bytes, head: SegmentHead, i: int) -> tuple[BlockCore, list[
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it; bytes as latin-1 text, which shows what is text and keeps what is not."""
+    """``value`` as JSON can hold it; bytes as latin-1 text, which is readable for text and lossless for the rest."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def plain(value: Any) -> Any:
 
 
 def decode_plain(data: bytes, kind: ObjectKind, position: Position, object_id: int = 0) -> Any:
-    """Everything that an object says, as JSON values. Raises: FormatError."""
+    """An object's whole content, as JSON values. Raises: FormatError."""
     if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
         return _segment(data, kind, position, object_id)
     if kind is ObjectKind.PAGES:
@@ -129,5 +129,5 @@ def _segment(data: bytes, kind: ObjectKind, position: Position, object_id: int) 
 
 
 def _short(body: bytes) -> bytes:
-    """``body``, or what tells a long one from any other."""
+    """``body``, or for a long one a digest that identifies it."""
     return body if len(body) <= 100 else b"%d B, sha256 %b" % (len(body), hashlib.sha256(body).hexdigest().encode())

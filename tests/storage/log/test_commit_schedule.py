@@ -64,7 +64,7 @@ TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
 
 @pytest.mark.parametrize(("settings", "facts", "action", "wait_ns"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_decides(settings: dict[str, int], facts: dict[str, Any], action: Action, wait_ns: int | None) -> None:
-    """One row of the table, asked of a new schedule."""
+    """One row of the table, for a new schedule."""
     facts = dict(facts)
     given = Facts(NOW - facts.pop("ago", THIRD - MS), **facts)
     until_ns = None if wait_ns is None else NOW + wait_ns
@@ -85,7 +85,7 @@ def test_small_blocks_wait_while_they_grow() -> None:
 
 
 def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
-    """What a message waits doubles at most; a segment of few blocks is no measure."""
+    """A message's wait doubles at most; a segment of few blocks does not count as a measurement."""
     schedule = CommitSchedule(LogSettings())
     schedule.landed(BLOCKS_MANY, 3 * MS)
     schedule.landed(1, 100 * MS)

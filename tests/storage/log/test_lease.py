@@ -1,4 +1,4 @@
-"""Past the lease nothing is answered until a put has proved the shard ours; and what proves it goes out, come what may."""
+"""Past the lease nothing is answered until a put has proved ownership of the shard; that put is never held back."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def opened(clock: ManualClock, **log: Any) -> tuple[Rig, Stream]:
 
 
 def stopped(clock: ManualClock, seconds: int) -> None:
-    """The process is stopped for so long, and goes on in the midst of what it was doing."""
+    """The process is stopped for that long, and resumes where it was interrupted."""
     clock.advance(seconds * SECOND)
 
 
 def test_an_idle_owner_that_was_stopped_answers_after_a_put() -> None:
-    """In the order asked, gathered answers among them, and no later than that put takes."""
+    """In the order requested, batched answers included, and no later than that put takes."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         log, told = rig.log, []
@@ -83,7 +83,7 @@ def test_what_lands_behind_a_put_that_did_not_proves_nothing() -> None:
 
 
 def test_a_fenced_owner_that_was_stopped_answers_nothing() -> None:
-    """The put that was to prove the shard ours meets the other's seal."""
+    """The put that was to prove ownership meets the other owner's seal."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         told: list[int] = []
@@ -100,8 +100,8 @@ def test_a_fenced_owner_that_was_stopped_answers_nothing() -> None:
 
 
 def test_a_put_from_before_the_stop_proves_nothing_after_it() -> None:
-    """A segment lands, the process is stopped before it hears of it, and wakes. What it decides then waits for that
-    segment, which says whose the shard was a minute ago: it is answered after the next put."""
+    """A segment lands, the process is stopped before it gets the result, and wakes. Decisions made then wait for that
+    segment, which proves ownership only as of a minute ago: they are answered after the next put."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, put_timeout_ns=None)
         told: list[str] = []
@@ -178,7 +178,7 @@ def test_signs_of_life_come_each_third_of_the_lease_until_the_work_is_done() -> 
 
 
 def test_an_owner_sealed_while_it_recovers_is_told_at_once_and_by_whom() -> None:
-    """It does not replay to the end of what is another's by now."""
+    """It does not replay to the end of a shard that another broker owns by now."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, "a", settings=ShardSettings(log=LogSettings(lease_ns=T)))
         taken = await rig.take()

@@ -48,7 +48,7 @@ def test_a_put_begins_at_once_when_none_is_in_flight() -> None:
 
 
 def test_gathers_while_a_put_is_in_flight() -> None:
-    """What comes during a put goes together in the next."""
+    """Messages that arrive during a put go into the next one together."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         for _ in range(20):
@@ -70,7 +70,7 @@ def test_full_segments_go_without_waiting_up_to_w() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await asyncio.sleep(5)
-        # 2 is stalled, 3 and 4 landed; nothing further begins, for readers look at most W beyond a missing number.
+        # 2 is stalled, 3 and 4 landed; no further put begins, since readers look at most W beyond a missing number.
         assert rig.log_keys() == [Position(1, n) for n in (0, 1, 3, 4)]
         assert rig.log.position == Position(1, 1)
         stall.release()
@@ -131,7 +131,7 @@ def test_waiters_run_in_log_order_though_puts_land_out_of_order() -> None:
 
 
 def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
-    """A reply that depends on persisted state alone is not held up by lazy news either."""
+    """A reply that depends only on persisted state is not delayed by lazy changes either."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         rig.log.lazy(stream)
@@ -157,7 +157,7 @@ def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
 
 
 def test_lazy_news_goes_within_a_second_or_rides_along() -> None:
-    """Alone it waits for a second; with another owner's urgent news it goes at once."""
+    """Alone it waits for a second; with another owner's urgent change it goes at once."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Stream(rig.log, 8, "t")
@@ -199,14 +199,14 @@ def test_barrier_makes_lazy_news_urgent() -> None:
 
 
 def test_no_news_no_segment() -> None:
-    """An owner that turns out to have nothing to say costs no put, and what waits for it is answered all the same."""
+    """An owner that turns out to have no changes costs no put, and its waiters are still answered."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         rig.log.lazy(stream)
         rig.log.barrier(stream)
         await rig.log.persisted()
         assert rig.log.commit_count == 1
-        rig.log.block(stream)  # asked for, nothing added
+        rig.log.block(stream)  # requested, nothing added
         await asyncio.sleep(2)
         assert rig.log.commit_count == 1
     in_virtual_time(main)
@@ -214,7 +214,7 @@ def test_no_news_no_segment() -> None:
 
 @pytest.mark.parametrize("fault", ["refused", "unanswered", "lost", "late"])
 def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
-    """Whatever is said or not said: the object is there once, and the reply goes out once."""
+    """Whatever the put's outcome: the object exists once, and the reply goes out once."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         tries: list[bytes] = []
@@ -242,7 +242,8 @@ def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
 
 
 def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
-    """Disk full for an hour: nothing is answered, nothing rolled back; then it goes on. Meanwhile the reason shows."""
+    """Disk full for an hour: nothing is answered, nothing rolled back; then it continues. Meanwhile the reason
+    shows."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         put = rig.shared.put
@@ -265,7 +266,7 @@ def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
 
 
 def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
-    """Nothing that waits is ever answered; a waiting coroutine gets Fenced."""
+    """No waiter is ever answered; a waiting coroutine gets Fenced."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Rig(rig.shared, clock, "b", 2)
@@ -408,7 +409,7 @@ def test_the_end_of_a_mute_time_is_told() -> None:
 
 
 def test_a_slow_put_times_out_and_is_tried_again() -> None:
-    """A put that never comes back does not hold the log for ever."""
+    """A put that never returns does not block the log forever."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, put_timeout_ns=5 * SECOND)
         rig.store.stall_put(rig.store.puts)
@@ -430,7 +431,7 @@ def test_without_a_lease_an_idle_log_writes_nothing() -> None:
 
 
 def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> None:
-    """Better no answer than an outcome that is made up: nothing more of it is stored or told, and the log goes on."""
+    """No answer rather than an invented outcome: none of it is stored or answered any more, and the log continues."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         before = stream.last_seq
@@ -454,8 +455,8 @@ def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> 
 
 
 def test_a_stream_that_fails_twice_is_offline_from_its_first_failure_on() -> None:
-    """Its block of one segment cannot be encoded, and before that put has landed it cannot say how it stands for the next:
-    nothing of either is stored, so nothing of either is told."""
+    """Its block of one segment cannot be encoded, and before that put has landed it cannot give its outcome for the
+    next: neither is stored, so neither is answered."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, commit_interval_ns=MS)
         other = Stream(rig.log, 8, "other")
@@ -503,8 +504,8 @@ class Later(Executor):
 
 
 def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() -> None:
-    """Three segments are cut before the first is encoded: its block cannot be, the third's cannot even be sealed. What the
-    second one says builds on the first, so it is not stored either."""
+    """Three segments are cut before the first is encoded: its block cannot be, the third's cannot even be sealed. The
+    second one's builds on the first, so it is not stored either."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, settings=fast(inline_bytes_max=0, segment_bytes=1, puts_in_flight=4))
         taken = await rig.take()
@@ -551,7 +552,7 @@ def test_the_shard_cannot_do_without_its_own_block() -> None:
 
 
 def test_drain_and_stop() -> None:
-    """Everything said is persisted, and the number to seal at is the first that was never used."""
+    """All changes are persisted, and the number to seal at is the first unused one."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         stream.publish(urgent=False)
@@ -565,8 +566,8 @@ def test_drain_and_stop() -> None:
 
 
 def test_small_blocks_of_many_streams_wait_for_company() -> None:
-    """Where many blocks of a few messages gather, a put waits while more come: until they are worth it, until a pause, or
-    as long as the last such put took. What is no message waits for nothing."""
+    """If many blocks of a few messages gather, a put waits while more arrive: until there are enough, until a pause,
+    or as long as the last such put took. Anything but a message does not wait."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         streams = [Stream(rig.log, 100 + i, f"s{i}") for i in range(300)]
@@ -602,7 +603,7 @@ def test_small_blocks_of_many_streams_wait_for_company() -> None:
 
 
 def test_segments_are_cut_at_a_count_too() -> None:
-    """So that the columns of one segment never hold the loop for long."""
+    """So that the columns of one segment never block the loop for long."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, segment_count=100)
         for _ in range(10):
@@ -647,7 +648,7 @@ def test_memory_log_answers_in_order_and_stores_nothing() -> None:
 
 
 def test_log_keeps_the_contract_of_refusals() -> None:
-    """PreconditionFailed without an object behind it is asked again, not believed."""
+    """PreconditionFailed without an existing object is retried, not trusted."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         lies = 2

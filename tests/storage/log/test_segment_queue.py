@@ -43,7 +43,7 @@ def test_a_segment_waits_for_the_encoding_of_the_one_before() -> None:
 
 
 def test_a_lease_counts_from_the_newest_put_without_a_gap_before_it() -> None:
-    """Shows that what lands beyond an unlanded put renews nothing, and that the end of an expiry is told once."""
+    """Shows that a put that lands beyond an unlanded one renews nothing, and an expiry's end is reported once."""
     clock = ManualClock()
     lease = Lease(300, clock, clock.monotonic_ns())
     began_ns = clock.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The writer beside the bytes it gives (tests/storage/format has those): sizes, sharing, threads."""
+"""The writer apart from its bytes (see tests/storage/format): sizes, sharing, threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _block(seed: int = 1, messages: int = 3000) -> OpenBlock[str]:
 
 
 def test_raw_bytes_tell_when_a_segment_is_full() -> None:
-    """Shows that all that will be stored counts: bodies, records, removed ranges; and what makes a block empty."""
+    """Shows that everything to be stored counts: bodies, records, removed ranges; and when a block is empty."""
     block: OpenBlock[None] = OpenBlock(7, None)
     assert (block.empty, block.raw_bytes, block.count) == (True, 0, 0)
     block.append_run(5, [], None, [], T0)
@@ -49,8 +49,8 @@ def test_raw_bytes_tell_when_a_segment_is_full() -> None:
 
 
 def test_long_names_count_as_bodies_do() -> None:
-    """Subjects of the usual length are left aside, and so is one long one among many; what is told of others' names
-    counts in their place. The segment's tally has the same."""
+    """Subjects of the usual length do not count, nor does one long one among many; the reported size of other names
+    counts instead. The segment's tally has the same."""
     block: OpenBlock[None] = OpenBlock(7, None)
     block.append_run(1, [b"s" * 250] * 10, None, [b"x"] * 10, T0)
     assert block.raw_bytes == 10
@@ -108,7 +108,7 @@ def test_chunks_share_the_published_bodies() -> None:
 
 
 def test_a_block_that_is_never_stored_joins_nothing() -> None:
-    """Shows the memory log's way: the same chunks, no frames."""
+    """Shows the memory log's path: the same chunks, no frames."""
     stored, not_stored = (seal_block(_block(), AT, stored=stored) for stored in (True, False))
     assert [chunk_rows(chunk) for chunk in stored.chunks] == [chunk_rows(chunk) for chunk in not_stored.chunks]
     assert stored.core == not_stored.core
@@ -166,7 +166,8 @@ def _values(head: Head) -> list[object]:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_small_blocks_are_the_same_bytes(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that blocks encoded from their lists are what the general encoders give, and fold out as those would read."""
+    """Shows that blocks encoded from their lists are what the general encoders give, and expand to what those would
+    read."""
     monkeypatch.setattr("broker.storage.format.codec._SMALL", COMPRESSED_MIN)
     rng = random.Random(5)
     small: list[SealedBlock[int]] = []
@@ -197,7 +198,7 @@ def test_small_blocks_are_the_same_bytes(codec: Codec, monkeypatch: pytest.Monke
 
 
 def test_what_is_no_small_block() -> None:
-    """Shows that whatever the short way has no field for takes the long one."""
+    """Shows that anything the short path has no field for takes the long one."""
     def block(subjects: list[bytes], **more: list[int] | None) -> OpenBlock[None]:
         made: OpenBlock[None] = OpenBlock(7, None)
         made.append_run(1, subjects, more.get("hlens"), [b"x" * 40] * len(subjects), T0)

@@ -1,4 +1,4 @@
-"""A small S3 server that misbehaves on demand: what MinIO and SeaweedFS do not do when asked.
+"""A small S3 server that misbehaves on demand, as MinIO and SeaweedFS cannot.
 
 Only what S3Store sends: path-style PUT, GET with Range, DELETE and ListObjectsV2 of one page. It checks no signature.
 """

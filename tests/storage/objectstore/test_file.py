@@ -1,4 +1,4 @@
-"""FileStore: what only a directory has, beyond the contract."""
+"""FileStore: properties of a directory beyond the contract."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ both_ways = pytest.mark.parametrize("nameless", [True, False], ids=["nameless", 
 
 
 def temp_files(directory: Path) -> list[Path]:
-    """The contents of .tmp, except the runs' own folders."""
+    """The contents of .tmp, except the process runs' own folders."""
     return [path for path in directory.glob(".tmp/**/*") if path.is_file()]
 
 
@@ -35,7 +35,7 @@ def temp_files(directory: Path) -> list[Path]:
 async def test_an_object_is_synced_before_its_name_and_its_name_before_the_answer(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
     """The order that survives a power cut: new directories into their parents, data, link, directory, answer; and a
-    refusal syncs the directory too, since what it makes its caller believe in must be durable."""
+    refusal syncs the directory too, since the object whose existence it reports must be durable."""
     done: list[str] = []
 
     def spy(name: str) -> None:
@@ -92,7 +92,7 @@ async def test_many_buffers_and_short_writes(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where O_TMPFILE is not to be had, or /proc is not mounted, puts go by a temporary name."""
+    """Without O_TMPFILE, or with /proc not mounted, puts use a temporary name."""
     real = os.open
 
     def refuse(path: str, flags: int, *rest: int) -> int:
@@ -129,7 +129,7 @@ async def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> 
     assert len(temp_files(directory)) == 1
     assert [info.key for info in await living.list("")] == ["before"]
     [run] = [path for path in directory.glob(".tmp/*") if not list(path.iterdir())]
-    (run / "being-written").write_bytes(b"...")  # stands for a put of the living one that is under way
+    (run / "being-written").write_bytes(b"...")  # stands for a put in progress of the live process
     again = FileStore(directory, nameless=False)
     assert temp_files(directory) == [run / "being-written"]
     await again.close()
@@ -192,7 +192,7 @@ async def test_errors_that_trying_again_cannot_help(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(("call", "lands"), [("writev", False), ("fdatasync", False), ("link", False), ("fsync", True)])
 async def test_a_failing_disk_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str,
                                            lands: bool) -> None:
-    """EIO at each step of a put is Transient; the same put again succeeds, or is refused by what landed."""
+    """EIO at each step of a put is Transient; the same put again succeeds, or is refused since the first one landed."""
     store = FileStore(tmp_path)
     await store.put("a/other", [b"x"])
 
@@ -213,7 +213,7 @@ async def test_a_failing_disk_is_transient(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A real file system without room (a tmpfs of 64 kB, where we may mount one) refuses, and goes on once it has."""
+    """A real full file system (a tmpfs of 64 kB, where we may mount one) refuses, and works once it has room."""
     mount = await asyncio.to_thread(
         subprocess.run, ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], capture_output=True,
         check=False)
@@ -233,7 +233,7 @@ async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_directories_that_cannot_be_a_store(tmp_path: Path) -> None:
-    """A file in the place of the directory, or above it, is said in nats-server's words, with the path."""
+    """A file in place of the directory, or above it, is reported in nats-server's words, with the path."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreRefused, match="storage directory is not a directory") as caught:
         FileStore(tmp_path / "file")
@@ -251,7 +251,7 @@ def test_directories_that_cannot_be_a_store(tmp_path: Path) -> None:
 
 
 async def test_a_directory_that_went_away(tmp_path: Path) -> None:
-    """An unmounted directory is not taken for an empty store, neither by reads nor by puts."""
+    """An unmounted directory is not mistaken for an empty store, neither by reads nor by puts."""
     store = FileStore(tmp_path / "s")
     (tmp_path / "s").rmdir()
     with pytest.raises(StoreRefused, match="gone"):
@@ -313,8 +313,8 @@ async def test_folders_go_with_their_last_object(tmp_path: Path) -> None:
 @both_ways
 async def test_folders_that_others_remove_at_every_step_of_a_put(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
-    """Before each system call of a put in turn the folder goes, and comes back or not: the put works all the same, and
-    goes on without names where it could."""
+    """Before each system call of a put in turn the folder is removed, and recreated or not: the put still works, and
+    continues to use nameless files where it could."""
     for comes_back in (False, True):
         for step in range(12):
             store = FileStore(tmp_path / f"{comes_back}{step}", nameless=nameless)
@@ -351,8 +351,8 @@ async def test_folders_that_others_remove_at_every_step_of_a_put(
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_folder_whose_removal_takes_its_time(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
-    """While ext4 removes a folder it is found and takes no nameless file (EPERM); making it waits for the removal's end.
-    Where EPERM stays, the directory is not ours to write to, and that is said."""
+    """While ext4 removes a folder, it exists but accepts no nameless file (EPERM); creating it waits for the removal's
+    end. If EPERM persists, the directory is not writable, and that is reported."""
     real_open, real_mkdir = os.open, os.mkdir
     going = True
 
@@ -384,7 +384,8 @@ async def test_a_folder_whose_removal_takes_its_time(
 
 
 async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key is taken, and its object goes, with its folder, before the refusal is made durable: the key is free."""
+    """The key exists, and its object is deleted, with its folder, before the refusal is durable: the key is
+    free."""
     store = FileStore(tmp_path)
     await store.put("f/k", [b"old"])
     real = os.link
@@ -404,7 +405,7 @@ async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeyp
 
 
 async def test_a_folder_that_cannot_be_removed_fails_no_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object has gone, whatever keeps its folder."""
+    """The object is deleted, whatever keeps its folder."""
     def refuse(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -418,7 +419,7 @@ async def test_a_folder_that_cannot_be_removed_fails_no_delete(tmp_path: Path, m
 
 
 async def test_listing_across_folders_is_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random trees, prefixes, afters and limits: the walk over directories finds what a sorted list of keys says.
+    """Random trees, prefixes, afters and limits: the walk over directories equals a sorted list of keys.
 
     (The contract keeps after and limit to single folders, for SeaweedFS's sake; a directory has no such limit.)
     """
@@ -463,7 +464,7 @@ async def test_other_files_in_the_directory(tmp_path: Path) -> None:
 
 
 async def test_the_clock_shows_a_leap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """now_ns goes on from the wall clock at opening by a clock that does not leap."""
+    """now_ns continues from the wall clock at opening by a monotonic clock."""
     store = FileStore(tmp_path)
     before = await store.now_ns()
     monkeypatch.setattr(file_module.time, "time_ns", lambda: 10**19)

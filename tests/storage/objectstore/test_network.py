@@ -1,4 +1,4 @@
-"""S3Store on a real MinIO behind a failing network: what the caller learns, and what happened."""
+"""S3Store on a real MinIO behind a failing network: the caller's result, and the effect on the store."""
 
 from __future__ import annotations
 

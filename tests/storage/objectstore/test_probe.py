@@ -1,4 +1,4 @@
-"""The probe: a store that cannot fence is refused at start, with an error that says what is wrong."""
+"""The probe: a store that cannot fence is refused at start, with an error that names the fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_minio_passes(minio: S3Server, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_wrong_credentials_and_no_bucket_on_minio(minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a real server says to a wrong key, a wrong secret and a missing bucket is passed on with the remedy."""
+    """A real server's error for a wrong key, a wrong secret and a missing bucket is passed on with the remedy."""
     for name, value in minio.env.items():
         monkeypatch.setenv(name, value)
     for variable, value, url, words in [
@@ -64,7 +64,7 @@ async def test_wrong_credentials_and_no_bucket_on_minio(minio: S3Server, monkeyp
 
 @pytest.mark.parametrize("used", [False, True])
 async def test_a_store_that_overwrites_is_refused(fake: FakeS3, used: bool) -> None:
-    """A server that ignores If-None-Match is refused, and what was there is there still."""
+    """A server that ignores If-None-Match is refused, and existing objects are unchanged."""
     fake.honours_if_none_match = False
     if used:
         fake.objects[KEY] = b"theirs" * 10
@@ -119,7 +119,7 @@ async def test_under_every_fault_the_probe_is_right() -> None:
 
 
 async def test_a_store_with_stale_listings_or_reads_is_refused() -> None:
-    """Listing, reading back and ranges are looked at too."""
+    """Listing, reading back and ranges are checked too."""
 
     class StaleListing(Wrapper):
         async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:

@@ -58,7 +58,7 @@ ANSWERS = [
 @pytest.mark.parametrize(("status", "code", "kind", "remedy"), ANSWERS)
 async def test_what_an_answer_means(s3: S3Store, fake: FakeS3, status: int, code: str, kind: type[StoreError],
                                     remedy: str) -> None:
-    """Every error answer becomes the class its caller acts on, names store, key and remedy, and is asked for once."""
+    """Every error answer becomes the class its caller acts on, names store, key and remedy, and is requested once."""
     fake.script = lambda request: (status, code)
     with pytest.raises(StoreError) as caught:
         await s3.put("a/key", [b"x"])
@@ -131,7 +131,7 @@ async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.Mo
 
 
 async def test_a_put_whose_answer_was_lost_is_there(s3: S3Store, fake: FakeS3) -> None:
-    """Transient may mean done: the next put is refused, and the object there is ours."""
+    """Transient may mean done: the next put is refused, and the stored object is ours."""
     fake.script = lambda request: "served, then cut"
     with pytest.raises(Transient):
         await s3.put("k", [b"ours"])
@@ -142,7 +142,7 @@ async def test_a_put_whose_answer_was_lost_is_there(s3: S3Store, fake: FakeS3) -
 
 
 async def test_a_redirect_that_names_no_region(s3: S3Store, fake: FakeS3) -> None:
-    """An endpoint that redirects everything is refused with what to set, not followed for ever."""
+    """An endpoint that redirects everything is refused with the setting to correct, not followed forever."""
     fake.script = lambda request: (301, "PermanentRedirect")
     with pytest.raises(StoreRefused, match="AWS_REGION"):
         await s3.put("k", [b"x"])
@@ -275,7 +275,7 @@ async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS
 
 
 def test_urls() -> None:
-    """Wrong URLs say what is wrong with them and how it is written; a password in one is not repeated."""
+    """Errors for wrong URLs name the fault and the correct form; a password in one is not repeated."""
     for url, words in [("", "file://DIR"), ("/var/lib", "file://DIR"), ("http://bucket", "s3://BUCKET/PREFIX"),
                        ("file://", "file:///var"), ("s3://", "bucket's name"), ("s3://b", "bucket's name"),
                        ("s3:///x", "bucket's name"), ("s3://bucket/a/../b", "prefix"), ("s3://bucket/a//b", "prefix"),

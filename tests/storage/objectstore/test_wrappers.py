@@ -1,4 +1,4 @@
-"""The wrappers: what each adds to the store behind it."""
+"""The wrappers: the effect of each on the store behind it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_transient_errors_are_tried_again_with_growing_pauses() -> None:
 
 
 async def test_retrying_is_bounded_in_time_and_ends_in_the_last_error() -> None:
-    """A store that stays down is given up after the bound, never later."""
+    """Retrying a store that stays down ends after the bound, never later."""
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     faulty.down = True
     store, waits = retrying(faulty, give_up_ns=10_000_000_000)
@@ -112,7 +112,7 @@ async def test_a_retried_put_may_meet_itself() -> None:
 
 
 async def test_counts(tmp_path: Path) -> None:
-    """Calls, bytes, time and errors of each operation, puts by threads and calls under way included."""
+    """Calls, bytes, time and errors of each operation, puts by threads and calls in progress included."""
     clock = ManualClock()
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     store = InstrumentedStore(faulty, clock=clock)
@@ -154,7 +154,7 @@ async def test_counts(tmp_path: Path) -> None:
 
 
 async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[str, bytes]]:
-    """A writer and reader with all faults: what was injected, what each call ended in, what is stored at last."""
+    """A writer and reader with all faults: the injected faults, each call's result, the final content."""
     memory = MemoryStore()
     faults = Faults(slow=0.2, refused=0.1, unanswered=0.1, lost=0.1, late=0.1, torn=0.05, slow_ns_max=1000,
                     late_ns_max=1000, timeout_ns=1000)
@@ -174,7 +174,7 @@ async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[st
 
 
 async def test_a_seed_is_a_run() -> None:
-    """Same seed, same faults and same ends; each kind of fault happens; acknowledged puts are always there."""
+    """Same seed, same faults and same results; each kind of fault happens; acknowledged puts are always there."""
     first, second = await run_with_faults(7), await run_with_faults(7)
     assert first == second
     assert set(first[0]) == {"slow", "refused", "unanswered", "lost", "late", "torn"}
@@ -196,7 +196,7 @@ async def test_what_each_fault_leaves() -> None:
 
 
 async def test_a_late_put_that_meets_its_retry_changes_nothing() -> None:
-    """The retry wins, the late one is refused by the store, and no caller hears of it."""
+    """The retry wins, the late one is refused by the store, and no caller sees it."""
     memory = MemoryStore()
     retried = asyncio.Event()
 
@@ -214,7 +214,7 @@ async def test_a_late_put_that_meets_its_retry_changes_nothing() -> None:
 
 
 async def test_a_torn_put_on_a_directory_is_swept(tmp_path: Path) -> None:
-    """Half an object stays aside, is never listed nor got, and the next open removes it."""
+    """Half an object stays in a temporary file, is never listed or read, and the next open removes it."""
     files = FileStore(tmp_path)
     store = FaultyStore(files, rng=random.Random(1), faults=Faults(torn=1.0, timeout_ns=0))
     with pytest.raises(Transient):

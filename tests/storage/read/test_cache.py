@@ -20,7 +20,7 @@ def test_least_recently_used_is_evicted_first() -> None:
 
 
 def test_the_two_newest_stay_however_large() -> None:
-    """An entry larger than the bound evicts all but the one before it, and stays until two others came."""
+    """An entry larger than the bound evicts all but the one before it, and stays until two others are added."""
     cache = Cache(30)
     for key in "abc":
         cache.put(key, 1, 10)
@@ -53,7 +53,7 @@ def test_the_bound_holds_over_any_history() -> None:
 
 
 def test_a_referenced_value_is_found() -> None:
-    """An evicted part is still found while it is in use, and counts for nothing; then it is gone."""
+    """An evicted part is still found while it is in use, without counting; then it is gone."""
     class Part:
         pass
 

@@ -1,4 +1,4 @@
-"""The reader: ranged GETs of heads and frames, once for all callers, with reading ahead, bounded by the cache."""
+"""The reader: ranged GETs of heads and frames, once for all callers, with read-ahead, bounded by the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT = Position(1, 7)
 
 
 class RecordingStore(MemoryStore):
-    """Remembers each GET; may be told to wait."""
+    """Records each GET; can be made to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Stored:
 
 async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
                ahead: int = 1 << 20) -> tuple[RecordingStore, BlockReader, Stored]:
-    """One block of ``count`` messages of ``size`` bytes that do not shrink, six or so in each frame."""
+    """One block of ``count`` messages of ``size`` bytes that do not shrink, about six in each frame."""
     import random
     rng = random.Random(5)
     store = RecordingStore()
@@ -194,7 +194,7 @@ async def test_a_cached_segment_is_read_without_a_get() -> None:
 
 
 async def test_the_garbage_collector_untracks_cached_messages() -> None:
-    """Of many thousand cached messages the garbage collector's next run visits hardly any."""
+    """The garbage collector's next run visits hardly any of many thousand cached messages."""
     _, reader, _ = await make()
     chunks: list[Chunk] = []
     for number in range(20):

@@ -1,4 +1,4 @@
-"""What a new owner, and a reader without a broker, find in a store: sound, damaged, truncated, or changing while they
+"""What a new owner, and a reader without a broker, read from a store: sound, damaged, truncated, or changing while they
 read."""
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_corrupt_segment_is_never_the_end(damage: str) -> None:
-    """The replay stops and names it: what follows was acknowledged."""
+    """The replay stops and names it: the messages after it were acknowledged."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -156,7 +156,7 @@ def test_a_segment_gone_from_the_middle_of_an_ended_epoch_stops() -> None:
 
 
 def test_the_logs_beginning_gone_stops() -> None:
-    """Without a checkpoint the log is read from its first opening; a later one is not taken for it."""
+    """Without a checkpoint the log is read from its first opening; a later one is not mistaken for it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -290,7 +290,7 @@ def test_a_checkpoint_that_appears_while_reading() -> None:
                 answer = await shared.list(request.prefix, request.after)
                 continue
             gets += 1
-            if gets == 3:  # the root and its pages are read: now the owner moves on, and sweeps behind himself
+            if gets == 3:  # the root and its pages are read: now the owner moves on, and sweeps behind itself
                 client.stream.remove(1, client.stream.last_seq)
                 await client.publish_many(15)
                 await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""Replay of outcomes: what a block does to a stream's state, once or twice over."""
+"""Replay of outcomes: a block's effect on a stream's state, applied once or twice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_create_update_delete() -> None:
     segment(state, 3, records=[(RecordKind.STREAM_DELETE, {})])
     assert state.stream("$G", "s") is None
     assert len(state.unnamed) == 3
-    segment(state, 4, first=11, last=12)  # a straggler of a stream that is gone
+    segment(state, 4, first=11, last=12)  # a late block of a deleted stream
     assert state.streams == {}
 
 
@@ -101,7 +101,7 @@ def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
 
 
 def test_blocks_below_first_seq_leave() -> None:
-    """Limits speak by the outcome alone."""
+    """Limits act only through the outcome."""
     state = made()
     for number, first in ((2, 1), (3, 11), (4, 21)):
         segment(state, number, first=first, last=first + 9)
@@ -260,7 +260,7 @@ def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
 
 
 def test_a_block_with_gaps() -> None:
-    """Sequences that were never there count for nothing: dead by name one by one, or as a whole."""
+    """Sequences that never existed do not count, whether removed one by one or as a range."""
     table = BlockTable()
     table.append(ref(10, 1_000_000, count=3).pack())
     table.remove(10, 10, 1, 40)

@@ -1,4 +1,4 @@
-"""The table of expiries against a plain dictionary, and what of it comes back from a checkpoint."""
+"""The table of expiries against a plain dictionary, and restored from a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to deliveries: what each payload does, what is answered back, where the ack floor stands.
+"""Answers to deliveries: what each payload does, what the reply is, where the ack floor is.
 
 A consumer on a virtual loop gets messages by one pull; the answers go in as a client would send them.
 """
@@ -40,7 +40,7 @@ def state(consumer: Consumer) -> tuple[int, int, int]:
     (b"", AckInfo(-1, -1, -1)),
 ])
 def test_ack_subjects(subject: bytes, expected: AckInfo) -> None:
-    """Both forms give their numbers; anything else gives none."""
+    """Both forms are parsed; anything else yields no numbers."""
     assert parse_subject(subject) == expected
 
 
@@ -53,7 +53,7 @@ def test_ack_subjects(subject: bytes, expected: AckInfo) -> None:
     (b"+ACK ", (AckKind.UNKNOWN, b"")), (b"hello", (AckKind.UNKNOWN, b"")), (b"+TER", (AckKind.UNKNOWN, b"")),
 ])
 def test_payloads(payload: bytes, expected: tuple[AckKind, bytes]) -> None:
-    """NAK, NXT and TERM are known by their beginning, the others only as a whole."""
+    """NAK, NXT and TERM are recognized by prefix, the others only as a whole."""
     assert parse_answer(payload) == expected
 
 
@@ -68,13 +68,13 @@ def test_payloads(payload: bytes, expected: tuple[AckKind, bytes]) -> None:
     (b"{" * 100_000, None), (b"9" * 5000 + b"s", None),
 ])
 def test_nak_delays(argument: bytes, expected: int | None) -> None:
-    """JSON or a Go duration; what cannot be read means no delay."""
+    """JSON or a Go duration; anything unreadable means no delay."""
     assert parse_delay(argument) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"+ACK", b"+OK"])
 def test_acks_move_the_floor_over_a_prefix(body: bytes) -> None:
-    """The floor stands below the lowest message that is not acked, whatever the order of acks."""
+    """The floor is just below the lowest message that is not acked, whatever the order of acks."""
     w, consumer, got = start()
     w.ack(consumer, got[1], got[3], body=body)
     assert state(consumer) == (0, 3, 0)
@@ -86,7 +86,7 @@ def test_acks_move_the_floor_over_a_prefix(body: bytes) -> None:
 
 
 def test_floor_over_a_filter_and_redeliveries() -> None:
-    """Consumer sequences of the floor are those of first deliveries; when all is acked it is `delivered`."""
+    """Consumer sequences of the floor are those of first deliveries; when everything is acked it equals `delivered`."""
     w = World()
     w.stream.add("x", "a", "x", "a", "x", "a", "x")
     consumer = w.consumer(filter_subject="a", ack_wait=SECOND)
@@ -128,7 +128,7 @@ def test_every_well_formed_answer_with_a_reply_is_answered(body: bytes) -> None:
 
 
 def test_an_ack_beyond_what_was_delivered_is_ignored() -> None:
-    """Without a crash nothing is forgotten: such an ack does nothing and gets no answer."""
+    """Without a crash no delivery is forgotten: such an ack does nothing and gets no answer."""
     w = World()
     consumer = w.consumer()
     w.stream.add("a", "a", "a")
@@ -173,7 +173,8 @@ def test_ack_none_counts_as_acked_when_delivered() -> None:
 
 
 def test_nak_delivers_again_at_once_with_advisory() -> None:
-    """-NAK: to the tail of the redelivery queue, ahead of what is new; the count goes up; an advisory for each."""
+    """-NAK: to the tail of the redelivery queue, ahead of new messages; the delivery count goes up; an advisory for
+    each."""
     w, consumer, got = start(3)
     w.stream.add("a")
     w.ack(consumer, got[1], body=b"-NAK")
@@ -280,7 +281,7 @@ def test_sampled_acks_send_a_metric() -> None:
 
 
 def test_retention_hears_of_acks() -> None:
-    """The stream is told of each acknowledged sequence: plain, terminated, and everything under an ack all."""
+    """The stream is notified of each acknowledged sequence: plain, terminated, and everything under an ack all."""
     for policy, expected in (("explicit", [3, 2, 5]), ("all", [1, 2, 3, 4, 5])):
         w, consumer, got = start(5, ack_policy=policy)
         w.ack(consumer, got[2])

@@ -1,6 +1,6 @@
-"""What a message costs does not grow with what a consumer remembers of others.
+"""The cost of a message does not grow with the state that a consumer keeps for others.
 
-Collections that may hold hundreds of thousands are replaced by ones that refuse to be walked.
+Collections that may hold hundreds of thousands of entries are replaced by ones that refuse iteration.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class UnwalkedSet(set[int]):
 
 
 def test_a_removal_beside_many_exhausted_messages() -> None:
-    """Messages that reached max_deliver are counted for as long as they are in the stream; each that leaves it costs the
-    same however many they are."""
+    """Messages that reached max_deliver are counted for as long as they are in the stream; the cost of each removal
+    does not depend on their number."""
     world = World()
     for _ in range(3):
         world.stream.add("s.a")
@@ -44,7 +44,7 @@ def test_a_removal_beside_many_exhausted_messages() -> None:
 
 
 def test_messages_acked_ahead() -> None:
-    """Those that a crash forgot to have delivered: passed, removed and counted one by one."""
+    """Messages whose delivery was forgotten in a crash: passed, removed and counted one by one."""
     acks = AckState([30 * 10**9], 0, 1)
     for seq in range(1, MANY + 1):
         acks.ack_ahead(seq, 0)
@@ -60,7 +60,7 @@ def test_messages_acked_ahead() -> None:
 
 
 def test_what_a_range_holds_is_the_same_either_way() -> None:
-    """A range that is wider than what is remembered is answered from that, in the same order."""
+    """A range wider than the remembered set is answered by walking the set, in the same order."""
     acks = AckState([30 * 10**9], 0, 1)
     acks.redelivered = dict.fromkeys((900, 5, 70, 12), 1)
     assert acks.exhausted(6, 1_000_000) == [12, 70, 900]

@@ -1,4 +1,4 @@
-"""What time does to deliveries that nobody answers, and what a restart brings back.
+"""How deliveries without an ack time out, and what a restart restores.
 
 Virtual time throughout: ack waits, backoff, max_deliver, inactivity and pause happen when the test says so.
 """
@@ -21,7 +21,7 @@ def restart(w: World, consumer: Consumer, state: Any, **config: Any) -> Consumer
 
 
 def test_ack_wait_redelivers_in_sequence_before_new_messages() -> None:
-    """What was not acked in time comes again, by sequence, ahead of what is new."""
+    """Messages not acked in time are redelivered, by sequence, ahead of new ones."""
     w = World()
     w.stream.add(*["a"] * 4)
     consumer = w.consumer(ack_wait=SECOND)
@@ -45,7 +45,7 @@ def test_redeliveries_pass_max_ack_pending() -> None:
 
 
 def test_backoff() -> None:
-    """The wait after delivery n is backoff[n-1], the last one for ever."""
+    """The wait after delivery n is backoff[n-1], the last one repeats forever."""
     w = World()
     w.stream.add("a")
     consumer = w.consumer(backoff=[SECOND, 3 * SECOND, 2 * SECOND])
@@ -59,7 +59,7 @@ def test_backoff() -> None:
 @pytest.mark.parametrize("max_deliver", [1, 2, 3])
 @pytest.mark.parametrize("nak", [False, True])
 def test_max_deliver(max_deliver: int, nak: bool) -> None:
-    """After the last allowed delivery one advisory; the message leaves pending; a late ack is taken."""
+    """After the last allowed delivery one advisory is sent; the message leaves pending; a late ack is accepted."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND, max_deliver=max_deliver)
@@ -82,7 +82,7 @@ def test_max_deliver(max_deliver: int, nak: bool) -> None:
 
 
 def test_waits_go_on_after_a_restart() -> None:
-    """What was pending is pending still, with what is left of its ack wait and its delivery count."""
+    """Pending messages stay pending, with the rest of their ack wait and their delivery counts."""
     w = World()
     w.stream.add("a", "a", "a")
     consumer = w.consumer(ack_wait=2 * SECOND)
@@ -115,7 +115,7 @@ def test_a_wait_that_ended_while_the_broker_was_down() -> None:
 
 
 def test_deliver_and_ack_between_two_deltas_costs_nothing() -> None:
-    """The delta has where the consumer stands, and no word of messages that came and went."""
+    """The delta has the consumer's position, and nothing about messages that were delivered and acked in between."""
     w = World()
     w.stream.add(*["a"] * 100)
     consumer = w.consumer()
@@ -170,7 +170,8 @@ def test_a_purge_moves_the_consumer_without_advisories() -> None:
 
 
 def test_pause() -> None:
-    """Nothing is delivered while paused, redeliveries included; pulls beat and expire, acks work; then it goes on."""
+    """Nothing is delivered while paused, redeliveries included; pulls send heartbeats and expire, acks work; then
+    delivery resumes."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND)
@@ -191,7 +192,7 @@ def test_pause() -> None:
 
 
 def test_inactive_pull_consumer_is_given_up() -> None:
-    """Requests and acks keep it; so does an outstanding ack wait; then the owner is told once."""
+    """Requests and acks keep it alive; so does an outstanding ack wait; then the owner is notified once."""
     w = World()
     w.stream.add("a")
     consumer = w.consumer(inactive_threshold=5 * SECOND, ack_wait=20 * SECOND)
@@ -266,7 +267,7 @@ def test_deliver_policies(policy: str, extra: dict[str, Any], expected: list[int
 
 
 def test_last_per_subject_goes_on_after_a_restart() -> None:
-    """The list of last messages is resumed where it stood."""
+    """The list of last messages is resumed where it stopped."""
     w = World()
     w.stream.add("a", "b", "c", "a", "d")
     consumer = w.consumer(deliver_policy="last_per_subject", filter_subject=">")
@@ -280,7 +281,7 @@ def test_last_per_subject_goes_on_after_a_restart() -> None:
 
 
 def test_filters_can_be_changed() -> None:
-    """num_pending is counted anew from where the consumer stands; what was passed is not revisited."""
+    """num_pending is recounted from the consumer's position; passed messages are not revisited."""
     w = World()
     w.stream.add("a", "b", "a", "b", "c", "a")
     consumer = w.consumer(filter_subject="a")
@@ -304,7 +305,7 @@ def test_headers_only() -> None:
 
 
 def test_replay_at_the_original_pace() -> None:
-    """Gaps between stored messages are waited out, up to what was there when the consumer began."""
+    """Gaps between stored messages are waited out, up to the last message when the consumer began."""
     w = World()
     for gap in (0, 2, 0, 3):
         w.clock.advance(gap * SECOND)
@@ -322,7 +323,7 @@ def test_replay_at_the_original_pace() -> None:
 
 
 def test_ack_wait_can_be_changed() -> None:
-    """What is pending waits by the new ack_wait, counted from its delivery."""
+    """Pending messages use the new ack_wait, counted from their delivery."""
     w = World()
     w.stream.add("a")
     consumer = w.consumer(ack_wait=60 * SECOND)
@@ -334,7 +335,7 @@ def test_ack_wait_can_be_changed() -> None:
 
 
 def test_a_count_that_fails_is_tried_again_later() -> None:
-    """A store that fails while num_pending is counted is not asked again at once; deliveries go on once it answers."""
+    """If the store fails while num_pending is counted, the retry is delayed; deliveries continue once it answers."""
     w = World()
     w.stream.add("a", "b", "a")
     consumer = w.consumer(filter_subject="a")

@@ -1,8 +1,8 @@
-"""Priority policies: who is served, against the rules taken one message at a time; pins over time.
+"""Priority policies: which requests are served, against the rules applied one message at a time; pins over time.
 
-The model below looks at one message after the other and walks the queue as ADR-42 tells it; the broker shares out runs.
-Both must serve the same requests in the same order, and end the same ones. What the real server does is in
-differential/priorities.py.
+The model below looks at one message after the other and walks the queue as ADR-42 describes; the broker shares out
+runs. Both must serve the same requests in the same order, and end the same ones. differential/priorities.py compares
+with the real server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = {"priority_groups": ["g"]}
 
 
 class _Silent:
-    """Consumer events that nobody hears."""
+    """Consumer events without a subscriber."""
 
     def pinned(self, group: str, pin: str) -> None: ...
 
@@ -42,7 +42,7 @@ class Model:
         self.ended: dict[int, str] = {}
 
     def serve(self, size: int, pending: int, acks: int) -> int | None:
-        """The request that gets the message, None: nobody."""
+        """The request that gets the message, or None."""
         for _ in range(len(self.queue)):
             one = self.queue[0]
             if self.policy == "pinned_client" and one["id"] not in ("", PIN):
@@ -136,7 +136,7 @@ def test_runs_are_shared_out_as_single_messages_would_be(data: st.DataObject, po
 
 
 def test_a_pin_is_lost_in_time_unless_its_client_asks_again() -> None:
-    """Requests with the pin extend it, others don't; when it is over, the next one in the queue gets a new one."""
+    """Requests with the pin extend it, others do not; when it expires, the next request in the queue gets a new pin."""
     w = World()
     consumer = w.consumer(priority_policy="pinned_client", priority_timeout=SECOND, **GROUP)
     w.stream.add("a")
@@ -160,7 +160,7 @@ def test_a_pin_is_lost_in_time_unless_its_client_asks_again() -> None:
 
 
 def test_a_pin_does_not_outlive_a_restart() -> None:
-    """Pins are not stored: after a restart the former client is told so, and pulls anew."""
+    """Pins are not stored: after a restart the former client gets a status, and pulls again."""
     w = World()
     config: dict[str, Any] = {"priority_policy": "pinned_client", "priority_timeout": SECOND, **GROUP}
     consumer = w.consumer(**config)

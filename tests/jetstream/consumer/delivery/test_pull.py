@@ -1,7 +1,7 @@
 """Pull requests: what each body asks for, how messages are shared out, and how a request ends.
 
-Each test builds a stream in memory and a consumer on a virtual loop, sends requests as a client would, and looks at
-what came to the inbox, status texts letter by letter.
+Each test builds a stream in memory and a consumer on a virtual loop, sends requests as a client would, and checks what
+arrived in the inbox, status texts to the byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def world(count: int, **kwargs: Any) -> World:
     (b'{"batch":0}', 1), (b'{"batch":3,"unknown":true}', 3), (b'{"BATCH":2}', 2), (b"\xff\xfe", 1), (b"9" * 30, 1),
 ])
 def test_a_body_asks_for_a_number_of_messages(body: bytes, expected: int) -> None:
-    """Empty, number, JSON and nonsense: the batch that each stands for, and nothing but messages in answer."""
+    """Empty, number, JSON and nonsense: the batch that each requests, answered by nothing but messages."""
     w = world(9)
     sent = w.pull(w.consumer(), body)
     assert seqs(sent) == list(range(1, expected + 1))
@@ -44,7 +44,7 @@ def test_a_body_asks_for_a_number_of_messages(body: bytes, expected: int) -> Non
     (b'{"max_bytes":1001}', "409 Exceeded MaxRequestMaxBytes of 1000"),
 ])
 def test_a_refused_request_says_why(body: bytes, text: str) -> None:
-    """Bad JSON and requests over the consumer's limits get their status, letter by letter, and no message."""
+    """Bad JSON and requests over the consumer's limits get their exact status and no message."""
     w = world(9)
     sent = w.pull(w.consumer(max_batch=5, max_expires=SECOND, max_bytes=1000), body)
     assert len(sent) == 1
@@ -55,14 +55,14 @@ def test_a_refused_request_says_why(body: bytes, text: str) -> None:
 @pytest.mark.parametrize("level, refused", [
     (b"5", False), (b"6", True), (b"x", True), (b"-1", False), (b"", False)])
 def test_required_api_level(level: bytes, refused: bool) -> None:
-    """A request that needs a newer API level than 5 is refused with 412; what asks for nothing is not, as on nats-server."""
+    """A request that needs a newer API level than 5 is refused with 412; one without is not, as on nats-server."""
     w = world(1)
     sent = w.pull(w.consumer(), b"", headers=b"NATS/1.0\r\nNats-Required-Api-Level: " + level + b"\r\n\r\n")
     assert statuses(sent) == (["412 Required Api Level"] if refused else [])
 
 
 def test_a_delivery_carries_subject_reply_and_counts() -> None:
-    """The ack subject counts deliveries, stream and consumer sequence, time and what is still to come."""
+    """The ack subject has the delivery count, stream and consumer sequence, time and number of pending messages."""
     w = World()
     w.stream.add("a.b", headers=b"NATS/1.0\r\nX: 1\r\n\r\n", payload=b"hello")
     w.stream.add("a.c")
@@ -82,7 +82,7 @@ def test_a_single_request_gets_its_messages_in_one_batch() -> None:
 
 
 def test_waiting_requests_take_turns() -> None:
-    """Several requests get one message each in turn; who has had all of its batch leaves the round."""
+    """Several requests get one message each in turn; a request whose batch is complete leaves the rotation."""
     w = World()
     consumer = w.consumer()
     for inbox, batch in ((b"_INBOX.a", b"2"), (b"_INBOX.b", b"5"), (b"_INBOX.c", b"9")):
@@ -121,7 +121,7 @@ def test_expires_ends_a_request_with_what_was_left() -> None:
 
 
 def test_no_wait_with_nothing_there() -> None:
-    """Without expires 404 at once; with expires it waits, and gets 408 at the end."""
+    """Without expires it gets 404 at once; with expires it waits, and gets 408 at the end."""
     w = World()
     consumer = w.consumer()
     assert statuses(w.pull(consumer, {"batch": 1, "no_wait": True})) == ["404 No Messages"]
@@ -130,7 +130,7 @@ def test_no_wait_with_nothing_there() -> None:
 
 
 def test_no_wait_ends_when_the_stream_does() -> None:
-    """A one-shot takes what is there and ends with 404, with or without expires."""
+    """A one-shot takes the available messages and ends with 404, with or without expires."""
     for extra in ({}, {"expires": SECOND}):
         w = world(3)
         sent = w.pull(w.consumer(), {"batch": 10, "no_wait": True, **extra})
@@ -139,7 +139,7 @@ def test_no_wait_ends_when_the_stream_does() -> None:
 
 
 def test_no_wait_behind_requests_that_want_it_all() -> None:
-    """What is pending is already promised to earlier requests: 408 Requests Pending."""
+    """The available messages are already promised to earlier requests: 408 Requests Pending."""
     w = world(3)
     consumer = w.consumer(max_ack_pending=1)
     assert seqs(w.pull(consumer, b"5")) == [1]
@@ -157,7 +157,7 @@ def test_max_ack_pending_keeps_one_shots_waiting() -> None:
 
 
 def test_max_bytes_ends_a_request_before_the_message_that_does_not_fit() -> None:
-    """Sizes count subject, ack subject, headers and payload; then 409 with what was left of both."""
+    """Sizes count subject, ack subject, headers and payload; then 409 with the rest of both."""
     w = World()
     for _ in range(3):
         w.stream.add("a", payload=b"x" * 100)
@@ -193,7 +193,7 @@ def test_a_batch_completed_with_bytes_left_says_so() -> None:
 
 
 def test_a_message_too_large_for_one_goes_to_the_next() -> None:
-    """The request that it does not fit ends; the one behind it gets the message."""
+    """The request that is too small for the message ends; the one behind it gets the message."""
     w = World()
     consumer = w.consumer()
     w.pull(consumer, {"batch": 5, "max_bytes": 50})
@@ -220,7 +220,7 @@ def test_heartbeats_while_a_request_waits() -> None:
 
 
 def test_max_waiting() -> None:
-    """The queue is full: 409, unless the request beats; requests that are gone make room."""
+    """The queue is full: 409, unless the request has a heartbeat; requests that ended make room."""
     w = World()
     consumer = w.consumer(max_waiting=1)
     assert not w.pull(consumer, b"1")
@@ -235,7 +235,7 @@ def test_max_waiting() -> None:
 
 
 def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
-    """A request whose inbox nobody hears is dropped in silence; the next message goes to somebody else, uncounted."""
+    """A request whose inbox has no subscriber is dropped silently; the message goes to another request, uncounted."""
     w = World()
     consumer = w.consumer()
     w.pull(consumer, b"5")
@@ -249,7 +249,8 @@ def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_what_was_not_received_is_delivered_again_as_new(several: bool) -> None:
-    """A receiver that vanishes within a batch: what it missed goes to the next request, with a delivery count of 1."""
+    """A receiver that vanishes within a batch: the messages it missed go to the next request, with a delivery count of
+    1."""
     w = world(6)
     consumer = w.consumer()
     consumer.update(_with(consumer.config, pause_until=w.clock.now_ns() + SECOND))
@@ -274,7 +275,7 @@ def _with(config: Any, **changes: Any) -> Any:
 
 
 def test_deleting_a_consumer_ends_its_requests() -> None:
-    """Every waiting request gets 409 Consumer Deleted; afterwards the consumer is deaf."""
+    """Every waiting request gets 409 Consumer Deleted; afterwards the consumer ignores requests."""
     w = World()
     consumer = w.consumer()
     w.pull(consumer, b"5")
@@ -302,7 +303,7 @@ def test_push_consumers_refuse_pulls() -> None:
 
 
 def test_cold_chunks_are_loaded_and_then_delivered() -> None:
-    """What is not in memory is asked for; the request waits, is not ended as a one-shot, and then gets all."""
+    """Messages not in memory are loaded; the request waits, is not ended as a one-shot, and then gets all of them."""
     w = world(250)
     w.stream.not_loaded = True
     sent = w.pull(w.consumer(), {"batch": 250, "no_wait": True, "expires": SECOND})
@@ -311,7 +312,7 @@ def test_cold_chunks_are_loaded_and_then_delivered() -> None:
 
 
 def test_a_slow_receiver_is_left_alone() -> None:
-    """While too many bytes are unsent to an inbox nothing more goes there; it goes on once they are."""
+    """While too many bytes are unsent to an inbox, delivery to it pauses; it resumes once they are sent."""
     w = world(10)
     consumer = w.consumer()
     w.bus.pending[b"_INBOX.a"] = 1 << 30
@@ -322,7 +323,7 @@ def test_a_slow_receiver_is_left_alone() -> None:
 
 
 def test_a_large_pull_gives_others_their_turn() -> None:
-    """The delivery stops after a bounded number of messages and goes on when the loop comes back to it."""
+    """The delivery stops after a bounded number of messages and continues in a later turn of the loop."""
     w = world(5000, chunk_messages=1000)
     consumer = w.consumer(ack_policy="none")
     consumer.on_next([(b"n", b"_INBOX.a", 0, b"5000")], 0, 1, None, w.clock.now_ns())

@@ -71,7 +71,7 @@ def test_a_new_deliver_subject_gets_what_is_pending() -> None:
 
 
 def test_idle_heartbeats() -> None:
-    """Only when idle for the interval, only while somebody listens; they carry the last sequences."""
+    """Only when idle for the interval, only while there is interest; they carry the last sequences."""
     w = World()
     w.consumer(deliver_subject="d", idle_heartbeat=SECOND, ack_policy="none")
     assert not w.pass_time(3 * SECOND)
@@ -85,7 +85,8 @@ def test_idle_heartbeats() -> None:
 
 
 def test_flow_control_stops_and_goes_on() -> None:
-    """Half of the window sends a request; above the window delivery stops, heartbeats say so; the answer opens it."""
+    """At half the window a request is sent; above the window delivery stops, as heartbeats report; the answer resumes
+    it."""
     w = World(chunk_messages=8)
     for _ in range(40):
         w.stream.add("a", payload=b"x" * 100_000)
@@ -114,7 +115,7 @@ def test_flow_control_stops_and_goes_on() -> None:
 
 
 def _flow(w: World, request: Delivered, headers: bytes = b"") -> list[Delivered]:
-    """Answer a flow control request; what came of it."""
+    """Answer a flow control request; returns what was sent as a result."""
     block = b"NATS/1.0\r\n" + headers + b"\r\n" if headers else b""
     w.bus.subscriptions[b"$JS.FC.S.C.*"]([(request.reply, b"", len(block), block)], 0, 1, None, w.clock.now_ns())
     w.loop.settle()
@@ -122,7 +123,7 @@ def _flow(w: World, request: Delivered, headers: bytes = b"") -> list[Delivered]
 
 
 def test_acks_by_flow_control_survive_a_restart_and_never_time_out() -> None:
-    """A full max_ack_pending asks for an ack; what is acked stays so after a restart, what is not is asked for again."""
+    """A full max_ack_pending requests an ack; acked messages stay acked after a restart, others are requested again."""
     config: dict[str, Any] = {"deliver_subject": "d", "flow_control": True, "idle_heartbeat": SECOND,
                               "ack_policy": "flow_control", "max_ack_pending": 3, "ack_wait": 0}
     w = World()
@@ -155,7 +156,7 @@ def test_acks_by_flow_control_survive_a_restart_and_never_time_out() -> None:
 @pytest.mark.parametrize("headers", [b"Nats-Last-Stream: 9\r\nNats-Last-Consumer: 9\r\n", b"Nats-Last-Stream: x\r\n",
                                      b"Nats-Last-Stream: -1\r\n", b"Nats-Last-Consumer: 2\r\n"])
 def test_an_answer_that_acks_nothing_still_opens_the_window(headers: bytes) -> None:
-    """Acks beyond what was delivered and headers that say nothing move no floor; the next request goes out."""
+    """Acks beyond the last delivery and headers without information move no floor; the next request goes out."""
     w = World()
     w.stream.add(*["a"] * 5)
     consumer = w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="flow_control",
@@ -221,7 +222,7 @@ def test_a_deliver_group_is_asked_for() -> None:
 
 
 def test_inactive_push_consumer_is_given_up() -> None:
-    """The threshold counts from when the last listener left."""
+    """The threshold counts from when the last subscriber left."""
     w = World()
     consumer = w.consumer(deliver_subject="d", inactive_threshold=5 * SECOND)
     told: list[object] = []
@@ -238,7 +239,7 @@ def test_inactive_push_consumer_is_given_up() -> None:
 
 
 def test_nothing_is_delivered_past_the_lease() -> None:
-    """While the lease is over nothing goes out; the commit that ends it wakes the consumer."""
+    """While the lease is expired nothing is sent; the commit that renews it wakes the consumer."""
     w = World()
     w.consumer(deliver_subject="d")
     w.bus.listen(b"d")

@@ -1,5 +1,5 @@
-"""Atomic batches: all or nothing across a crash, bounds, time, and commits that wait for the store. What they refuse, and in which
-order, is compared with nats-server by the scenarios "batches" in tests/jetstream/differential."""
+"""Atomic batches: all or nothing across a crash, bounds, time, and commits that wait for the store. Their refusals, and
+the order of these, are compared with nats-server by the scenarios "batches" in tests/jetstream/differential."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_crash_leaves_all_of_a_batch_or_none() -> None:
 
 
 async def test_a_batch_is_answered_once_it_is_stored() -> None:
-    """Its other messages at once, with nothing."""
+    """Its other messages at once, with an empty reply."""
     world = World()
     stream = world.stream(allow_atomic=True)
     await world.settle()
@@ -88,7 +88,8 @@ async def test_an_open_batch_ends_with_the_process() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}], ids=["untracked", "tracked"])
 async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -> None:
-    """After a restart nothing is in memory: last sequences by subject and by wildcard, ids, and what roll-ups take out."""
+    """After a restart nothing is in memory: last sequences by subject and by wildcard, ids, and removals by
+    roll-ups."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(allow_atomic=True, allow_rollup_hdrs=True, **config)
     for i in range(60):
@@ -115,7 +116,7 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
 
 
 async def test_a_refused_batch_leaves_no_trace() -> None:
-    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name begins anew."""
+    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name starts afresh."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=1)
     await ask(world, stream, pub(b"S.a", b"kept"))
@@ -161,7 +162,7 @@ class Staging:
 
 
 async def test_idle_batches_are_abandoned() -> None:
-    """Ten seconds after their last message, and those who listen are told."""
+    """Ten seconds after their last message, with an advisory."""
     staging = Staging()
     clock, batches = staging.world.clock, staging.batches
     begin_ns = clock.monotonic_ns()
@@ -225,7 +226,7 @@ async def test_an_unforeseen_error_stores_nothing_of_a_batch(monkeypatch: pytest
 
 
 def test_every_check_of_single_messages_has_one_for_batches() -> None:
-    """A check that is added to one table is missed in the other, unless another one does its work there."""
+    """A check added to one table is missing from the other, unless another check replaces it there."""
     # What nobody wants is stored with its batch, and then taken out.
     replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size", "unwanted"}
     names = {rule.make.__name__ for rule in ATOMIC}

@@ -1,5 +1,5 @@
-"""The table of checks: which checks a message passes, and what a check may do with it. What the broker's own checks refuse,
-and in which order, the tests of publishing show, beside the real nats-server."""
+"""The table of checks: which checks a message passes, and what a check may do with it. The refusals of the broker's own
+checks, and their order, are tested with publishing, against the real nats-server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.jetstream.stream.world import World, ask, everything, pub, publish
 
 
 def add(stream: Stream, check: Check, headers: frozenset[bytes] | None) -> None:
-    """Let the stream's messages with ``headers`` pass one more check, before all others."""
+    """Make the stream's messages with ``headers`` pass one more check, before all others."""
     def make(context: CheckContext, config: StreamConfig) -> Check:
         return check
     stream.sequencer.checks = Checks(stream.sequencer.context, stream.config, [Rule(make, headers), *TABLE])
@@ -76,7 +76,7 @@ async def test_what_a_check_changes_is_what_is_stored() -> None:
 
 
 async def test_a_check_may_wait_for_what_it_needs() -> None:
-    """All checks are passed again once it is loaded; what was published behind it stays behind it."""
+    """All checks run again once it is loaded; messages published after it stay after it."""
     world = World()
     stream = world.stream()
     loaded: list[int] = []

@@ -61,7 +61,7 @@ async def test_against_a_dictionary(seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_message_that_is_no_counter_stops_its_subject() -> None:
-    """As it may come with a restored stream, or with sources that a client made up."""
+    """As a restored stream, or sources invented by a client, may have it."""
     world = World()
     stream = world.stream(allow_msg_counter=True)
     await ask(world, stream, pub(b"S.a", Nats_Incr="1", Nats_Counter_Sources="{"))
@@ -79,7 +79,7 @@ def test_what_a_stored_message_says(payload: bytes, expected: Total) -> None:
 
 
 async def test_increments_have_a_bound() -> None:
-    """A number that is absurd is refused, and one within the bound can be added up without end."""
+    """An absurd number is refused, and one within the bound can be added any number of times."""
     world = World()
     stream = world.stream(allow_msg_counter=True)
     assert (await ask(world, stream, pub(b"S.a", Nats_Incr="9" * 4001)))["error"]["err_code"] == 10171

@@ -1,4 +1,4 @@
-"""The window of message ids: what it remembers, for how long, and how little it does at once however many there are."""
+"""The window of message ids: what it remembers, for how long, and that its work is done in small steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ids(first: int, last: int, time_of: Any = lambda seq: seq) -> list[tuple[int
 
 
 def test_against_a_plain_list() -> None:
-    """Random histories of adding, expiring by bits and asking: an id is seen while it is in its window, and not after."""
+    """Random histories of adding, expiring in steps and looking up: an id is known in its window, not after."""
     for seed in range(200):
         rng = random.Random(seed)
         window = Dedupe(WINDOW_NS)
@@ -48,7 +48,7 @@ def test_against_a_plain_list() -> None:
 
 
 def test_expiry_forgets_so_many_at_once() -> None:
-    """A million ids may leave the window at one time: they are out at once, and forgotten bit by bit."""
+    """A million ids may leave the window at one time: they expire at once, and are freed in small steps."""
     window = Dedupe(WINDOW_NS)
     for seq, msg_id, _ in ids(1, 5000):
         window.add({msg_id: seq}, msg_id, 1)
@@ -68,8 +68,8 @@ def test_expiry_forgets_so_many_at_once() -> None:
 
 
 def test_a_restart_takes_no_more_than_the_bound() -> None:
-    """The newest ids come back, as many as may be held. Until the others have left the window ids are refused: a duplicate
-    of theirs would not be known."""
+    """The newest ids are restored, up to the bound. Until the others have left the window, new ids are refused: their
+    duplicates would not be recognized."""
     window = Dedupe(WINDOW_NS, known=False, bytes_max=300 * ENTRY_BYTES)
     now = 1000
     assert window.restore(ids(801, 1000), now)

@@ -66,7 +66,7 @@ async def test_messages_wait_for_what_their_checks_need() -> None:
 
 @pytest.mark.parametrize("flow", [1, 3, 7, 500])
 async def test_runs_are_answered_as_single_messages_are(flow: int) -> None:
-    """The messages of one read in one call, or each in its own, with another batch beginning and ending among them."""
+    """The messages of one read in one call, or each in its own, with another batch starting and ending in between."""
     found = []
     for together in (True, False):
         world = World()
@@ -163,7 +163,7 @@ async def test_open_batches_are_bounded() -> None:
 
 @pytest.mark.parametrize("gap, answers", [("fail", [b"over 1 1"]), ("ok", [])])
 async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list[bytes]) -> None:
-    """It was refused on its own, without its batch being asked: where gaps fail, the batch ends before it."""
+    """It was refused on its own, without consulting its batch: where gaps fail, the batch ends before it."""
     opened = Opened()
     msgs = [fast(1, START, gap=gap), fast(2, gap=gap), fast(3, gap=gap)]
     messages = [FastMessage.parse(msg[1]) for msg in msgs]

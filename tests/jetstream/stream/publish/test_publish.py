@@ -15,7 +15,7 @@ def error(err_code: int, description: str, code: int = 400) -> dict[str, Any]:
 
 
 async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:
-    """A run of publishes without headers gets one PubAck each, and comes back by gets and by chunks."""
+    """A run of publishes without headers gets one PubAck each, and is read back by gets and by chunks."""
     world = World()
     stream = world.stream()
     replies = publish(world, stream, *(pub(b"S.a", b"%d" % i) for i in range(1, 301)))
@@ -46,7 +46,7 @@ async def test_replies_keep_the_order_of_decisions() -> None:
 
 
 async def test_pub_ack_bytes() -> None:
-    """The very bytes of a PubAck, of a duplicate's, and of a refusal."""
+    """The exact bytes of a PubAck, a duplicate's PubAck, and a refusal."""
     world = World()
     world.domain = "hub"
     stream = world.stream()
@@ -105,7 +105,7 @@ REFUSALS = [
 @pytest.mark.parametrize("config, headers, payload, expected", [row[1:] for row in REFUSALS],
                          ids=[row[0] for row in REFUSALS])
 async def test_refusals(config: dict[str, Any], headers: dict[str, str], payload: bytes, expected: dict[str, Any]) -> None:
-    """What nats-server refuses is refused with its code and text, and takes no sequence."""
+    """Refusals have nats-server's code and text, and take no sequence."""
     world = World()
     stream = world.stream(**config)
     await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
@@ -134,7 +134,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("config, headers", [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
 async def test_accepted(config: dict[str, Any], headers: dict[str, str]) -> None:
-    """What holds, or says nothing, is stored with its headers as they came."""
+    """Messages whose expectations hold, or that have none, are stored with their headers unchanged."""
     world = World()
     stream = world.stream(**config)
     await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
@@ -148,7 +148,7 @@ async def test_accepted(config: dict[str, Any], headers: dict[str, str]) -> None
 
 
 async def test_discard_new() -> None:
-    """Discard new refuses what does not fit, but not what replaces, unless that is asked for."""
+    """Discard new refuses messages that do not fit, but not replacements, unless configured to."""
     world = World()
     stream = world.stream(max_msgs=2, discard="new")
     for _ in range(2):
@@ -174,7 +174,7 @@ async def test_discard_new() -> None:
 
 
 async def test_a_message_larger_than_max_bytes_is_acknowledged_and_goes() -> None:
-    """Discard old stores first and then trims, so a message alone over max_bytes is acknowledged and gone."""
+    """Discard old stores first and then trims, so a single message over max_bytes is acknowledged and removed."""
     world = World()
     stream = world.stream(max_bytes=100)
     assert await ask(world, stream, pub(b"S.a", b"x" * 200)) == {"stream": "S", "seq": 1}
@@ -183,7 +183,7 @@ async def test_a_message_larger_than_max_bytes_is_acknowledged_and_goes() -> Non
 
 
 async def test_sealed_and_no_ack() -> None:
-    """A sealed stream refuses; a stream with no_ack answers nothing, not even refusals."""
+    """A sealed stream refuses; a stream with no_ack sends no answers, not even refusals."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a"))
@@ -209,7 +209,7 @@ async def test_batches_are_disabled() -> None:
 
 
 async def test_status_and_request_info_are_not_stored() -> None:
-    """A status line, and what the server says of a request, do not reach the stream; other headers do."""
+    """A status line and the server's own request headers do not reach the stream; other headers do."""
     world = World()
     stream = world.stream()
     with_status = b"NATS/1.0 503 No\r\nA: b\r\n\r\n"
@@ -224,7 +224,7 @@ async def test_status_and_request_info_are_not_stored() -> None:
 
 
 async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
-    """An id is known for its window, over a restart too, and forgotten after it."""
+    """An id is known during its window, across a restart too, and forgotten after it."""
     world = World(settings=LogSettings(segment_count=2))
     stream = world.stream(duplicate_window=1_000_000_000)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1}
@@ -241,7 +241,7 @@ async def test_duplicates_over_a_restart_and_out_of_the_window() -> None:
 
 async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
     """The first publish with an id after a restart waits for a few round trips to the store, however many blocks the window
-    has: one get for each, some two dozen under way at a time, and none of an index."""
+    has: one get for each, about two dozen in flight at a time, and none of an index."""
     world = World()
     stream = world.stream()
     for i in range(100):
@@ -268,7 +268,7 @@ async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
 
 
 async def test_the_last_id_is_the_last_messages() -> None:
-    """Expected-Last-Msg-Id compares with the very last message, which may have no id, and after a restart too."""
+    """Expected-Last-Msg-Id compares with the last message, which may have no id, also after a restart."""
     world = World()
     stream = world.stream()
     publish(world, stream, pub(b"S.a", Nats_Msg_Id="x"), pub(b"S.a"))

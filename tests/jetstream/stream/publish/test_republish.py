@@ -1,4 +1,5 @@
-"""Republishing waits for the commit, and takes no publish into a decision. What is sent, the differential scenarios show."""
+"""Republishing waits for the commit, and takes no publish into a decision. Differential scenarios compare the
+messages."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tests.jetstream.stream.world import World, pub, publish
 
 
 async def test_nothing_is_republished_before_it_is_stored() -> None:
-    """The bus hears of a message only once its segment is in the store, also with asynchronous PubAcks."""
+    """The bus gets a message only once its segment is in the store, also with asynchronous PubAcks."""
     world = World()
     for mode in ("default", "async"):
         stream = world.stream(f"S{mode}", republish={"src": ">", "dest": f"{mode}.>"}, persist_mode=mode)
@@ -22,7 +23,7 @@ async def test_nothing_is_republished_before_it_is_stored() -> None:
 
 
 async def test_sequences_stay_in_order_where_streams_feed_each_other() -> None:
-    """A stream's own messages come back under another subject, from a second stream: each is stored on its own turn."""
+    """A stream's own messages return under another subject, from a second stream: each is stored in its own turn."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.A", {"name": "A", "subjects": ["a.*"], "republish": {"src": "a.*", "dest": "b.$1"}})
         await broker.ok("STREAM.CREATE.B", {"name": "B", "subjects": ["b.*"]})

@@ -1,7 +1,7 @@
-"""Errors that nobody foresaw, planted in each step of a run of publishes: the stream stays what its PubAcks say.
+"""Unexpected errors, injected into each step of a run of publishes: the stream stays consistent with its PubAcks.
 
-Whatever fails, afterwards a retry of each publish finds its message exactly once, at the sequence that it is told, and so it
-is after a restart; numbers are those of the messages; other streams of the same log go on.
+Whatever fails, a later retry of each publish finds its message exactly once, at the acknowledged sequence, also after a
+restart; the stream's numbers match its messages; other streams of the same log continue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_AVAILABLE = 10008
 
 
 class Once:
-    """Stands for a function: fails at its ``nth`` call, before or after its work, and never again."""
+    """Stands for a function: fails on its ``nth`` call, before or after its work, and on no other."""
 
     def __init__(self, work: Callable[..., Any], nth: int, after: bool) -> None:
         self.work = work
@@ -59,7 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class PlantedCheck:
-    """A stream's checks of which one is called by name, so that an error can be planted in it."""
+    """A stream's checks, one of which is called by name, so that an error can be injected into it."""
 
     def __init__(self, stream: Stream, make: Callable[..., Check | None]) -> None:
         self.made: Check | None = None
@@ -101,7 +101,7 @@ def numbers(stream: Stream) -> tuple[int, int]:
 
 
 class Doubting(Listener):
-    """A consumer as the stream sees it, which notes that it is told to count again."""
+    """A consumer as the stream sees it, which records requests to recount."""
 
     doubts = 0
 
@@ -114,7 +114,7 @@ class Doubting(Listener):
 @pytest.mark.parametrize("config", CONFIGS)
 async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str, after: bool,
                                                          caplog: pytest.LogCaptureFixture) -> None:
-    """The error is planted at each call of the step in turn, until a run no longer meets it."""
+    """The error is injected at each call of the step in turn, until a run no longer meets it."""
     caplog.set_level(logging.CRITICAL)
     met = 0
     for nth in range(1, 12):
@@ -143,7 +143,7 @@ async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str,
 
 
 async def check(world: World, stream: Stream) -> None:
-    """What a publisher that retries is told is so, now and after a restart."""
+    """The answers to a publisher that retries are correct, now and after a restart."""
     await world.settle(stream)
     told: dict[str, int] = {}
     for subject, msg_id, headers in RUN:
@@ -160,7 +160,7 @@ async def check(world: World, stream: Stream) -> None:
 
 
 async def check_messages(world: World, stream: Stream, told: dict[str, int]) -> None:
-    """Each id names the message at the sequence that was told, where that is still there, and numbers are right."""
+    """Each id names the message at the acknowledged sequence, if that still exists, and the numbers are right."""
     await world.settle(stream)
     kept = {seq: payload.decode() for seq, _, payload in await everything(stream)}
     for msg_id, seq in told.items():
@@ -193,7 +193,7 @@ async def test_an_id_without_its_message_is_not_remembered() -> None:
 
 
 async def test_a_failing_consumer_keeps_nobody_from_going_on() -> None:
-    """A consumer that fails to hear of a removal is told to count again; the others hear of it, the message is acked."""
+    """A consumer that fails on a removal must recount; the others are notified, the message is acked."""
     world = World()
     stream = world.stream(max_msgs=1)
     bad, good = Doubting("bad"), Doubting("good")
@@ -208,7 +208,7 @@ async def test_a_failing_consumer_keeps_nobody_from_going_on() -> None:
 
 
 async def test_numbers_that_are_not_those_of_the_messages_stop_the_log() -> None:
-    """Should a message be in the block and not be counted, nothing of it is persisted and nothing acknowledged."""
+    """If a message is in the block but not counted, none of the block is persisted and nothing is acknowledged."""
     world = World()
     stream = world.stream()
     await world.settle()
@@ -223,7 +223,7 @@ async def test_numbers_that_are_not_those_of_the_messages_stop_the_log() -> None
 
 
 async def test_what_is_queued_goes_on_after_an_error() -> None:
-    """An error at a queued publish is told by the loop, and those behind it are decided."""
+    """An error at a queued publish is reported by the loop, and those behind it are decided."""
     world = World()
     stream = world.stream()
     async with stream.queue.turn():
@@ -242,7 +242,7 @@ async def test_what_is_queued_goes_on_after_an_error() -> None:
 
 
 async def test_a_stream_that_fails_while_its_queue_drains() -> None:
-    """It takes nothing more, in that turn of the loop either: a PubAck of what comes behind would be false."""
+    """It accepts nothing more, even in that turn of the loop: a PubAck for a later publish would be false."""
     world = World()
     stream, other = world.stream(), world.stream("O")
     await world.settle()

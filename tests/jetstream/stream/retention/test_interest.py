@@ -1,7 +1,8 @@
-"""Work queues and interest streams against a model: what is kept is what somebody waits for, over restarts and crashes.
+"""Work queues and interest streams against a model: a message is kept while some consumer needs it, across restarts and
+crashes.
 
-The model is a set of sequences for each consumer: those that it has yet to get, or to ack. The broker is JetStream on a real log
-and reader, with a cache so small that heads must mostly be loaded again.
+The model is a set of sequences for each consumer: those still to be delivered or acked. The broker is JetStream on a
+real log and reader, with a cache so small that heads must mostly be loaded again.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Reader:
         self.got: dict[int, bytes] = {}
         """Delivered and not acked: by sequence, where acks go."""
         self.doubtful: dict[int, bytes] = {}
-        """The same of what is acked, and which a crash may undo."""
+        """The same for messages whose ack a crash may undo."""
 
     def matches(self, subject: str) -> bool:
         return not self.filters or any(subset(subject.encode(), one.encode()) for one in self.filters)
 
 
 class Broker:
-    """JetStream without sockets. ``crash`` forgets all that is not persisted."""
+    """JetStream without sockets. ``crash`` drops everything that is not persisted."""
 
     def __init__(self, cache_bytes: int, segment_count: int) -> None:
         self.clock = SystemClock()
@@ -95,7 +96,7 @@ class Broker:
         self.came.set()
 
     async def pull(self, consumer: str, batch: int) -> list[bytes]:
-        """Where the acks of what is there go, up to ``batch`` messages."""
+        """The ack subjects of the available messages, up to ``batch`` of them."""
         self.deliveries.clear()
         request = json.dumps({"batch": batch, "no_wait": True}).encode()
         self.send(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}".encode(), request, b"_D.1")
@@ -266,7 +267,7 @@ class History:
         self.gone({seq for seq in self.live if wanted in (None, self.subjects[seq])})
 
     def crash(self) -> None:
-        """A crash may undo acks that were not answered, and deliveries: clients answer again what is delivered again."""
+        """A crash may undo acks that were not answered, and deliveries: clients ack redelivered messages again."""
         persisted = self.rng.random() < 0.4
 
         async def work() -> None:
@@ -315,7 +316,7 @@ class History:
         await self.broker.log.persisted()
 
     async def kept(self) -> set[int]:
-        """The live sequences, by gets; and the stream's numbers are those of them."""
+        """The live sequences, by gets; checks that the stream's numbers match them."""
         stream = self.broker.stream
         found, seq = set(), 1
         while (msg := await stream.get_next(b">", seq)) is not None:
@@ -326,7 +327,7 @@ class History:
 
     def what_is_waited_for_is_kept(self) -> None:
         async def work() -> None:
-            await self.broker.stream.interest.finished()  # heads are on their way
+            await self.broker.stream.interest.finished()  # heads are being loaded
             kept = await self.kept()
             assert kept == self.live
             stream = self.broker.stream
@@ -336,7 +337,7 @@ class History:
         self.run(work())
 
     async def drain(self) -> None:
-        """Once everything is acked, nothing is left but what no consumer gets, and the store says the same."""
+        """Once everything is acked, only messages that no consumer gets remain, in the store too."""
         for name, reader in self.readers.items():
             while True:
                 for seq in sorted(reader.got):

@@ -1,4 +1,4 @@
-"""What leaves a stream, and who is told: age, updates, deletes, purges; consumers hear of it."""
+"""Removal from a stream by age, updates, deletes and purges, and the notifications to its consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ async def expire(world: World, stream: object) -> None:
 
 
 async def test_age_takes_whole_blocks_and_the_edge() -> None:
-    """Messages leave when they are max_age old, not before: whole blocks, and part of the one at the edge, loaded or not."""
+    """Messages expire when they are max_age old, not before: whole blocks, and part of the one at the edge, loaded or
+    not."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(max_age=10 * SECOND)
     for i in range(12):
@@ -46,7 +47,7 @@ async def test_age_takes_whole_blocks_and_the_edge() -> None:
 
 
 async def test_age_waits_for_a_clock_that_is_trusted() -> None:
-    """Nothing is expired while the log says that the clock cannot be believed."""
+    """Nothing expires while the log reports that the clock cannot be trusted."""
     world = World()
     stream = world.stream(max_age=10 * SECOND)
     await ask(world, stream, pub(b"S.a"))
@@ -62,7 +63,7 @@ async def test_age_waits_for_a_clock_that_is_trusted() -> None:
 
 
 async def test_the_timer_fires_by_itself() -> None:
-    """A message goes at its time without anybody asking, after a restart too."""
+    """A message expires on time without any request, after a restart too."""
     world = World()
     stream = world.stream(max_age=SECOND)
     await ask(world, stream, pub(b"S.a"))
@@ -81,7 +82,7 @@ async def test_the_timer_fires_by_itself() -> None:
 
 
 async def test_consumers_hear_of_what_leaves() -> None:
-    """Each removal is told as a range with its count; of one subject where that is known; purges say that they are."""
+    """Each removal is reported as a range with its count, and its subject where known; purges are marked as such."""
     world = World()
     stream = world.stream(max_msgs=6)
     wide, narrow, other = Listener("wide"), Listener("narrow", ["S.a"]), Listener("other", ["S.b"])
@@ -103,7 +104,7 @@ async def test_consumers_hear_of_what_leaves() -> None:
 
 
 async def test_consumer_deltas_go_with_the_next_segment() -> None:
-    """A consumer's lazy state is taken when its stream's block is sealed, and is in the applied state afterwards."""
+    """A consumer's lazy state is collected when its stream's block is sealed, and is then in the applied state."""
     world = World()
     stream = world.stream()
     listener = Listener()
@@ -119,7 +120,7 @@ async def test_consumer_deltas_go_with_the_next_segment() -> None:
 
 
 async def test_an_update_comes_before_later_publishes() -> None:
-    """What a smaller limit removes is gone before a publish that came after the update is decided."""
+    """The removals by a smaller limit are done before a publish that follows the update is decided."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream()
     for i in range(10):
@@ -140,7 +141,7 @@ async def test_an_update_comes_before_later_publishes() -> None:
 
 
 async def test_purging_beyond_the_end_moves_it() -> None:
-    """A purge up to a sequence that is yet to come leaves that one as the next, also when nothing was left to remove."""
+    """A purge up to a future sequence makes that the next one, even if there was nothing to remove."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a"))

@@ -1,4 +1,4 @@
-"""Messages that expire by their own time to live: when, what is read for it, what replaces them; restarts in between."""
+"""Messages that expire by their own time to live: when, with which reads, what replaces them; restarts in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECOND = 1_000_000_000
 
 
 async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
-    """Let time pass, and what is due expire."""
+    """Let time pass, and due messages expire."""
     world.clock.advance(int(seconds * SECOND))
     stream.ttls.expire()
     await until(lambda: stream.ttls._pass is None)
@@ -31,7 +31,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 class Gets:
-    """Counts what is read from the store."""
+    """Counts reads from the store."""
 
     def __init__(self, world: World, monkeypatch: Any) -> None:
         self.count = 0
@@ -45,7 +45,7 @@ class Gets:
 
 
 async def test_a_restart_reads_nothing_and_forgets_nothing(monkeypatch: Any) -> None:
-    """Shows that expiry goes on where it was from what replay has, and that blocks of which all expires are not read."""
+    """Expiry resumes from the replayed state, and blocks that expire as a whole are not read."""
     world = World(settings=LogSettings(segment_count=8))
     stream = world.stream(allow_msg_ttl=True)
     for i in range(40):
@@ -63,7 +63,7 @@ async def test_a_restart_reads_nothing_and_forgets_nothing(monkeypatch: Any) -> 
 
 
 async def test_only_what_is_due_leaves() -> None:
-    """Shows that messages with other TTLs, or none, stay between those that leave; and that a loaded head is no precondition."""
+    """Messages with other TTLs, or none, stay between those that expire; no head need be loaded."""
     world = World(settings=LogSettings(segment_count=5))
     stream = world.stream(allow_msg_ttl=True)
     ttls = ["1s", "10s", "", "2", "never"]
@@ -85,7 +85,7 @@ async def test_only_what_is_due_leaves() -> None:
 
 
 async def test_a_timer_is_set_for_the_earliest() -> None:
-    """Shows that a message leaves without anybody asking, though one that lives longer came first."""
+    """A message expires without any request, though one that lives longer came first."""
     world = World()
     stream = world.stream(allow_msg_ttl=True)
     await ask(world, stream, pub(b"S.a", Nats_TTL="1h"))
@@ -115,7 +115,7 @@ async def test_nothing_expires_while_the_clock_is_not_trusted() -> None:
 
 
 async def test_max_age_passes_over_what_never_expires() -> None:
-    """Shows that the blocks in front that consist of such messages are not looked at again and again."""
+    """The blocks in front that consist of such messages are not examined repeatedly."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(allow_msg_ttl=True, max_age=10 * SECOND)
     for i in range(24):
@@ -149,7 +149,7 @@ async def test_consumers_hear_of_what_expired() -> None:
 
 
 async def test_overwritten_keys_leave_nothing_behind() -> None:
-    """Shows that memory and checkpoints hold the expiry of live messages alone."""
+    """Memory and checkpoints hold the expiry of live messages only."""
     world = World(settings=LogSettings(segment_count=10))
     stream = world.stream(allow_msg_ttl=True, max_msgs_per_subject=1)
     for i in range(100):
@@ -175,7 +175,7 @@ MARKER = b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 5s\r\nNats-Rollup
 
 
 async def test_a_marker_takes_the_place_of_the_last_message() -> None:
-    """By TTL and by max_age; the marker then expires, and leaves nothing. After a restart too."""
+    """By TTL and by max_age; the marker then expires without a trace. After a restart too."""
     world = World()
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND, max_age=20 * SECOND)
     await ask(world, stream, pub(b"S.a", Nats_TTL="6s"))
@@ -198,7 +198,7 @@ async def test_a_marker_takes_the_place_of_the_last_message() -> None:
 
 
 async def test_a_marker_that_is_refused_leaves_the_message() -> None:
-    """As on nats-server; it is tried again every two seconds, and succeeds once there is room."""
+    """As on nats-server; it is retried every two seconds, and succeeds once there is room."""
     world = World()
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND, max_msgs=2, discard="new")
     await ask(world, stream, pub(b"S.a", Nats_TTL="6s"))
@@ -215,7 +215,7 @@ async def test_a_marker_that_is_refused_leaves_the_message() -> None:
 
 
 async def test_markers_of_many_subjects() -> None:
-    """Shows one for each, that the order is kept, and that publishes and deletes meanwhile win."""
+    """There is one for each, in order; publishes and deletes in the meantime take precedence."""
     world = World(settings=LogSettings(segment_count=50))
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND)
     publish(world, stream, *[pub(b"S.%03d" % i, Nats_TTL="6s") for i in range(300)])

@@ -1,4 +1,4 @@
-"""Decisions and requests that need what is not in memory: they end, however small the cache, and others go on meanwhile."""
+"""Decisions and requests that need data not in memory: they finish, however small the cache; others continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GET_NS = 20_000_000
 
 
 class Gets(MemoryStore):
-    """Counts gets, and how many are under way at once; they fail while ``error`` is set, and take ``seconds``."""
+    """Counts gets, and how many are in flight at once; they fail while ``error`` is set, and take ``seconds``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ async def answered(world: World, *replies: bytes, seconds: float = 20.0) -> floa
 
 
 def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge of one subject in 300 blocks that are not loaded loads them side by side, within the bound; a publish that comes
-    meanwhile is taken at once, and is not purged."""
+    """A purge of one subject in 300 blocks that are not loaded loads them concurrently, within the bound; a publish in
+    the meantime is accepted at once, and is not purged."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300)
         store.seconds, store.at_once_max = GET_NS / 1e9, 0
@@ -136,7 +136,7 @@ def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: 
 
 
 def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads each head once for the index, and of the blocks only the one where the message lies that it replaces."""
+    """It reads each head once for the index, and only the block that holds the replaced message."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 100, allow_rollup_hdrs=True)
         store.gets = 0
@@ -156,8 +156,8 @@ def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkey
 
 
 def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a slow store makes it wait for is looked for further on after the refusal; publishes that need nothing go on;
-    the same roll-up finds the search done when it is tried again, and takes out what came since too."""
+    """A search on a slow store continues after the refusal; publishes that need no load go on; a retry of the same
+    roll-up finds the search done, and removes newer messages too."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 60, allow_rollup_hdrs=True)
         await stream.info_state()
@@ -200,7 +200,7 @@ def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.Monk
 
 
 def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge whose loads all fail, and one whose caller gives up: what was loaded ahead bothers nobody afterwards."""
+    """A purge whose loads all fail, and one whose caller gives up: data loaded ahead has no effect afterwards."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 30)
         store.seconds, store.error = 0.1, Transient("no answer")
@@ -221,8 +221,8 @@ def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch:
 
 
 async def test_a_debt_on_a_block_with_a_dead_message() -> None:
-    """A block of one subject that lost a message leaves at the front while its head is not in memory: the index takes it
-    out once it has the head, and STREAM.INFO, expectations and all other publishes are answered."""
+    """A block of one subject that lost a message is removed at the front while its head is not in memory: the index
+    drops it once it has the head, and STREAM.INFO, expectations and all other publishes are answered."""
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(max_msgs=12)
     await world.settle()
@@ -259,7 +259,7 @@ async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
 
 
 async def test_the_last_of_a_subject_far_back() -> None:
-    """The last message of a subject is deleted; the one before it lies behind more blocks than are held at once."""
+    """The last message of a subject is deleted; the one before it is behind more blocks than are held at once."""
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream()
     await world.settle()
@@ -281,7 +281,7 @@ async def test_the_last_of_a_subject_far_back() -> None:
 
 
 async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
-    """What was looked up for a publish that was refused is no answer for the next one, after others came between."""
+    """The result of a look-up for a refused publish is not used for the next one, if others came between."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a.1"))
@@ -299,7 +299,7 @@ async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
 
 
 async def test_a_decision_that_repeats_itself_is_an_error() -> None:
-    """Asking for nothing, for what is held, for the same work with nothing changed, or for more than may be held: Stuck."""
+    """Requesting nothing, loaded data, the same work with nothing changed, or more than may be held: Stuck."""
     world = World()
     stream = world.stream()
     for _ in range(HEADS_AT_ONCE + 1):
@@ -330,8 +330,8 @@ async def test_a_decision_that_repeats_itself_is_an_error() -> None:
 
 def test_an_unforeseen_error_of_a_load(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch,
                                        caplog: pytest.LogCaptureFixture) -> None:
-    """Each publish that meets it is answered at once by 10008, the store is not asked again and again, it is logged, and all
-    else goes on; once the error is gone publishes are taken again."""
+    """Each publish that meets it is answered at once with 10008, the store is not asked repeatedly, it is logged, and
+    everything else continues; once the error is gone, publishes are accepted again."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 3)
         store.error = ZeroDivisionError("unforeseen")
@@ -364,8 +364,8 @@ async def grown(world: World, **config: Any) -> Stream:
 
 
 def test_an_update_killed_half_way_is_carried_out(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of max_msgs_per_subject 5 → 1 is persisted, what it removes is not: the next start removes it. Once that is
-    said in the log, a start reads nothing."""
+    """The record of max_msgs_per_subject 5 → 1 is persisted, its removals are not: the next start makes them. Once the
+    log records that, a start reads nothing."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         store.seconds = 0.2
@@ -385,7 +385,7 @@ def test_an_update_killed_half_way_is_carried_out(virtual: SimLoop, monkeypatch:
 
 
 def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each start holds what it finds against what the records say: raised limits need no look, lowered ones do."""
+    """Each start compares the stream with its records: raised limits need no check, lowered ones do."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world, max_msgs_per_subject=5)
         store.gets = 0
@@ -398,7 +398,7 @@ def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pyt
         world.update(stream, max_msgs_per_subject=2)
         await asyncio.sleep(0.05)
         stream = await world.restart(stream)
-        # Raised again before the lower one was carried out: there may still be more than three.
+        # Raised again before the lower one was enforced: there may still be more than three.
         world.update(stream, max_msgs_per_subject=3)
         await asyncio.sleep(0.05)
         stream = await world.restart(stream)
@@ -409,7 +409,7 @@ def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pyt
 
 
 def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that do not say how far limits were carried out: the first start looks, and says so for the next."""
+    """Records without the progress of enforcement: the first start checks, and records it for the next."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         world.log.block(stream).add(StreamUpdate({**stream.config.to_json(), "max_msgs_per_subject": 2}))
@@ -428,7 +428,7 @@ def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: p
 
 
 def test_an_update_that_the_store_holds_up(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limits cannot be carried out: that is told, publishes go on, and it is done once the store answers."""
+    """Its limits cannot be enforced: this is reported, publishes continue, and it is done once the store answers."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         store.error = Transient("no answer")
@@ -447,7 +447,7 @@ def test_an_update_that_the_store_holds_up(virtual: SimLoop, monkeypatch: pytest
 
 
 async def test_a_lower_max_age_counts_at_once() -> None:
-    """The timer that was set for the longer age is set anew."""
+    """The timer set for the longer age is reset."""
     world = World()
     stream = world.stream(max_age=3_600_000_000_000)
     await ask(world, stream, pub(b"S.a"))
@@ -496,7 +496,7 @@ async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
 
 
 async def test_consumers_told_of_a_purge_under_way() -> None:
-    """A filtered purge tells consumers where they go on, after the last message left."""
+    """A filtered purge notifies consumers where to continue, after the last message was removed."""
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = await filled(world, 10)
     listener = Listener(filters=["S.k3.*"])
@@ -524,7 +524,7 @@ def test_what_is_too_old_leaves_while_another_limit_waits(virtual: SimLoop, monk
 
 @pytest.mark.parametrize("seconds", [0.7, 20.0])
 def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered once; what was loaded for it is let go of, and the next one to wait has all its time."""
+    """It is answered once; the data loaded for it is released, and the next one to wait has its full time."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 40)
         await stream.subjects.build()

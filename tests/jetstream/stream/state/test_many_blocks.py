@@ -1,6 +1,6 @@
-"""Streams of very many blocks: nothing that is done to them holds the loop, and the numbers are right all the same.
+"""Streams of very many blocks: no operation on them blocks the loop, and the numbers are right.
 
-Time is not measured. What is counted is the work between two turns of the loop: blocks looked at, taken out, forgotten.
+Time is not measured. The tests count the work between two turns of the loop: blocks examined, removed, freed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ A_BLOCK = 5
 
 
 class Meter:
-    """Counts calls, and keeps the most there were between two turns of the loop."""
+    """Counts calls, and keeps the maximum between two turns of the loop."""
 
     def __init__(self) -> None:
         self.count = self.most = self.total = 0
@@ -102,7 +102,7 @@ async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
 
 
 async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks come a slice at a time, while publishes go on; then all of them are there, the new ones too."""
+    """Its blocks are restored a slice at a time, while publishes continue; then all are there, the new ones too."""
     world, stream = await a_stream()
     meter = Meter()
     with meter.on(monkeypatch, LiveBlock, "of_entry"):
@@ -124,7 +124,7 @@ async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publish that makes an old message leave is taken; the message leaves once the blocks are here."""
+    """A publish that pushes out an old message is accepted; the message is removed once the blocks are restored."""
     world, stream = await a_stream(max_msgs=BLOCKS * A_BLOCK)
     meter = Meter()
     monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
@@ -138,7 +138,7 @@ async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.Monk
 
 
 async def test_a_roll_up_of_all_waits_for_the_look() -> None:
-    """The first publish after a restart replaces every message: it is acknowledged once it can, and does."""
+    """The first publish after a restart replaces every message: it is acknowledged once it can do so, and does."""
     world, stream = await a_stream(allow_rollup_hdrs=True)
     [reply] = publish(world, stream, pub(b"S.new", b"all", Nats_Rollup="all"))
     await world.settle(stream)
@@ -150,7 +150,8 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a stream that began empty is in step without a look at the blocks; what it replaces is found all the same."""
+    """The index of a stream that began empty is current without examining the blocks; it still finds replaced
+    messages."""
     monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 2)
     world = World()
     stream = world.stream(max_msgs_per_subject=1)
@@ -168,7 +169,7 @@ async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: boo
 
 
 async def test_what_shows_a_stream_does_not_look_at_it() -> None:
-    """Lists of streams, and publishes, need its numbers alone."""
+    """Lists of streams, and publishes, need only its numbers."""
     world, stream = await a_stream(max_age=3600 * 10**9)
     publish(world, stream, pub(b"S.new"))
     await world.settle(stream)
@@ -178,7 +179,7 @@ async def test_what_shows_a_stream_does_not_look_at_it() -> None:
 
 
 async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer finds a stream that nobody has looked at: publishes go on, and what is too old leaves, 64 blocks at a time."""
+    """The timer finds a stream that is not loaded: publishes continue, and messages expire, 64 blocks at a time."""
     world, stream = await a_stream(6000, max_age=10**9)
     world.clock.advance(2 * 10**9)
     meter = Meter()
@@ -208,7 +209,7 @@ async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
 
 @pytest.mark.parametrize("keep", [0, 7])
 async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """Numbers change at once, consumers hear of one range, and the applied state tidies up in slices."""
+    """Numbers change at once, consumers are notified of one range, and the applied state is cleaned up in slices."""
     world, stream, listener = await looked_at()
     state, last_seq = world.log.state, BLOCKS * A_BLOCK
     meter = Meter()
@@ -234,7 +235,7 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
 
 @pytest.mark.parametrize("how", ["purge below a sequence", "a smaller max_msgs", "a smaller max_bytes"])
 async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """8000 of 20 000 blocks leave: never more than a slice of them in one turn."""
+    """8000 of 20 000 blocks are removed: never more than a slice of them in one turn."""
     world, stream, listener = await looked_at()
     gone, left = 8000 * A_BLOCK + 2, BLOCKS * A_BLOCK - 8000 * A_BLOCK - 2
     if how != "purge below a sequence":
@@ -269,7 +270,7 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
 
 
 class Rows:
-    """Of a block whose messages are all alike, and which is not in any store."""
+    """The rows of a block whose messages are all alike, and which is in no store."""
 
     def __init__(self, block: LiveBlock) -> None:
         self.block = block
@@ -314,7 +315,7 @@ async def test_counts_are_taken_from_the_shorter_side() -> None:
 
 
 def test_replay_is_the_same_with_and_without_slices() -> None:
-    """A state whose counts are tidied later ends as one that was settled from scratch."""
+    """A state whose counts are updated later ends like one computed from scratch."""
     def emptied() -> ShardState:
         state = ShardState()
         fill(state, 5000)
@@ -337,7 +338,8 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
 
 
 def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's random histories, as of a stream of millions of blocks: every look and every removal takes several turns."""
+    """The model's random histories, as of a stream of millions of blocks: every read and every removal takes several
+    turns."""
     monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     run_state_machine_as_test(StreamMachine, settings=settings(
@@ -346,7 +348,7 @@ def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("run", [1, 60, 500, 3000])
 async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few blocks come of many small ones, and no turn of the loop copies more than 4096 messages for it."""
+    """Many small blocks become few, and no turn of the loop copies more than 4096 messages for it."""
     copied: list[int] = []
     inner = memory_blocks._replace
 
@@ -368,7 +370,7 @@ async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, mo
 
 
 async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge takes most of very many messages: what stays is copied a few thousand messages in each turn of the loop."""
+    """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn."""
     monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
     world = World()
     stream = world.stream(storage="memory", max_msgs=100_000)
@@ -391,7 +393,8 @@ async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypat
 
 
 def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was replaced stays in the table until it is persisted: trimming goes on behind it, and publishes with it.
+    """Replaced messages stay in the table until the change is persisted: trimming continues behind them, and so do
+    publishes.
 
     A history that Hypothesis found; the last step never ended.
     """
@@ -413,9 +416,10 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
 
 
 def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a message is replaced, all that the limits take out has left, not just a slice of it; else another message goes.
+    """Before a message is replaced, the limits have been enforced in full, not just for a slice; otherwise another
+    message is removed.
 
-    A history that Hypothesis's kind of search found: sequence 2 stayed, and 3 left.
+    A history that Hypothesis's kind of search found: sequence 2 stayed, and 3 was removed.
     """
     monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
@@ -438,7 +442,8 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
 
 
 def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a trim's turn lets queued publishes pass, which take the stream past its limit again: it is trimmed again."""
+    """The end of a trim's turn admits queued publishes, which take the stream past its limit again: it is trimmed
+    again."""
     monkeypatch.setattr(live_module, "_LOOKED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected, rollup = {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_Rollup": "sub"}

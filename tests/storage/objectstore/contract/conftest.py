@@ -46,7 +46,7 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             server: S3Server = request.getfixturevalue(kind)
             for variable, value in server.env.items():
                 monkeypatch.setenv(variable, value)
-            # SeaweedFS lets those who put one key at once wait for each other, a second each.
+            # SeaweedFS serializes concurrent puts of one key, a second each.
             return open_store(server.new_url(), put_timeout_ns=60_000_000_000)
         case "retrying":
             return RetryingStore(MemoryStore(), clock=clock, rng=rng)
@@ -55,7 +55,7 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         case "faulty":
             return FaultyStore(MemoryStore(), rng=rng)
         case "retrying-faulty":
-            # Only faults that leave no doubt whether a put was done: then retrying hides them all.
+            # Only faults after which it is certain whether a put was done: retrying then hides them all.
             faults = Faults(refused=0.2, lost=0.1, slow=0.1, slow_ns_max=1000, timeout_ns=1000)
             return RetryingStore(FaultyStore(MemoryStore(), rng=rng, faults=faults), clock=clock, rng=rng,
                                  sleep=lambda _seconds: asyncio.sleep(0))

@@ -48,11 +48,11 @@ async def test_a_key_is_put_once(store: ObjectStore) -> None:
 async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     """Put-if-absent is what fencing depends on: of 16 concurrent puts one succeeds, 15 are refused, and the object has
     the winner's bytes."""
-    # SeaweedFS takes five seconds over a round: it lets the sixteen wait for each other, a second a step.
+    # A round takes SeaweedFS five seconds: it makes the sixteen wait for each other, a second a step.
     for round_ in range(1 if "seaweed" in request.node.name else 5):
         key = f"epochs/{round_:08x}"
         results = await asyncio.gather(*(store.put(key, [b"writer %d" % i]) for i in range(16)), return_exceptions=True)
-        # A store may answer "two of you at once, try again" (409): that is nobody's yes, and is tried again.
+        # A store may answer a conflict with 409: that accepts no put, and is retried.
         for i in range(16):
             while isinstance(results[i], Transient):
                 results[i] = (await asyncio.gather(store.put(key, [b"writer %d" % i]), return_exceptions=True))[0]
@@ -72,7 +72,7 @@ async def test_a_range_is_half_open_and_stops_at_the_end(store: ObjectStore) -> 
 
 
 async def test_an_empty_object(store: ObjectStore) -> None:
-    """No bytes are an object too: got, listed and not to be put again."""
+    """An empty object is an object too: readable, listed and not to be put again."""
     await store.put("e/empty", [])
     assert await store.get("e/empty") == b""
     assert await store.get("e/empty", 0, 10) == b""
@@ -128,7 +128,7 @@ async def test_delete_is_idempotent_and_frees_the_key(store: ObjectStore) -> Non
 
 
 async def test_odd_keys(store: ObjectStore) -> None:
-    """Keys that URLs, XML, shells and file systems like to change come back as they are, sorted by their bytes."""
+    """Keys that URLs, XML, shells and file systems tend to change are returned unchanged, sorted by their bytes."""
     for key in ODD_KEYS:
         await store.put(f"odd/{key}", [key.encode()])
     assert [info.key for info in await store.list("odd/")] == sorted(f"odd/{key}" for key in ODD_KEYS)
@@ -174,7 +174,8 @@ async def test_after_any_string(store: ObjectStore) -> None:
 
 
 async def test_listing_2500_keys(store: ObjectStore) -> None:
-    """A listing longer than the pages of S3 (1000) comes whole, in order, from after any key, and cut at any limit."""
+    """A listing longer than the pages of S3 (1000) is complete and in order, from after any key, and cut at any
+    limit."""
     keys = [f"log/00000007-{number:012x}" for number in range(0, 2500 * 3, 3)]
     shuffled = [*keys, "log0", "lo", "checkpoint/1"]
     random.Random(4).shuffle(shuffled)
@@ -189,7 +190,7 @@ async def test_listing_2500_keys(store: ObjectStore) -> None:
 
 
 async def test_a_listing_shows_what_was_put_and_deleted_just_before(store: ObjectStore) -> None:
-    """Listing is strongly consistent: a put or delete that was answered shows in the very next listing."""
+    """Listing is strongly consistent: an answered put or delete shows in the next listing."""
     for i in range(20):
         await store.put(f"c/{i:02}", [b"x"])
         assert [info.key for info in await store.list("c/")] == [f"c/{j:02}" for j in range(i + 1)]
