@@ -215,3 +215,21 @@ async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None
         assert copied == {seq: body for seq, (_, body) in origin.items() if seq in copied}
         assert last_seq in copied
         assert await stored(broker, "M") == {seq: one for seq, one in origin.items() if one[0] == "s.1"}
+
+
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention: str) -> None:
+    """A copy that no consumer waits for takes a sequence and leaves at once; in a work queue it waits for a consumer."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s.>"])
+        await make(broker, "D", sources=[{"name": "S"}], retention=retention)
+        await broker.ok("CONSUMER.DURABLE.CREATE.D.C", {"stream_name": "D", "config": {
+            "durable_name": "C", "ack_policy": "explicit", "filter_subject": "s.b"}})
+        for n, subject in enumerate(("s.a", "s.b", "s.a", "s.b")):
+            await broker.publish(subject, b"%d" % n)
+        await grown(broker, "D", 4)
+        wanted = {2: ("s.b", b"1"), 4: ("s.b", b"3")}
+        others = {1: ("s.a", b"0"), 3: ("s.a", b"2")} if retention == "workqueue" else {}
+        assert await stored(broker, "D") == wanted | others
+        await broker.restart()
+        assert await stored(broker, "D") == wanted | others
