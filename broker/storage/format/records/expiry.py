@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from broker.storage.format.records.body import RecordBody, as_map, damaged
-from broker.storage.format.records.column import pack_column, unpack_column
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.column import pack_column
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.timed_rows import decode_timed_rows
 
 __all__ = ["NEVER", "Expiry"]
 
@@ -33,16 +34,4 @@ class Expiry(RecordBody):
 
     @classmethod
     def decode(cls, body: Any) -> Expiry:
-        kind, body = cls.KIND, as_map(cls.KIND, body)
-        columns: list[list[int]] = []
-        for key in ("seqs", "expires_at_ns"):
-            try:
-                columns.append(unpack_column(body[key]))
-            except KeyError:
-                raise damaged(kind, key, "missing") from None
-            except (TypeError, ValueError):
-                raise damaged(kind, key, "not a column") from None
-        seqs, expires_at_ns = columns
-        if len(seqs) != len(expires_at_ns):
-            raise damaged(kind, "expires_at_ns", "not as long as seqs")
-        return cls(seqs, expires_at_ns)
+        return cls(*decode_timed_rows(cls.KIND, body, "expires_at_ns"))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from broker.storage.format.records.body import RecordBody, as_map, damaged
-from broker.storage.format.records.column import pack_column, unpack_column
+from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.column import pack_column
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.timed_rows import decode_timed_rows
 
 __all__ = ["Schedule"]
 
@@ -30,16 +31,4 @@ class Schedule(RecordBody):
 
     @classmethod
     def decode(cls, body: Any) -> Schedule:
-        kind, body = cls.KIND, as_map(cls.KIND, body)
-        columns: list[list[int]] = []
-        for key in ("seqs", "due_at_ns"):
-            try:
-                columns.append(unpack_column(body[key]))
-            except KeyError:
-                raise damaged(kind, key, "missing") from None
-            except (TypeError, ValueError):
-                raise damaged(kind, key, "not a column") from None
-        seqs, due_at_ns = columns
-        if len(seqs) != len(due_at_ns):
-            raise damaged(kind, "due_at_ns", "not as long as seqs")
-        return cls(seqs, due_at_ns)
+        return cls(*decode_timed_rows(cls.KIND, body, "due_at_ns"))
