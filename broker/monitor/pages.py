@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
 from broker.clock import Clock
@@ -22,6 +22,9 @@ from broker.monitor.views import JetStreamView, Views
 from broker.protocol.subject import is_literal, matches
 
 __all__ = ["BadQuery", "Page", "Pages"]
+
+_OF_USERS: Final = {"authorized_user", "account", "jwt", "issuer_key", "name_tag", "tags"}
+"""Members of a row on /connz that are asked for by ``auth``."""
 
 LIMIT = 1024
 """Default number of rows per page, as in nats-server."""
@@ -288,7 +291,7 @@ def _with_callback(page: Page, query: _Query) -> Page:
 
 def _connection(row: dict[str, Any], *, auth: bool, listed: bool, detail: bool) -> dict[str, Any]:
     """A connection's requested columns."""
-    hidden = {"subscriptions_list_detail"} | (set() if auth else {"authorized_user", "account"})
+    hidden = {"subscriptions_list_detail"} | (set() if auth else _OF_USERS)
     page = {name: value for name, value in row.items() if name not in hidden}
     subs = row.get("subscriptions_list_detail", [])
     if detail:

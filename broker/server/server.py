@@ -19,15 +19,17 @@ import secrets
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
+from broker.config.access import SYSTEM_ACCOUNT
 from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound
+from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator
@@ -41,6 +43,7 @@ from broker.server.routing.router import Router
 
 if TYPE_CHECKING:
     from broker.server.listeners.websocket import WebSocketListener
+    from broker.server.operator.accounts import OperatorAccounts
 
 __all__ = ["Server"]
 
@@ -66,7 +69,14 @@ class Server:
         self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
-        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name))
+        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
+                                 operator=settings.operator.enabled)
+        self.operator: OperatorAccounts | None = None
+        """The accounts that come with tokens; None: there is no operator, or nothing is loaded yet."""
+
+        self.on_account: Callable[[Account], Awaitable[object] | None] | None = None
+        """Called when an account was added, or its settings have changed, by a token. Returns: what its users wait for."""
+
         self.server_id = _server_id(self.rng)
         self._event_seq = 0
         self.server_name = settings.server_name or self.server_id
@@ -141,6 +151,7 @@ class Server:
         self.flusher = Flusher(self.loop)
         if not self._loaded:
             self.load()
+        await self.resolve_system()
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
@@ -159,6 +170,8 @@ class Server:
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""
         self.stop_listening()
+        if self.operator is not None:
+            self.operator.close()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
         await _within(self._silent, _CLOSE_SECONDS)
@@ -209,20 +222,44 @@ class Server:
 
     def load(self) -> None:
         """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
+        if self.settings.operator.enabled:
+            # Takes 30 ms to import, and is rarely needed.
+            from broker.server.operator.accounts import OperatorAccounts
+
+            self.operator = OperatorAccounts(self.settings.operator, self)
         for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
+
+    async def resolve_system(self) -> None:
+        """Take the system account's token; ``start`` does so if this was not called before. Raises: ValueError."""
+        system = self.accounts.system
+        if self.operator is None or system is None or system.name == SYSTEM_ACCOUNT:
+            return
+        from broker.server.operator.accounts import AccountError
+
+        try:
+            await self.operator.get(system.name)
+        except AccountError as error:
+            raise ValueError(f"error resolving system account: {error}") from None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Prepare for new settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
 
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
-        wanted = wanted_accounts(settings.accounts)
+        wanted = wanted_accounts(settings.accounts, operator=settings.operator.enabled)
+        if self.operator is not None:
+            wanted |= {account.name: account.settings for account in self.accounts}
+        refresh = self.operator.prepare(settings.operator) if self.operator is not None else None
         entrances = self._prepare_entrances(settings, wanted)
 
         def apply() -> None:
-            access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
+            before = self.settings
+            access_changed = (settings.auth, settings.accounts, settings.operator) != (
+                before.auth, before.accounts, before.operator)
+            if refresh is not None:
+                refresh()
             self.settings = settings
             for apply_entrance in entrances:
                 apply_entrance()
@@ -251,6 +288,8 @@ class Server:
 
     def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
+            if self.operator is not None:
+                return self._operator_chain(settings)
             auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
                            nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
             return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
@@ -261,6 +300,51 @@ class Server:
         if self.websocket is not None:
             ready.append(self.websocket.entrance.prepare(settings, chain_of))
         return ready
+
+    def _operator_chain(self, settings: Settings) -> AuthenticatorChain:
+        from broker.server.auth.tokens import JwtAuthenticator
+
+        assert self.operator is not None
+        pinned = settings.operator.pinned_accounts
+        if pinned and self.accounts.system is not None:
+            pinned = (*pinned, self.accounts.system.name)
+        return AuthenticatorChain([*self._authenticators, JwtAuthenticator(
+            self.operator, self.clock, settings.operator.default_sentinel, pinned)])
+
+    # For accounts that come with tokens
+
+    def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
+        """Add the account, or change it. Returns: what to wait for until it can be used."""
+        account = self.accounts.get(settings.name)
+        if account is None:
+            account = self.accounts.add(settings)
+        account.settings = settings
+        return self.on_account(account) if self.on_account is not None else None
+
+    def judge_clients(self, name: str) -> None:
+        """The claims of an account have changed: its clients may have to go, or their permissions changed."""
+        from broker.server.auth.tokens import decided_again
+
+        known = self.operator.known(name) if self.operator is not None else None
+        if known is None:
+            return
+        clients = self._clients_of(name)
+        most = known.claims.limits.conn
+        for client in clients[most:] if most >= 0 else ():
+            client.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
+        for client in clients:
+            if not client.closed:
+                client.judged(decided_again(client.login, known))
+
+    def expire_clients(self, name: str) -> None:
+        """Disconnect all clients of an account, which has expired."""
+        for client in self._clients_of(name):
+            log.debug("%s - Account Authentication Expired", client.label)
+            client.fail("Account Authentication Expired", "Authentication Expired")
+
+    def _clients_of(self, name: str) -> list[Client]:
+        """The clients that logged in to an account, the oldest first."""
+        return [client for client in self.clients.values() if client.account.name == name and client.connected]
 
     def _call_soon(self, callback: Any) -> None:
         # The loop running at that time: JetStream watches subjects before the server listens.
@@ -317,7 +401,7 @@ class Server:
         if client.ip_known:
             fields["client_ip"] = client.ip
         fields["max_payload"] = client.parser.max_payload
-        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce:
+        if (chain := client.entrance.authenticator) is not None and chain.wants_nonce and not client.connected:
             client.nonce = client.nonce or _nonce()
             fields["nonce"] = client.nonce.decode()
         client.entrance.describe(fields)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
+from broker.jwt.claims import UserClaims, UserPermissions
 from broker.server.auth.permissions import AccessRules
 
-__all__ = ["Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck", "Waiter"]
+__all__ = ["VIOLATION", "Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck",
+           "Waiter"]
 
 
 class ConnectionFacts(Protocol):
@@ -59,6 +61,10 @@ class Credentials:
         return not any(map(self.text, ("user", "pass", "auth_token")))
 
 
+VIOLATION: Final = "Authorization Violation"
+"""What a client is told that may not come."""
+
+
 @dataclass(frozen=True, slots=True)
 class Login:
     """The client is admitted."""
@@ -79,6 +85,19 @@ class Login:
     connection_types: frozenset[str] = frozenset()
     """The types of connection that this user may use; empty: all."""
 
+    max_subscriptions: int = -1
+    max_payload: int = -1
+    """The user's own limits; -1: none."""
+
+    token: UserClaims | None = None
+    """What its token says; None: it logged in in another way."""
+
+    claims: UserClaims | None = None
+    """The same, with the limits that apply: a scoped signing key's, where such a key signed."""
+
+    scope: UserPermissions | None = None
+    """That key's, before templates are filled in."""
+
     tags: tuple[str, ...] = ()
     """The user's tags, which monitoring shows."""
 
@@ -88,13 +107,16 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The client is refused. It is not sent the reason."""
+    """The client is refused, or may not stay. It is not sent the reason."""
 
     why: str = ""
     """For the log, at debug level."""
 
     reason: str = "Authentication Failure"
     """Why the connection ended, as monitoring shows it."""
+
+    text: str | None = VIOLATION
+    """What the client is told; None: nothing."""
 
 
 class Waiter(Protocol):

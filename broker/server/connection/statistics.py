@@ -45,6 +45,7 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     if authenticated and (user or options.get("auth_token")):
         fields["authorized_user"] = user or "[REDACTED]"
     fields["account"] = client.account.name
+    fields |= token_fields(client)
     if not subs:
         return fields
     fields["subscriptions_list_detail"] = [
@@ -64,6 +65,17 @@ def tls_fields(client: Client) -> dict[str, Any]:
     name, version, _ = tls.cipher() or ("", "", 0)
     fields = {"tls_version": (tls.version() or version).removeprefix("TLSv"), "tls_cipher_suite": standard_name(name)}
     return {**fields, "tls_first": True} if client.tls_first else fields
+
+
+def token_fields(client: Client) -> dict[str, Any]:
+    """What a row shows of the token that the client logged in with."""
+    login = client.login
+    if login.token is None or login.claims is None:
+        return {}
+    issuer = login.token.issuer if login.token.issuer_account else client.account.name
+    shown = "[REDACTED]" if login.claims.limits.bearer else client.options.get("jwt")
+    fields = {"jwt": shown, "issuer_key": issuer, "name_tag": client.account.settings.name_tag, "tags": list(login.tags)}
+    return {name: value for name, value in fields.items() if value}
 
 
 def identity(client: Client, server_name: str) -> dict[str, Any]:
