@@ -321,6 +321,9 @@ class JetStreamSettings:
     strict: bool = _setting(
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
+    overlapping_streams: bool = _setting(
+        False, kinds.boolean, "Let streams of one account have subjects in common: each keeps a message, and the one created "
+        "first sends the PubAck, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
     server: ServerLimits = ServerLimits()
 
 
