@@ -55,7 +55,7 @@ from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError, invalid_config
-from broker.jetstream.wire.ids import short_hash, unique_id
+from broker.jetstream.wire.ids import unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -105,8 +105,7 @@ class Account:
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(self._origin, clock)
-        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{short_hash(name)}".encode(),
-                                            Overlaps() if settings.overlapping_streams else None)
+        self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
     @property
     def available(self) -> bool:
@@ -433,7 +432,8 @@ class Account:
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
-        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored)
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored,
+                            long_reply_subjects=self.settings.js_ack_fc_v2)
         consumer.on_inactive = self._inactive
         return consumer
 

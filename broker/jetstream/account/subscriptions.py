@@ -19,13 +19,11 @@ __all__ = ["Subscriptions"]
 
 
 class Subscriptions:
-    """The subscriptions of one account; ``ack_origin`` is ``<domain>.<account hash>`` of the longer ack subjects;
-    ``overlaps``: streams may have subjects in common."""
+    """The subscriptions of one account; ``overlaps``: streams may have subjects in common."""
 
-    def __init__(self, bus: Bus, ack_origin: bytes, overlaps: Overlaps | None) -> None:
+    def __init__(self, bus: Bus, overlaps: Overlaps | None) -> None:
         self._bus = bus
         self._overlaps = overlaps
-        self._ack_origin = ack_origin
         self._subjects: dict[Stream, dict[str, Subscription]] = {}
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._pulled: dict[bytes, Consumer] = {}
@@ -56,8 +54,7 @@ class Subscriptions:
         self._pulled[names] = consumer
         if consumer.config.ack_policy in ("all", "explicit"):
             self._acks[consumer] = [
-                self._bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
-                self._bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
+                self._bus.subscribe(prefix + b">", consumer.on_ack) for prefix in consumer.reply_subjects.acks]
 
     def unsubscribe_acks(self, consumer: Consumer) -> None:
         """Undo ``subscribe_acks``."""
