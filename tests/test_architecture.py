@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "output", "suggest", "version"}
+LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "nkeys", "output", "suggest", "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
@@ -66,7 +66,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
     "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
-    "server.auth": {"config.access", "config.settings", "protocol", "server.routing"},
+    "server.auth": {"config.access", "config.settings", "nkeys", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
@@ -78,8 +78,8 @@ MAY: dict[str, set[str]] = {
     "config.sharing": {"protocol"},
     "config.access": {"config.sharing", "protocol"},
     "config.settings": {"config.access", "config.kinds", "protocol"},
-    "config": {"config.access", "config.kinds", "config.settings", "config.sharing", "gotime", "machine", "protocol",
-               "suggest", "version"},
+    "config": {"config.access", "config.kinds", "config.settings", "config.sharing", "gotime", "machine", "nkeys",
+               "protocol", "suggest", "version"},
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},

@@ -7,8 +7,6 @@ A file gives typed values (``128KB`` is already an int there), the environment a
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 from broker.gotime import format_duration, parse_duration
 
 __all__ = ["Kind", "boolean", "bound", "choice", "duration_ns", "fingerprints", "handshake_first", "header_fields",
-           "integer", "is_public_key", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
+           "integer", "name", "names", "origins", "parse_duration_ns", "parse_size", "port", "size",
            "text"]
 
 Kind = Callable[[Any], Any]
@@ -155,15 +153,6 @@ def names(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(text(item) for item in value)
     raise ValueError("must be a word or a list of words")
-
-
-def is_public_key(words: str, kind: str) -> bool:
-    """Whether ``words`` is a public nkey of a kind: U(ser), A(ccount)…: 32 bytes after the kind's, and their checksum."""
-    try:
-        raw = base64.b32decode(words) if len(words) == 56 else b""
-    except ValueError:
-        return False
-    return words[:1] == kind and len(raw) == 35 and binascii.crc_hqx(raw[:33], 0) == int.from_bytes(raw[33:], "little")
 
 
 def fingerprints(value: Any) -> tuple[str, ...]:

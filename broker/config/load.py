@@ -88,9 +88,10 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
 def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
     """If only the system account has users, all other clients are in the default account, as on nats-server."""
     users = values.get("auth.users", ())
+    nkeys = values.get("auth.nkeys", ())
     system = values.get("accounts.system", SYSTEM_ACCOUNT)
     accounts = {account.name for account in values.get("accounts.configured", ())}
-    if users and accounts == {system} and not authorization and not values.get("auth.no_auth_user"):
+    if (users or nkeys) and accounts == {system} and not authorization and not values.get("auth.no_auth_user"):
         values["auth.users"] = (*users, User(ANONYMOUS))
         values["auth.no_auth_user"] = ANONYMOUS
 
@@ -155,10 +156,9 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
         yield ("auth.user",), "Can not have a single user/pass and a users array; move the one into the list"
     if auth.password and not auth.user:
         yield ("auth.password",), "authorization has a password and no user; name the user, too"
-    named = {user.user for user in auth.users} | {user.nkey for user in auth.nkeys}
-    if auth.no_auth_user and not named:
+    if auth.no_auth_user and not auth.names:
         yield ("auth.no_auth_user",), f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'
-    elif auth.no_auth_user and auth.no_auth_user not in named:
+    elif auth.no_auth_user and auth.no_auth_user not in auth.names:
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                                        f"authorization block or account configuration")
     yield from _accounts_contradictions(settings.accounts)

@@ -56,9 +56,9 @@ def websocket_contradictions(settings: Settings) -> Iterator[Contradiction]:
     if not websocket.tls.enabled and not websocket.no_tls:
         yield ("websocket.port",), "websocket requires TLS configuration, or no_tls: true"
     for name, value in (("username", websocket.username), ("token", websocket.token)):
-        if value and auth.users:
+        if value and (auth.users or auth.nkeys):
             yield (f"websocket.{name}",), f"websocket authentication {name} not compatible with presence of users/nkeys"
-    if websocket.no_auth_user and websocket.no_auth_user not in {user.user for user in auth.users}:
+    if websocket.no_auth_user and websocket.no_auth_user not in auth.names:
         yield ("websocket.no_auth_user",), (f'no_auth_user: "{websocket.no_auth_user}" not present as user or nkey in '
                                             f"authorization block or account configuration")
     if websocket.jwt_cookie:

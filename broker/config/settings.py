@@ -127,6 +127,11 @@ class AuthSettings:
         2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT")
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all users, public keys included."""
+        return frozenset(user.user for user in self.users) | {user.nkey for user in self.nkeys}
+
 
 @dataclass(frozen=True, slots=True)
 class AccountsSettings:

@@ -19,13 +19,13 @@ import secrets
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
-from broker.config.settings import AuthSettings, Settings, User
+from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
@@ -209,7 +209,7 @@ class Server:
 
     def load(self) -> None:
         """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
-        for apply in self._prepare_entrances(self.settings, self.accounts.user):
+        for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
 
@@ -219,7 +219,7 @@ class Server:
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
         wanted = wanted_accounts(settings.accounts)
-        entrances = self._prepare_entrances(settings, lambda user: user_of(user, wanted.get(user.account)))
+        entrances = self._prepare_entrances(settings, wanted)
 
         def apply() -> None:
             access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
@@ -233,10 +233,9 @@ class Server:
             for client in clients:
                 client.settings_changed()
             if access_changed:
-                names = {user.user for user in settings.auth.users} | {user.nkey for user in settings.auth.nkeys}
                 for client in clients:
                     if not client.closed:
-                        client.users_changed(names)
+                        client.users_changed(settings.auth.names)
             self._close_surplus()
             self.accounts.drop_deleted()
 
@@ -250,9 +249,10 @@ class Server:
         if surplus:
             log.info("Closed %d connections to fall within max_connections", len(surplus))
 
-    def _prepare_entrances(self, settings: Settings, complete: Callable[[User], User]) -> list[Callable[[], None]]:
+    def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
-            auth = replace(auth, users=tuple(map(complete, auth.users)))
+            auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
+                           nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
             return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
                                  certificate_only=certificate_only)
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.config import kinds
-from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, Permissions
+from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.reading.refused import LATER
 from broker.config.reading.sharing import read_exports, read_imports, read_mappings
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
+from broker.nkeys import ACCOUNT, is_public_key
 
 __all__ = ["Directory", "read_accounts"]
 
@@ -93,9 +94,6 @@ def _read_account(name: str, block: Value, found: Findings, directory: Directory
         if key == "users":
             users = read_users(value, found, name)
             directory.places[f"{name}.users"] = value
-            if any(isinstance(user, NkeyUser) for user in users):
-                directory.unsupported.append(
-                    (value, "nkey", f"{LATER}: clients sign in with a user name and password or a token"))
         elif key == "default_permissions":
             permissions = read_permissions(value, found)
         elif key == "jetstream":
@@ -109,7 +107,7 @@ def _read_account(name: str, block: Value, found: Findings, directory: Directory
         elif key == "msg_trace":
             found.wrong(value, f'"{written}" is not supported by this version of jetblock: messages are traced by their '
                                f"Nats-Trace-Dest header only")
-        elif not isinstance(value.value, str) or not kinds.is_public_key(value.value, "A"):
+        elif not isinstance(value.value, str) or not is_public_key(value.value, ACCOUNT):
             found.wrong(value, f'Not a valid public nkey for an account: "{value.value}"')
         else:
             found.notice(value, f"{written} has no effect here: accounts of a file are known by their names")

@@ -68,8 +68,6 @@ class Identities:
             seen.add(name)
         for value, written, why in directory.unsupported:
             self._found.wrong(value, f'"{written}" {why}')
-        if any(isinstance(one, NkeyUser) for one in self._own_users):
-            self._found.wrong(at, f'"nkey" {LATER}: clients sign in with a user name and password or a token')
         return {"auth.users": tuple(one for one in users if isinstance(one, User)),
                 "auth.nkeys": tuple(one for one in users if isinstance(one, NkeyUser)),
                 "accounts.configured": (*self._own_mappings, *directory.accounts)}

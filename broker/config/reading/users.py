@@ -20,6 +20,7 @@ from broker.config.access import (
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
 from broker.gotime import parse_duration
+from broker.nkeys import USER, is_public_key
 from broker.protocol.subject import is_valid
 
 __all__ = ["AnyUser", "read_permissions", "read_users", "with_defaults"]
@@ -70,7 +71,7 @@ def _read_user(row: Value, found: Findings, account: str) -> AnyUser | None:
     if len(found.errors) > before:
         return None
     if nkey := texts.get("nkey"):
-        if not kinds.is_public_key(nkey, "U"):
+        if not is_public_key(nkey, USER):
             found.wrong(row, "Not a valid public nkey for a user")
         elif texts.get("user") or texts.get("password"):
             found.wrong(row, "Nkey users do not take usernames or passwords")

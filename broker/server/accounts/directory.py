@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
-from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
+from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
 from broker.config.settings import AccountsSettings
 from broker.server.accounts.account import Account, Traffic
 from broker.server.routing.router import Router
 
 __all__ = ["Accounts", "user_of", "wanted_accounts"]
+
+AnyUser = TypeVar("AnyUser", User, NkeyUser)
 
 
 class Accounts:
@@ -63,7 +66,7 @@ class Accounts:
             del self._accounts[name]
         self._deleted = set()
 
-    def user(self, user: User) -> User:
+    def user(self, user: AnyUser) -> AnyUser:
         """``user`` with the permissions that apply. Raises: ValueError when its account does not exist."""
         account = self.get(user.account)
         return user_of(user, account.settings if account is not None else None)
@@ -76,10 +79,11 @@ class Accounts:
         return total
 
 
-def user_of(user: User, account: AccountSettings | None) -> User:
+def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:
     """``user`` with the permissions that apply. Raises: ValueError when ``account`` is None: it does not exist."""
     if account is None:
-        raise ValueError(f"user {user.user!r} is in the account {user.account!r}, which does not exist")
+        name = user.user if isinstance(user, User) else user.nkey
+        raise ValueError(f"user {name!r} is in the account {user.account!r}, which does not exist")
     return user if user.permissions is not None else replace(user, permissions=account.default_permissions)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from broker.config.access import ANONYMOUS, User
 from broker.config.settings import AuthSettings
 from broker.server.auth.login import Authenticator, Credentials, Decision, Refusal
+from broker.server.auth.nkeys import NkeyAuthenticator
 from broker.server.auth.passwords import PasswordChecks, is_broken_hash, looks_hashed
 from broker.server.auth.users import TokenAuthenticator, UserAuthenticator
 
@@ -40,6 +41,8 @@ def authenticator(settings: AuthSettings, checks: PasswordChecks,
     ``certificate_only``: users who can log in only by certificate, on a port that asks for one.
     """
     chain = list(custom)
+    if settings.nkeys:
+        chain.append(NkeyAuthenticator(settings.nkeys, settings.no_auth_user))
     users = _users(settings)
     if users:
         by_name = UserAuthenticator(users, checks, settings.no_auth_user, () if by_certificate else certificate_only)

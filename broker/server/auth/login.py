@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.server.auth.permissions import AccessRules
@@ -55,8 +55,8 @@ class Credentials:
 
     @property
     def anonymous(self) -> bool:
-        """Whether the client sent nothing to log in with."""
-        return not any(map(self.text, ("user", "pass", "auth_token", "nkey")))
+        """Whether the client sent neither a user, a password nor a token."""
+        return not any(map(self.text, ("user", "pass", "auth_token")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,9 @@ class Login:
     account: str = DEFAULT_ACCOUNT
     user: str = ""
     """The user as logs and monitoring show it; "" for an anonymous one."""
+
+    kind: Literal["user", "nkey", "jwt"] = "user"
+    """What ``user`` is: a name, or the public key of a configured user or of a token's."""
 
     rules: AccessRules | None = None
     """What the user may publish and subscribe to; None: everything."""

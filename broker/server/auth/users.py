@@ -42,7 +42,8 @@ class UserAuthenticator:
         rules = None
         if user.permissions is not None:
             rules = self._rules.setdefault(user.permissions, AccessRules(user.permissions))
-        return Login(user.account, user.user, rules, user.expires_at_ns, user.connection_types)
+        return Login(user.account, user.user, rules=rules, expires_at_ns=user.expires_at_ns,
+                     connection_types=user.connection_types)
 
     def decide(self, credentials: Credentials) -> Decision | None:
         name = credentials.text("user")

@@ -58,12 +58,15 @@ def shown_connect(arg: bytes) -> bytes:
     return json.dumps(shown, separators=(",", ":")).encode()
 
 
-def described(fields: Mapping[str, Any], account: str, user: str = "") -> str:
-    """What log lines add to a client's address after its first login: software, and ``user`` or the name it sent."""
+def described(fields: Mapping[str, Any], account: str, user: str = "", kind: str = "user") -> str:
+    """What log lines add to a client's address after its first login: software, and ``user`` or the name it sent.
+
+    ``kind``: what the user is named by: user, nkey or jwt.
+    """
     said = ":".join((f"v{fields[key]}" if key == "version" else fields[key])
                     for key in ("version", "lang", "name") if fields.get(key))
     user = user or fields.get("user") or ""
-    who = f"user:{user}" if user else "token" if fields.get("auth_token") else ""
+    who = f"{kind}:{user}" if user else "token" if fields.get("auth_token") else ""
     return "".join(f" - {go_quoted(text)}" for text in (said, who and f"{account}/{who}") if text)
 
 

@@ -452,7 +452,7 @@ class Client(asyncio.Protocol):
         if not self.enter(login):
             return
         if not self.connected:
-            self.label += described(options, self.router.name, login.user)
+            self.label += described(options, self.router.name, login.user, login.kind)
         self.connected = True
         self._verbose = options["verbose"]
         self._publishing.answer(verbose=self._verbose, pedantic=options["pedantic"])

@@ -190,10 +190,10 @@ class Handshake:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-        # The first operation is not CONNECT: allowed only if there is a user for clients without credentials.
+        # The first operation is not CONNECT: allowed only if a user with a name is for clients without credentials.
         authenticator = self._entrance.authenticator
         login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
-        if not isinstance(login, Login) or not self._may_come(login):
+        if not isinstance(login, Login) or login.kind != "user" or not self._may_come(login):
             self.refuse()
             return False
         self.pending = False

@@ -1,0 +1,150 @@
+"""Logging in with keys of a configuration file, to jetblock and to the real server alike."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.nkeys import USER, encode_base64url
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.keys import key, signed
+from tests.server.raw_client import Wire
+
+BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+A, R, W, N, B = (key(USER, name) for name in "ARWNB")
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+
+FILE = f"""
+authorization {{
+  default_permissions: {{ publish: "d.>" }}
+  users: [
+    {{ nkey: {A.public} }}
+    {{ nkey: {R.public}, permissions: {{ publish: "r.>", subscribe: "r.>" }} }}
+    {{ nkey: {W.public}, allowed_connection_types: [ WEBSOCKET ] }}
+    {{ user: u, password: p }}
+  ]
+}}
+accounts {{ B {{ users: [ {{ nkey: {B.public} }} ] }} }}
+"""
+
+
+def config(tmp_path: Path, text: str = FILE) -> str:
+    path = tmp_path / "x.conf"
+    path.write_text(text)
+    return str(path)
+
+
+async def answer(port: int, pair: Any, **fields: object) -> bytes:
+    """What a client with a signature by ``pair`` is told."""
+    async with Wire(port) as wire:
+        wire.send(signed(wire.info, pair, **fields) + b"PING\r\n")
+        return await wire.until(b"\r\n")
+
+
+@BOTH
+async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A key of the file with a signature of the nonce by it, and nothing else; the log names the key."""
+    async with process("-c", config(tmp_path), monitor=False) as server:
+        for pair in (A, R, B):
+            assert await answer(server.port, pair, nkey=pair.public) == b"PONG\r\n"
+        assert await answer(server.port, N, user="u", **{"pass": "p"}) == b"PONG\r\n"
+        # A key that is sent goes before a user.
+        assert await answer(server.port, A, nkey=A.public, user="u") == b"PONG\r\n"
+        refused: list[dict[str, object]] = [
+            {"nkey": N.public}, {"nkey": W.public}, {"nkey": A.public}, {"nkey": "U"}, {"nkey": N.public, "user": "u", "pass": "p"},
+            {"nkey": A.public, "sig": ""}, {"nkey": A.public, "sig": "AAAA"}, {"nkey": A.public, "sig": "?"}, {}]
+        for fields in refused:
+            pair = W if fields.get("nkey") == W.public else N
+            assert await answer(server.port, pair, **fields) == REFUSED, fields
+        async with Wire(server.port) as first, Wire(server.port) as second:
+            assert json.loads(first.info[5:])["nonce"] != json.loads(second.info[5:])["nonce"]
+            second.send(signed(first.info, A, nkey=A.public))
+            assert await second.end() == REFUSED
+        await server.wait_line(f'authentication error - Nkey "{N.public}"')
+        async with Wire(server.port) as wire:
+            nonce = json.loads(wire.info[5:])["nonce"].encode()
+            sig = base64.b64encode(A.sign(nonce)).decode()  # standard base64 is taken, too
+            wire.send(signed(wire.info, A, nkey=A.public, sig=sig) + b"PING\r\n")
+            assert await wire.until(b"\r\n") == b"PONG\r\n"
+        assert not any(encode_base64url(A.sign(nonce)) in line or sig in line for line in server.stderr)
+
+
+@BOTH
+async def test_permissions_and_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Own permissions, or the default ones; the second INFO names the account."""
+    wanted = {A: b"r.x", R: b"d.x", B: None}
+    async with process("-c", config(tmp_path)) as server:
+        for pair, denied in wanted.items():
+            async with Wire(server.port) as wire:
+                wire.send(signed(wire.info, pair, nkey=pair.public, protocol=1, lang="x", name="n"))
+                heard = await wire.settled() + await wire.settled()
+                wire.send(b"SUB r.> 1\r\nPUB d.x 0\r\n\r\nPUB r.x 0\r\n\r\n")
+                said = await wire.settled()
+                assert (b"Publish to \"%s\"" % denied in said if denied else b"-ERR" not in said), said
+                assert b'"remote_account":"%s"' % (b"B" if pair is B else b"$G") in heard + said
+                rows = (await server.monitor("/connz?auth=1"))["connections"]
+                assert [row["authorized_user"] for row in rows] == [pair.public]
+
+
+@BOTH
+async def test_clients_without_credentials(process: type[ServerProcess], tmp_path: Path) -> None:
+    """``no_auth_user`` may be a key; then nobody has to sign for it, and other keys are still checked."""
+    text = f"no_auth_user: {A.public}\n{FILE}"
+    async with process("-c", config(tmp_path, text), monitor=False) as server:
+        async with Wire(server.port) as wire:
+            assert b"auth_required" not in wire.info
+            wire.send(b"CONNECT {}\r\nPUB d.x 0\r\n\r\nPUB r.x 0\r\n\r\n")
+            assert b'Permissions Violation for Publish to "r.x"' in await wire.settled()
+        async with Wire(server.port) as wire:
+            # Only a user with a name may leave CONNECT out.
+            wire.send(b"PUB d.x 0\r\n\r\n")
+            assert await wire.end() == REFUSED
+        assert await answer(server.port, N, nkey=A.public) == b"PONG\r\n"
+        assert await answer(server.port, N, nkey=R.public) == REFUSED
+        assert await answer(server.port, N, user="u", **{"pass": "x"}) == REFUSED
+
+
+@BOTH
+async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Then everybody else needs no credentials."""
+    text = f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }} }}"
+    async with process("-c", config(tmp_path, text), monitor=False) as server:
+        async with Wire(server.port) as wire:
+            wire.send(b"CONNECT {}\r\n")
+            assert await wire.until(b"\r\n") == b"+OK\r\n"
+        assert await answer(server.port, A, nkey=A.public) == b"PONG\r\n"
+        assert await answer(server.port, N, nkey=A.public) == REFUSED
+
+
+@BOTH
+async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A reload ends connections of keys that are gone, and keeps the others."""
+    path = config(tmp_path)
+    async with process("-c", path, monitor=False) as server, Wire(server.port) as gone, Wire(server.port) as stays:
+        gone.send(signed(gone.info, A, nkey=A.public))
+        stays.send(signed(stays.info, R, nkey=R.public))
+        await gone.settled()
+        await stays.settled()
+        config(tmp_path, FILE.replace(f"{{ nkey: {A.public} }}", ""))
+        server.send_signal(signal.SIGHUP)
+        assert await gone.end() == b""
+        await server.wait_line("Reloaded server configuration")
+        assert await stays.settled() == b"PONG\r\n"
+        assert await answer(server.port, A, nkey=A.public) == REFUSED
+
+
+async def test_nothing_may_be_signed_for_ever(tmp_path: Path) -> None:
+    """A connection that was sent no nonce cannot log in with a key that a reload brought."""
+    path = config(tmp_path, "authorization { users: [ { user: u, password: p } ] }")
+    async with BrokerProcess("-c", path, monitor=False) as server, Wire(server.port) as early:
+        assert b"nonce" not in early.info
+        config(tmp_path)
+        server.send_signal(signal.SIGHUP)
+        await server.wait_line("Reloaded server configuration")
+        early.send(signed(b'INFO {"nonce": ""}', A, nkey=A.public))
+        assert await early.end() == REFUSED
