@@ -73,8 +73,11 @@ MAY: dict[str, set[str]] = {
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
+    "server.system": {"clock", "config.access", "config.settings", "gotime", "protocol", "server.accounts",
+                      "server.connection", "server.routing"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
-               "server.accounts", "server.auth", "server.routing", "server.connection", "server.listeners", "server.operator"},
+               "server.accounts", "server.auth", "server.routing", "server.connection", "server.listeners", "server.operator",
+               "server.system"},
     "monitor": {"clock", "gotime", "listen_socket", "protocol", "version"},
     # The values and how one of them is read are for everyone; the readers of files and flags for runtime and cli alone.
     "config.kinds": {"gotime"},

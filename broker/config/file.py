@@ -20,12 +20,14 @@ from broker.config.settings import SETTINGS, CertificateFiles, ConfigError, Sett
 from broker.config.syntax import SyntaxFailure, Value, parse
 from broker.suggest import did_you_mean
 
-__all__ = ["FileSettings", "address", "read_file"]
+__all__ = ["EMPTY", "FileSettings", "address", "read_file"]
 
 _BY_KEY: dict[str, Setting] = {key: setting for setting in SETTINGS for key in setting.keys}
 
+EMPTY = "config has no values or is empty"
+
 _SECTIONS = frozenset({"tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
-                       "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
+                       "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store", "feature_flags"})
 
 
 @dataclass(slots=True)
@@ -60,9 +62,9 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
         top = parse(text, file=path, environ=environ, read=read)
     except SyntaxFailure as error:
         raise ConfigError(str(error)) from None
-    if not top.value:
-        raise ConfigError(f"{path}: config has no values or is empty")
     meaning = _Meaning(read)
+    if not top.value:
+        meaning.report.notices.append(f"{path}: {EMPTY}")
     meaning.section("", top)
     values = meaning.found.values
     values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))

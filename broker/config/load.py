@@ -16,7 +16,7 @@ from typing import Any
 
 from broker.config.access import ANONYMOUS, DEFAULT_ACCOUNT, SYSTEM_ACCOUNT, User
 from broker.config.environment import read_environment
-from broker.config.file import FileSettings, read_file
+from broker.config.file import EMPTY, FileSettings, read_file
 from broker.config.flags import CommandLine
 from broker.config.operator import ResolverSettings
 from broker.config.ports import tls_contradictions, values_with_flags, websocket_contradictions
@@ -54,6 +54,9 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     Raises: ConfigError with one line per error, each naming its place and what would be valid.
     """
     file = read_file(line.config, environ, read) if line.config is not None else FileSettings()
+    if line.test and (empty := [notice for notice in file.notices if notice.endswith(EMPTY)]):
+        # A server starts with such a file; a check that finds nothing to check fails.
+        raise ConfigError(*empty)
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
     _let_others_in(values, authorization=file.authorization)

@@ -355,6 +355,12 @@ class JetStreamSettings:
     strict: bool = _setting(
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
+    js_ack_fc_v2: bool = _setting(
+        False, kinds.boolean, "Send reply subjects of deliveries and flow control with domain and account in them; both "
+        "formats are always answered.", "feature_flags.js_ack_fc_v2", variable="FEATURE_FLAGS_JS_ACK_FC_V2")
+    overlapping_streams: bool = _setting(
+        False, kinds.boolean, "Let streams of one account have subjects in common: each keeps a message, and the one created "
+        "first sends the PubAck, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
     server: ServerLimits = ServerLimits()
 
 

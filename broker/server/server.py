@@ -40,6 +40,7 @@ from broker.server.connection.statistics import connection_row, identity, uptime
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
+from broker.server.system.system import System
 
 if TYPE_CHECKING:
     from broker.server.listeners.websocket import WebSocketListener
@@ -79,6 +80,7 @@ class Server:
 
         self.server_id = _server_id(self.rng)
         self._event_seq = 0
+        self.clients: dict[int, Client] = {}
         self.server_name = settings.server_name or self.server_id
         self.password_checks = PasswordChecks()
         self._authenticators = authenticators
@@ -96,7 +98,6 @@ class Server:
         self.host = settings.clients.host
         self.port = settings.clients.port
         self.lame = False
-        self.clients: dict[int, Client] = {}
         self.stalled: list[Outbound] = []
         """Receivers that are far behind and that the current read published to."""
 
@@ -117,6 +118,9 @@ class Server:
         self._silent.set()
         self._info: dict[str, Any] = {}
         self._connect_urls: list[str] = []
+        account = self.accounts.system
+        self.system = System(self, account, self._call_soon) if account is not None else None
+        """None: there is no system account."""
 
     @property
     def router(self) -> Router:
@@ -162,6 +166,8 @@ class Server:
         self._set_info()
         if self.websocket is not None:
             await self.websocket.start(_BACKLOG)
+        if self.system is not None:
+            self.system.start(self.loop)
         log.info("Listening for client connections on %s", _host_port(self.settings.clients.host, self.port))
 
     def _new_connection(self) -> asyncio.Protocol:
@@ -172,6 +178,8 @@ class Server:
         self.stop_listening()
         if self.operator is not None:
             self.operator.close()
+        if self.system is not None:
+            self.system.stop()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
         await _within(self._silent, _CLOSE_SECONDS)
@@ -182,6 +190,8 @@ class Server:
             return
         self.lame = True
         log.info("Entering lame duck mode, stop accepting new clients")
+        if self.system is not None:
+            self.system.events.lame_duck()
         self.stop_listening()
         self._set_info()
         for client in list(self.clients.values()):
@@ -386,6 +396,18 @@ class Server:
                 self._closed.append(self._row(client))
             if not self.clients:
                 self._no_clients.set()
+        if self.system is not None:
+            self.system.events.disconnected(client)
+
+    def logged_in(self, client: Client) -> None:
+        """``client`` was accepted as a user."""
+        if self.system is not None:
+            self.system.events.connected(client)
+
+    def refused(self, client: Client, reason: str) -> None:
+        """``client`` was refused as a user, and is closing."""
+        if self.system is not None:
+            self.system.events.refused(client, reason)
 
     def count_slow(self, client: Client, reason: str) -> None:
         self.slow_consumers += 1
@@ -414,11 +436,18 @@ class Server:
         """``client`` as JetStream's advisories show it."""
         return identity(client, self.server_name)
 
-    def event_identity(self, at: str) -> dict[str, Any]:
-        """This server as events show it, at the time ``at``. Source: nats-server, server/events.go ServerInfo."""
+    def event_identity(self, at: str = "") -> dict[str, Any]:
+        """This server as events show it, at the time ``at`` or now. Source: nats-server, server/events.go ServerInfo."""
         self._event_seq += 1
-        return {"name": self.server_name, "host": self.settings.clients.host or "0.0.0.0", "id": self.server_id,
-                "ver": NATS_SERVER_VERSION, "jetstream": self.settings.jetstream.enabled, "seq": self._event_seq, "time": at}
+        settings = self.settings
+        shown: dict[str, Any] = {"name": self.server_name, "host": settings.clients.host or "0.0.0.0", "id": self.server_id}
+        if settings.jetstream.domain:
+            shown["domain"] = settings.jetstream.domain
+        shown["ver"] = NATS_SERVER_VERSION
+        if settings.server_tags:
+            shown["tags"] = list(settings.server_tags)
+        return {**shown, "jetstream": settings.jetstream.enabled, "flags": int(settings.jetstream.enabled),
+                "seq": self._event_seq, "time": at or format_time(self.clock.now_ns())}
 
     def _set_info(self) -> None:
         clients, jetstream = self.settings.clients, self.settings.jetstream

@@ -121,7 +121,7 @@ def real(path: Path) -> bool:
 def ours(path: Path) -> bool:
     """Whether jetblock does; it raises nothing but ConfigError."""
     try:
-        load(read_flags(["-c", str(path)]), ENVIRON)
+        load(read_flags(["-t", "-c", str(path)]), ENVIRON)
     except ConfigError:
         return False
     return True
@@ -159,6 +159,6 @@ def test_mistakes_in_the_words_of_the_real_server(directory: Path, text: str) ->
                           check=False, cwd=directory, env={**os.environ, **ENVIRON})
     theirs = done.stderr.replace("nats-server: ", "").replace(f"{directory}/", "").strip()
     with pytest.raises(ConfigError) as caught:
-        load(read_flags(["-c", str(path)]), ENVIRON)
+        load(read_flags(["-t", "-c", str(path)]), ENVIRON)
     assert theirs
     assert theirs in str(caught.value).replace(f"{directory}/", "")

@@ -192,7 +192,6 @@ REFUSED: list[tuple[str, str]] = [
     ("gateway { name: g }", '"gateway" needs other servers'),
     ("authorization { users [ { user: a, proxy_required: true } ] }", '"proxy_required" is not supported'),
     ("authorization { auth_callout { issuer: A } }", '"auth_callout" is not supported'),
-    ("# nothing", "x.conf: config has no values or is empty"),
     ("server_name: 'a b'", "server_name cannot contain spaces"),
     ("port: x", "port must be a port number, or -1 for any free one, not 'x'"),
     ("port: 70000", "port must be a port between 1 and 65535"),
@@ -239,6 +238,14 @@ def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
     with pytest.raises(ConfigError, match=f"JETBLOCK_PUTS_IN_FLIGHT must be between 1 and {most}, not '{more}'"):
         load_with(JETBLOCK_PUTS_IN_FLIGHT=more)
     assert load_with("--store file:///a", JETBLOCK_COMMIT_INTERVAL="10s").storage.commit_interval_ns == 10_000_000_000
+
+
+def test_an_empty_file_fails_a_check_only(load_with: Load) -> None:
+    """As on nats-server, which starts with such a file."""
+    notice = "x.conf: config has no values or is empty"
+    assert [line.endswith(notice) for line in load_with("", file="# nothing").notices] == [True]
+    with pytest.raises(ConfigError, match=notice):
+        load_with("-t", file="# nothing")
 
 
 def test_every_mistake_at_once(load_with: Load) -> None:

@@ -50,11 +50,12 @@ from broker.jetstream.config.stream_rules import (
 from broker.jetstream.config.upstream_rules import check_filter_subjects
 from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
+from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError, invalid_config
-from broker.jetstream.wire.ids import short_hash, unique_id
+from broker.jetstream.wire.ids import unique_id
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -104,7 +105,7 @@ class Account:
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(self._origin, clock)
-        self._subscriptions = Subscriptions(bus, f"{settings.domain or '_'}.{short_hash(name)}".encode())
+        self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
     @property
     def available(self) -> bool:
@@ -235,8 +236,7 @@ class Account:
             raise ApiError(10058)
         # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
-        if subjects_overlap(config.subjects, configs.values()):
-            raise ApiError(10065)
+        self._check_overlap(config, configs)
         self._check_upstream(config)
         stream = self._make_stream(config)
         self._record(stream, stream.enforcement.create_record())
@@ -256,8 +256,7 @@ class Account:
         self._quota.check_update(stream, config)
         self._check_consumer_limits(stream, config)
         del configs[stream.name]
-        if subjects_overlap(config.subjects, configs.values()):
-            raise ApiError(10065)
+        self._check_overlap(config, configs)
         self._check_upstream(config)
         self._record(stream, stream.enforcement.update_record(config))
         to_interest = config.retention == "interest" != stream.config.retention
@@ -311,6 +310,10 @@ class Account:
             # It keeps its subjects; the rest of its configuration does not matter.
             configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
+
+    def _check_overlap(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
+        if not self.settings.overlapping_streams and subjects_overlap(config.subjects, others.values()):
+            raise ApiError(10065)
 
     def _check_consumer_limits(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse limits that existing consumers of the stream exceed."""
@@ -429,7 +432,8 @@ class Account:
 
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
-        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored)
+        consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored,
+                            long_reply_subjects=self.settings.js_ack_fc_v2)
         consumer.on_inactive = self._inactive
         return consumer
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.jetstream.consumer.consumer import Consumer
+from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Subscription
+    from broker.jetstream.bus import BatchHandler, Bus, Subscription
 
 __all__ = ["Subscriptions"]
 
 
 class Subscriptions:
-    """The subscriptions of one account; ``ack_origin`` is ``<domain>.<account hash>`` of the longer ack subjects."""
+    """The subscriptions of one account; ``overlaps``: streams may have subjects in common."""
 
-    def __init__(self, bus: Bus, ack_origin: bytes) -> None:
+    def __init__(self, bus: Bus, overlaps: Overlaps | None) -> None:
         self._bus = bus
-        self._ack_origin = ack_origin
+        self._overlaps = overlaps
         self._subjects: dict[Stream, dict[str, Subscription]] = {}
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._pulled: dict[bytes, Consumer] = {}
@@ -32,14 +33,20 @@ class Subscriptions:
         subscriptions, wanted = self._subjects.setdefault(stream, {}), set(stream.config.subjects)
         for subject in [subject for subject in subscriptions if subject not in wanted]:
             self._bus.unsubscribe(subscriptions.pop(subject))
+        handler: BatchHandler = stream.publish
+        if self._overlaps is not None:
+            self._overlaps.changed(stream)
+            handler = self._overlaps.handler(stream)
         for subject in stream.config.subjects:
             if subject not in subscriptions:
-                subscriptions[subject] = self._bus.subscribe(subject.encode(), stream.publish, stream=stream.name)
+                subscriptions[subject] = self._bus.subscribe(subject.encode(), handler, stream=stream.name)
 
     def unsubscribe(self, stream: Stream) -> None:
         """Stop routing publishes to the stream."""
         for subscription in self._subjects.pop(stream, {}).values():
             self._bus.unsubscribe(subscription)
+        if self._overlaps is not None:
+            self._overlaps.removed(stream)
 
     def subscribe_acks(self, consumer: Consumer) -> None:
         """Route clients' messages to the consumer: acks in both forms, and pull requests."""
@@ -47,8 +54,7 @@ class Subscriptions:
         self._pulled[names] = consumer
         if consumer.config.ack_policy in ("all", "explicit"):
             self._acks[consumer] = [
-                self._bus.subscribe(b"$JS.ACK.%b.>" % names, consumer.on_ack),
-                self._bus.subscribe(b"$JS.ACK.%b.%b.>" % (self._ack_origin, names), consumer.on_ack)]
+                self._bus.subscribe(prefix + b">", consumer.on_ack) for prefix in consumer.reply_subjects.acks]
 
     def unsubscribe_acks(self, consumer: Consumer) -> None:
         """Undo ``subscribe_acks``."""

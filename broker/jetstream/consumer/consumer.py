@@ -32,6 +32,7 @@ from broker.clock import Clock
 from broker.jetstream.bus import Bus, Msg, Source
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.consumer.acks.handler import AckHandler
+from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.acks.state import AckState
 from broker.jetstream.consumer.cursor import Cursor
 from broker.jetstream.consumer.delivery import status
@@ -68,7 +69,8 @@ class Consumer:
     """
 
     def __init__(self, stream: StreamView, config: ConsumerConfig, state: ConsumerState, bus: Bus, clock: Clock,
-                 rng: random.Random, *, restored: bool = False, loop: Scheduler | None = None) -> None:
+                 rng: random.Random, *, restored: bool = False, long_reply_subjects: bool = False,
+                 loop: Scheduler | None = None) -> None:
         self.stream = stream
         self.config = config
         self.name = state.name
@@ -78,8 +80,7 @@ class Consumer:
         self._clock = clock
         self._rng = rng
         self._loop: Scheduler = loop if loop is not None else asyncio.get_running_loop()
-        names = f"{stream.name}.{self.name}"
-        ack_prefix = f"$JS.ACK.{names}".encode()
+        self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
         self._acks = AckState((), 0, 1)
@@ -90,16 +91,17 @@ class Consumer:
         self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
                               self._resume_at)
         self._held = HeldAcks(stream, bus, self._changed, stored=config.stored)
-        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, ack_prefix + b".", self._held.acked)
-        self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, ack_prefix, self._request,
-                                self._held.acked)
+        self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
+                                      self._held.acked)
+        self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
+                                   self._request, self._held.acked)
         if restored:
             # A crash loses up to a second of deliveries, all of messages that the restart found.
             self._answers.forgotten_seq = stream.last_seq
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
         if config.push:
-            self._push = self._delivery.push = PushSide(bus, rng, names, config, mono_ns, stream.config.max_msg_size,
+            self._push = self._delivery.push = PushSide(bus, rng, self.reply_subjects, config, mono_ns, stream.config.max_msg_size,
                                                     self._interest, self._flowed)
         else:
             self._admission = PullAdmission(bus, self._acks, self._cursor, config.max_waiting)
@@ -307,7 +309,7 @@ class Consumer:
             self._request(reply, body, mono_ns)
 
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Acks and all other answers to deliveries: $JS.ACK.<stream>.<consumer>.> and its longer form."""
+        """Acks and all other answers to deliveries: by the subjects of ``reply_subjects``."""
         if self._closed:
             return
         mono_ns = self._clock.monotonic_ns()

@@ -8,6 +8,7 @@ Source: nats-server, server/accounts.go (Account), server/events.go (AccountStat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from broker.config.access import AccountSettings
@@ -48,6 +49,9 @@ class Account:
         self.router = router
         self.settings = settings
         self.is_system = is_system
+        self.on_connections: Callable[[Account], None] | None = None
+        """Called when it has another number of connections."""
+
         self.total_connections = 0
         self.slow_consumers = 0
         # Each connection's counts when it joined, since a connection may move between accounts.
@@ -71,12 +75,16 @@ class Account:
         """Add a connection that is in no account."""
         self._members[member] = _traffic(member)
         self.total_connections += 1
+        if self.on_connections is not None:
+            self.on_connections(self)
 
     def leave(self, member: Member) -> None:
         """Remove a connection that ends or moves; an unknown one is ignored."""
         before = self._members.pop(member, None)
         if before is not None:
             self._gone = self._gone.plus(_traffic(member).minus(before))
+            if self.on_connections is not None:
+                self.on_connections(self)
 
     def traffic(self) -> Traffic:
         """The traffic of all its connections, including closed ones."""

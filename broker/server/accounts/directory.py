@@ -26,6 +26,7 @@ class Accounts:
         self._make_router = make_router
         self._accounts: dict[str, Account] = {}
         self._deleted: set[str] = set()
+        self._on_added: Callable[[Account], None] | None = None
         self._system_name = "" if settings.no_system else settings.system
         wanted = wanted_accounts(settings, operator=operator)
         self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
@@ -45,7 +46,15 @@ class Accounts:
         """Add a new account."""
         account = self._accounts[settings.name] = Account(
             settings, self._make_router(settings.name), is_system=settings.name == self._system_name)
+        if self._on_added is not None:
+            self._on_added(account)
         return account
+
+    def watch(self, added: Callable[[Account], None]) -> None:
+        """Call ``added`` with every account, and with those that are added from now on."""
+        self._on_added = added
+        for account in list(self):
+            added(account)
 
     def get(self, name: str) -> Account | None:
         return self._accounts.get(name)

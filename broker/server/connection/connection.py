@@ -459,6 +459,7 @@ class Client(asyncio.Protocol):
             return
         if not self.enter(login):
             return
+        self.server.logged_in(self)
         if not self.connected:
             name, tag = self.account.name, self.account.settings.name_tag
             self.label += described(options, f"{name}/{tag}" if tag else name, login.user, login.kind)
@@ -487,10 +488,18 @@ class Client(asyncio.Protocol):
     def send_error(self, text: str) -> None:
         self.send_line(encoder.err(text))
 
-    def send_info(self) -> None:
-        """Send the current INFO, if this client accepts one at any time (protocol 1, first PONG sent)."""
-        if self._pong_sent and self.options["protocol"] >= 1:
-            self.send_line(encoder.info(self.server.info(self)))
+    def send_info(self, **fields: object) -> bool:
+        """Send the current INFO with ``fields``. Returns: False if this client accepts none now: it has an old
+        protocol, or awaits its first PONG."""
+        accepts: bool = self._pong_sent and self.options["protocol"] >= 1
+        if accepts:
+            self.send_line(encoder.info({**self.server.info(self), **fields}))
+        return accepts
+
+    def refused(self, reason: str) -> None:
+        """The login was refused: close, with an error that does not say why."""
+        self.fail("Authorization Violation", reason)
+        self.server.refused(self, reason)
 
     # Keeping alive and slowing down
 

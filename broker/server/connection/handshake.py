@@ -82,6 +82,9 @@ class Applicant(ConnectionFacts, Protocol):
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
+    def refused(self, reason: str) -> None:
+        """The login was refused: close."""
+
     def hold(self) -> None: ...
 
     def release(self) -> None: ...
@@ -223,7 +226,7 @@ class Handshake:
         elif fields.get("auth_token") and not fields.get("jwt"):
             who = ' - Token "[REDACTED]"'
         log.error("%s - authentication error%s", label, who)
-        self._client.fail(VIOLATION, refusal.reason)
+        self._client.refused(refusal.reason)
 
     # Waiter
 

@@ -82,6 +82,12 @@ class Host(Protocol[C]):
     def left(self, client: C) -> None:
         """``client`` is closing."""
 
+    def logged_in(self, client: C) -> None:
+        """``client`` was accepted as a user."""
+
+    def refused(self, client: C, reason: str) -> None:
+        """``client`` was refused as a user, and is closing."""
+
     def count_slow(self, client: C, reason: str) -> None: ...
 
     def info(self, client: C) -> dict[str, Any]:

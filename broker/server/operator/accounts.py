@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from broker.clock import Clock
@@ -103,7 +104,7 @@ class KnownAccount:
 
 
 class OperatorAccounts:
-    """``start`` before the first look-up."""
+    """Accounts by their public keys."""
 
     def __init__(self, settings: OperatorSettings, host: Host) -> None:
         """Raises: ValueError if the resolver cannot be used."""
@@ -118,12 +119,11 @@ class OperatorAccounts:
         return iter(self._known.values())
 
     def close(self) -> None:
+        """End the look-ups under way. Accounts go on expiring: the server may start again."""
         for task in self._lookups.values():
             task.cancel()
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for account in self._known.values():
-            _end_timer(account)
 
     # Looking up
 
@@ -138,10 +138,7 @@ class OperatorAccounts:
     def look_up(self, name: str, then: Callable[[KnownAccount | None], None]) -> Callable[[], None]:
         """Call ``then`` with the account, or None, later. Returns: what cancels that."""
         def done(task: asyncio.Task[KnownAccount]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, AccountError):
-                log.error("looking up the account %s failed: %r", name, error)
-            then(None if task.cancelled() or error is not None else task.result())
+            then(None if task.cancelled() or task.exception() is not None else task.result())
 
         def cancel() -> None:
             task.remove_done_callback(done)
@@ -152,14 +149,21 @@ class OperatorAccounts:
 
     async def get(self, name: str) -> KnownAccount:
         """The account, however long that takes. Raises: AccountError."""
-        return self.find(name) or await asyncio.shield(self._task(name))
+        account = self.find(name)
+        return account if account is not None else await asyncio.shield(self._task(name))
 
     def _task(self, name: str) -> asyncio.Task[KnownAccount]:
         task = self._lookups.get(name)
         if task is None:
             task = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name), name=f"look up {name}")
-            task.add_done_callback(lambda _: self._lookups.pop(name, None))
+            task.add_done_callback(partial(self._looked_up, name))
         return task
+
+    def _looked_up(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
+        del self._lookups[name]
+        # Who asked may be gone: a failure that nobody hears of is none to the loop.
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, AccountError):
+            log.error("looking up the account %s failed: %r", name, error)
 
     def _ask_again(self, account: KnownAccount) -> bool:
         return account.expired and self._host.clock.now_ns() - account.updated_at_ns >= _ASK_AGAIN_NS

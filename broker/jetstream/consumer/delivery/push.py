@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from broker.jetstream.bus import Bus, InterestWatch, Msg, Source, Subscription
 from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.consumer.acks.reply_subjects import ReplySubjects
 from broker.jetstream.consumer.delivery import status
 from broker.jetstream.consumer.delivery.flow_control import FlowWindow, RateLimit
 from broker.jetstream.wire.ids import unique_id
@@ -30,10 +31,10 @@ class PushSide:
         answers to flow control requests are the acks.
     """
 
-    def __init__(self, bus: Bus, rng: random.Random, names: str, config: ConsumerConfig, mono_ns: int,
+    def __init__(self, bus: Bus, rng: random.Random, subjects: ReplySubjects, config: ConsumerConfig, mono_ns: int,
                  msg_bytes_max: int, interested: Callable[[bool], None],
                  go_on: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """``names`` is ``<stream>.<consumer>``, ``msg_bytes_max`` the stream's message size limit, -1: none.
+        """``msg_bytes_max`` is the stream's message size limit, -1: none.
 
         ``interested`` is called with whether anybody subscribes, ``go_on`` when the window has opened, with what the
         answers ack where they do: (stream sequence, consumer sequence).
@@ -47,14 +48,14 @@ class PushSide:
         self._flow_request = b""
         self._bus = bus
         self._rng = rng
-        self._flow_prefix = f"$JS.FC.{names}."
+        self._subjects = subjects
         self._interested = interested
         self._go_on = go_on
         self._beat_ns = config.idle_heartbeat
         self._beat_at_ns = mono_ns + config.idle_heartbeat
         self._open = False
         self._watch: InterestWatch | None = None
-        self._answers: Subscription | None = None
+        self._answers: list[Subscription] = []
         if config.flow_control:
             self.flow = FlowWindow()
             self._renew()
@@ -76,7 +77,7 @@ class PushSide:
         """Subscribe to answers to flow control requests, and watch the interest."""
         self._open = True
         if self.flow is not None:
-            self._answers = self._bus.subscribe(self._flow_prefix.encode() + b"*", self._on_flow)
+            self._answers = [self._bus.subscribe(prefix + b"*", self._on_flow) for prefix in self._subjects.flows]
         self.watch()
 
     def watch(self) -> None:
@@ -90,9 +91,8 @@ class PushSide:
     def close(self) -> None:
         """Stop watching."""
         self._open = False
-        if self._answers is not None:
-            self._bus.unsubscribe(self._answers)
-            self._answers = None
+        while self._answers:
+            self._bus.unsubscribe(self._answers.pop())
         self._unwatch()
 
     @property
@@ -130,7 +130,7 @@ class PushSide:
         self._interested(interested)
 
     def _on_flow(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        """Answers to flow control requests: $JS.FC.<stream>.<consumer>.<id>."""
+        """Answers to flow control requests: ``reply_subjects`` and an id."""
         assert self.flow is not None
         acks: list[tuple[int, int]] = []
         for subject, _, hlen, body in ops[start:end]:
@@ -145,7 +145,7 @@ class PushSide:
             self._go_on(acks)
 
     def _renew(self) -> None:
-        self._flow_request = (self._flow_prefix + unique_id(self._rng, 4)).encode()
+        self._flow_request = self._subjects.flow + unique_id(self._rng, 4).encode()
 
     def _limit(self, bits_per_second: int, msg_bytes_max: int, mono_ns: int) -> None:
         # The burst of a rate limit: the largest message.

@@ -55,11 +55,12 @@ class CheckContext:
     """The parts of one stream that its checks read, and change only through ``commit_pending``.
 
     Attributes: ``publish_when_stored``: publish a message (subject, header length, headers and payload) to subscribers
-        when everything that the stream has sequenced so far is in the store.
+        when everything that the stream has sequenced so far is in the store; ``shares``: whether a subject is also
+        stored by the stream of that name (``overlapping_streams``).
     """
 
     __slots__ = ("_retention", "dedupe", "interest", "last_seqs", "live", "load_ids", "publish_when_stored", "rollups",
-                 "scheduler", "subjects", "totals", "trim_all")
+                 "scheduler", "shares", "subjects", "totals", "trim_all")
 
     def __init__(self, live: Live, dedupe: Dedupe, subjects: SubjectState, last_seqs: LastSeqs, retention: Retention,
                  rollups: Rollups, totals: Totals, scheduler: Scheduler, load_ids: Callable[[], Awaitable[None]],
@@ -76,6 +77,7 @@ class CheckContext:
         self.trim_all = trim_all
         self.publish_when_stored = publish_when_stored
         self.interest = interest
+        self.shares: Callable[[bytes, bytes], bool] = lambda subject, name: False
         self._retention = retention
 
     def commit_pending(self, pending: Pending) -> None:

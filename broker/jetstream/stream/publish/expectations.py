@@ -34,7 +34,8 @@ def stream(context: CheckContext, config: StreamConfig) -> Check:
     name = config.name.encode()
 
     def check(candidate: Candidate) -> None:
-        if (expected := candidate.headers[STREAM]) and expected != name:
+        expected = candidate.headers[STREAM]
+        if expected and expected != name and not context.shares(candidate.subject, expected):
             raise ApiError(10060)
     return check
 

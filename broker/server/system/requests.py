@@ -1,0 +1,163 @@
+"""Requests to the broker itself: taken from a router, and served one at a time.
+
+    router ──> queue, while the requesting client is not read ──(one in each turn of the loop)──> handler ──> reply
+
+Owns: the queue, the answers' envelope, their compression. Does not own: what is answered (services).
+
+Another part of the broker serves a subject of its own with ``serve``; its handler answers by the request's methods.
+
+Source: nats-server, server/events.go (zReq, internalSendLoop, getAcceptEncoding, ServerAPIResponse).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from broker.protocol import headers
+from broker.protocol.parser import Msg
+from broker.server.routing.router import Router
+from broker.server.system.selection import Selection, members_of
+
+__all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Unanswered", "compact"]
+
+log = logging.getLogger(__name__)
+
+BAD_REQUEST: Final = 400
+FAILED: Final = 500
+
+
+class RequestError(Exception):
+    """A request's error, with nats-server's text."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Unanswered(Exception):
+    """The request gets no answer: it is for other servers, or there is nothing to say."""
+
+
+class _Sender(Protocol):
+    """The client that published a request."""
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Request:
+    """One request; ``reply`` b"" means that no answer is wanted."""
+
+    __slots__ = ("_requests", "_router", "body", "header", "reply", "subject")
+
+    def __init__(self, requests: Requests, router: Router, msg: Msg) -> None:
+        subject, self.reply, hlen, body = msg
+        self._requests = requests
+        self._router = router
+        self.subject = subject.decode("utf-8", "replace")
+        self.header = body[:hlen]
+        self.body = body[hlen:]
+
+    def token(self, index: int) -> str:
+        """One token of the subject."""
+        return self.subject.split(".")[index]
+
+    def members(self) -> dict[str, Any]:
+        """The request's options by their lower-case names.
+
+        Raises: RequestError if they cannot be decoded; Unanswered when they select other servers.
+        """
+        try:
+            members = members_of(self.body)
+            selected = self._requests.selection().includes(members)
+        except ValueError as error:
+            raise RequestError(str(error), BAD_REQUEST) from None
+        if not selected:
+            raise Unanswered
+        return members
+
+    def answer(self, data: object = None) -> None:
+        """Answer with ``data``, if it is not None, compressed as the request allows."""
+        fields = {} if data is None else {"data": data}
+        self.send(self._requests.enveloped(**fields), compressible=True)
+
+    def refuse(self, text: str, code: int = FAILED) -> None:
+        """Answer with an error."""
+        self.send(self._requests.enveloped(error={"code": code, "description": text}))
+
+    def send(self, body: bytes, *, compressible: bool = False) -> None:
+        """Answer with ``body`` as it is."""
+        if not self.reply:
+            return
+        header = b""
+        accepted = (headers.get(self.header, b"Accept-Encoding") or b"").lower() if compressible else b""
+        if accepted:
+            encoding = b"gzip" if b"gzip" in accepted else b"identity"
+            if encoding == b"gzip":
+                body = gzip.compress(body, compresslevel=6, mtime=0)
+            header = headers.build([(b"Content-Encoding", encoding)])
+        self._router.publish(self.reply, b"", len(header), header + body)
+
+
+Handler = Callable[[Request], None]
+"""Serves one request. A RequestError that it raises is the answer; Unanswered: there is none."""
+
+
+class Requests:
+    """``identity`` is this server as it is shown now, ``selection`` what requests may select it by; ``call_soon`` has a
+    function called on a later turn of the loop."""
+
+    def __init__(self, identity: Callable[[], dict[str, Any]], selection: Callable[[], Selection],
+                 call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._identity = identity
+        self.selection = selection
+        self._call_soon = call_soon
+        self._queue: deque[tuple[Handler, Request, _Sender | None]] = deque()
+
+    def serve(self, router: Router, subject: str, handler: Handler) -> None:
+        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account."""
+        def take(ops: Sequence[Msg], start: int, end: int, source: _Sender | None, now_ns: int) -> None:
+            for i in range(start, end):
+                self._put(handler, Request(self, router, ops[i]), source)
+
+        router.subscribe(subject.encode(), take)
+
+    def enveloped(self, **fields: object) -> bytes:
+        """An answer: ``fields`` beside the server."""
+        return compact({"server": self._identity(), **fields})
+
+    def _put(self, handler: Handler, request: Request, source: _Sender | None) -> None:
+        # A request may list a million subscriptions: others have their turn in between, and who asks must wait.
+        if source is not None:
+            source.hold()
+        if not self._queue:
+            self._call_soon(self._turn)
+        self._queue.append((handler, request, source))
+
+    def _turn(self) -> None:
+        handler, request, source = self._queue.popleft()
+        if self._queue:
+            self._call_soon(self._turn)
+        try:
+            handler(request)
+        except Unanswered:
+            pass
+        except RequestError as error:
+            request.refuse(str(error), error.code)
+        except Exception:
+            log.exception("the request %s failed", request.subject)
+            request.refuse("internal error")
+        finally:
+            if source is not None:
+                source.release()
+
+
+def compact(value: object) -> bytes:
+    """JSON without blanks."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,64 @@
+"""Which servers a request to the system account is for: the options that every such request may have.
+
+Source: nats-server, server/events.go (EventFilterOptions, filterRequest).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+__all__ = ["Selection", "members_of"]
+
+_TEXTS: Final = ("server_name", "host", "cluster")
+_TYPES: Final[Mapping[str, tuple[type, str]]] = {
+    **dict.fromkeys((*_TEXTS, "domain"), (str, "string")), "exact_match": (bool, "bool"), "tags": (list, "[]string")}
+_JSON_NAMES: Final = {str: "string", bool: "bool", list: "array", dict: "object"}
+
+
+def members_of(body: bytes) -> dict[str, Any]:
+    """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError."""
+    try:
+        decoded = json.loads(body) if body else {}
+    except RecursionError:  # brackets nested a thousand deep
+        raise ValueError("exceeded max depth") from None
+    except ValueError as error:
+        raise ValueError(f"invalid JSON: {error}") from None
+    if decoded is None:
+        return {}
+    if not isinstance(decoded, dict):
+        raise ValueError(f"json: cannot unmarshal {_described(decoded)} into Go value of type server.EventFilterOptions")
+    return {name.lower(): value for name, value in decoded.items() if value is not None}
+
+
+class Selection(NamedTuple):
+    """What requests may select this server by."""
+
+    server_name: str
+    host: str
+    cluster: str = ""
+    tags: frozenset[str] = frozenset()
+    domain: str = ""
+
+    def includes(self, members: Mapping[str, Any]) -> bool:
+        """Whether a request with these options is for this server. Raises: ValueError for one of a wrong type."""
+        for name, (wanted, go_type) in _TYPES.items():
+            value = members.get(name)
+            if value is not None and not (type(value) is wanted and _has_only_texts(value)):
+                raise ValueError(f"json: cannot unmarshal {_described(value)} into Go struct field "
+                                 f"EventFilterOptions.{name} of type {go_type}")
+        exact = members.get("exact_match", False)
+        for name in _TEXTS:
+            value, own = members.get(name, ""), getattr(self, name)
+            if value and (value != own if exact else value not in own):
+                return False
+        return self.tags.issuperset(members.get("tags", ())) and members.get("domain", "") in ("", self.domain)
+
+
+def _has_only_texts(value: object) -> bool:
+    return not isinstance(value, list) or all(isinstance(one, str) for one in value)
+
+
+def _described(value: object) -> str:
+    return _JSON_NAMES.get(type(value)) or f"number {value}"

@@ -1,0 +1,204 @@
+"""The system account: requests about this server, events from it, and what every account may ask about itself.
+
+    $SYS.REQ.SERVER.PING.<page>, $SYS.REQ.SERVER.<id>.<page>      IDZ STATSZ, and the pages of monitoring
+    $SYS.REQ.SERVER.<id>.KICK  LDM  RELOAD                        ends or moves a connection; reads the settings again
+    $SYS.REQ.ACCOUNT.<account>.<page>                             pages about one account, CONNS
+    in any other account: $SYS.REQ.ACCOUNT.PING.CONNZ  STATZ, $SYS.REQ.SERVER.PING.CONNZ, about itself
+
+Owns: which subjects are served, and the timers of what is published by itself. Does not own: the pages (monitor), which
+come as functions; requests that other parts serve, which they register with ``requests.serve``.
+
+Source: nats-server, server/events.go (initEventTracking, registerSystemImports).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+from broker.clock import Clock
+from broker.config.settings import Settings
+from broker.server.accounts.account import Account
+from broker.server.accounts.directory import Accounts
+from broker.server.connection.connection import Client
+from broker.server.system import statsz
+from broker.server.system.events import Events
+from broker.server.system.requests import Request, RequestError, Requests, compact
+from broker.server.system.selection import Selection
+
+__all__ = ["AccountPage", "Page", "System"]
+
+Page = Callable[[dict[str, Any]], object]
+"""Makes a page from a request's options by their lower-case names. Raises: RequestError; Unanswered."""
+
+AccountPage = Callable[[str, dict[str, Any]], object]
+"""The same, about one account."""
+
+_CONNECTIONS_SECONDS: Final = 30.0
+
+
+class Host(Protocol):
+    """The server."""
+
+    clock: Clock
+    rng: random.Random
+    accounts: Accounts
+    server_id: str
+    server_name: str
+    clients: dict[int, Client]
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def event_identity(self, at: str = "") -> dict[str, Any]:
+        """The server as events show it, at the time ``at`` or now."""
+
+
+class System:
+    """``account`` is the system account. Requests are served at once; events are published from ``start`` on."""
+
+    def __init__(self, host: Host, account: Account, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._host = host
+        self._account = account
+        self._account_pages: Mapping[str, AccountPage] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.events = Events(account.router, host.clock, host.rng, host.server_id, host.event_identity, call_soon)
+        self.requests = Requests(host.event_identity, self._selection, call_soon)
+        self._statsz: statsz.Statsz | None = None
+        self._serve_server("IDZ", self._idz)
+        self._serve(f"$SYS.REQ.SERVER.{host.server_id}.KICK", self._kick)
+        self._serve(f"$SYS.REQ.SERVER.{host.server_id}.LDM", self._send_away)
+        self._serve("$SYS.REQ.ACCOUNT.*.CONNS", self._conns)
+        host.accounts.watch(self._account_added)
+
+    def provide(self, pages: Mapping[str, Page], account_pages: Mapping[str, AccountPage],
+                reload: Callable[[], None]) -> None:
+        """Serve these pages by their names. ``reload`` reads the settings again. Raises: RequestError."""
+        self._account_pages = account_pages
+        for name, page in pages.items():
+            self._serve_server(name, partial(_show, page))
+        for name, account_page in account_pages.items():
+            self._serve(f"$SYS.REQ.ACCOUNT.*.{name}", partial(_show_account, account_page))
+        self._statsz = statsz.Statsz(self._account.router, self._host.server_id, lambda: self._figures(pages["VARZ"]))
+        self._serve_server("STATSZ", self._stats)
+        self._serve("$SYS.REQ.SERVER.PING", self._stats)
+        self._serve(f"$SYS.REQ.SERVER.{self._host.server_id}.RELOAD", lambda request: self._reload(request, reload))
+        for account in self._host.accounts:
+            self._serve_account(account)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to publish by itself."""
+        self._stop_timers()
+        if self._statsz is not None:
+            self._statsz.start(loop)
+        self._timer = loop.call_later(_CONNECTIONS_SECONDS, self._repeat_connections, loop)
+
+    def stop(self) -> None:
+        """The server ends."""
+        self._stop_timers()
+        self.events.shut_down()
+
+    # Requests
+
+    def _serve(self, subject: str, handler: Callable[[Request], None]) -> None:
+        self.requests.serve(self._account.router, subject, handler)
+
+    def _serve_server(self, name: str, handler: Callable[[Request], None]) -> None:
+        for which in ("PING", self._host.server_id):
+            self._serve(f"$SYS.REQ.SERVER.{which}.{name}", handler)
+
+    def _selection(self) -> Selection:
+        settings = self._host.settings
+        return Selection(self._host.server_name, settings.clients.host or "0.0.0.0", tags=frozenset(settings.server_tags),
+                         domain=settings.jetstream.domain)
+
+    def _idz(self, request: Request) -> None:
+        host = self._host
+        request.send(compact({"name": host.server_name, "host": host.settings.clients.host or "0.0.0.0",
+                              "id": host.server_id}))
+
+    def _stats(self, request: Request) -> None:
+        assert self._statsz is not None
+        request.members()
+        if request.reply:
+            request.send(self._statsz.message())
+        else:
+            self._statsz.publish()
+
+    def _figures(self, varz: Page) -> bytes:
+        page = varz({})
+        assert isinstance(page, dict)
+        active = sum(bool(account.connections) for account in self._host.accounts)
+        return self.requests.enveloped(statsz=statsz.figures(page, active))
+
+    def _kick(self, request: Request) -> None:
+        client = self._named(request, "no such client or leafnode id")
+        client.close("Kicked")
+        request.answer()
+
+    def _send_away(self, request: Request) -> None:
+        client = self._named(request, "no such client id")
+        if not client.send_info(ldm=True):
+            raise RequestError("client does not support Lame Duck Mode or is not ready to receive the notification")
+        request.answer()
+
+    def _named(self, request: Request, unknown: str) -> Client:
+        """The client that a request names. Raises: RequestError."""
+        cid = request.members().get("cid", 0)
+        client = self._host.clients.get(cid) if isinstance(cid, int) else None
+        if client is None:
+            raise RequestError(unknown)
+        return client
+
+    def _reload(self, request: Request, reload: Callable[[], None]) -> None:
+        request.members()
+        reload()
+        request.answer()
+
+    def _conns(self, request: Request) -> None:
+        name = request.token(3)
+        account = self._host.accounts.get(name)
+        if account is not None and account.connections and request.members().get("acc", name) == name:
+            request.send(compact(self.events.connections(account)))
+
+    # Accounts
+
+    def _account_added(self, account: Account) -> None:
+        """An account exists from now on."""
+        account.on_connections = self.events.connections_changed
+        if self._account_pages:
+            self._serve_account(account)
+
+    def _serve_account(self, account: Account) -> None:
+        """What an account may ask about itself."""
+        if account.is_system:
+            return
+        for subject, name in (("$SYS.REQ.ACCOUNT.PING.CONNZ", "CONNZ"), ("$SYS.REQ.SERVER.PING.CONNZ", "CONNZ"),
+                              ("$SYS.REQ.ACCOUNT.PING.STATZ", "STATZ")):
+            self.requests.serve(account.router, subject,
+                                partial(_show, partial(self._account_pages[name], account.name)))
+
+    def _repeat_connections(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(_CONNECTIONS_SECONDS, self._repeat_connections, loop)
+        for account in self._host.accounts:
+            if account.connections:
+                self.events.connections_changed(account)
+
+    def _stop_timers(self) -> None:
+        if self._statsz is not None:
+            self._statsz.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _show(page: Page, request: Request) -> None:
+    request.answer(page(request.members()))
+
+
+def _show_account(page: AccountPage, request: Request) -> None:
+    """The account is the one that the subject names."""
+    request.answer(page(request.token(3), request.members()))
