@@ -69,7 +69,7 @@ MAY: dict[str, set[str]] = {
     "server.routing": {"clock", "protocol"},
     "server.auth": {"clock", "config.access", "config.settings", "jwt", "nkeys", "protocol", "server.routing"},
     "server.operator": {"clock", "config.access", "config.operator", "config.settings", "jwt", "nkeys", "protocol",
-                        "server.accounts", "server.auth", "server.routing"},
+                        "server.accounts", "server.auth", "server.routing", "server.system"},
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},

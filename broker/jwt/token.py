@@ -51,8 +51,8 @@ class Token:
     text: str
 
 
-def decode_token(text: str) -> Token:
-    """Raises: TokenError."""
+def decode_token(text: str, *, generic: bool = False) -> Token:
+    """``generic``: a token of any kind, whose header tells what its signature covers. Raises: TokenError."""
     if len(text) > TOKEN_CHARS_MAX:
         raise TokenError(f"token size {len(text)} exceeds maximum of {TOKEN_CHARS_MAX} bytes: token too large")
     chunks = text.split(".")
@@ -65,7 +65,10 @@ def decode_token(text: str) -> Token:
     if algorithm.lower() not in _ALGORITHMS:
         raise TokenError(f'unexpected "{algorithm}" algorithm')
     fields = Fields.parse(_decoded(chunks[1]))
-    kind, version = _identity(fields)
+    if generic:
+        kind, version = "", 1 if algorithm == _ALGORITHMS[0] else _VERSION_MAX
+    else:
+        kind, version = _identity(fields)
     signature = _decoded(chunks[2])
     signed, name = (chunks[1], "V1") if version <= 1 else (f"{chunks[0]}.{chunks[1]}", "V2")
     issuer = fields.text("iss")

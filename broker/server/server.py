@@ -45,6 +45,7 @@ from broker.server.system.system import System
 if TYPE_CHECKING:
     from broker.server.listeners.websocket import WebSocketListener
     from broker.server.operator.accounts import OperatorAccounts
+    from broker.server.operator.claims_requests import ClaimsRequests
 
 __all__ = ["Server"]
 
@@ -75,6 +76,7 @@ class Server:
         self.operator: OperatorAccounts | None = None
         """The accounts that come with tokens; None: there is no operator, or nothing is loaded yet."""
 
+        self._claims_requests: ClaimsRequests | None = None
         self.on_account: Callable[[Account], Awaitable[object] | None] | None = None
         """Called when an account was added, or its settings have changed, by a token. Returns: what its users wait for."""
 
@@ -178,6 +180,8 @@ class Server:
         self.stop_listening()
         if self.operator is not None:
             self.operator.close()
+        if self._claims_requests is not None:
+            self._claims_requests.close()
         if self.system is not None:
             self.system.stop()
         for client in list(self.clients.values()):
@@ -235,8 +239,13 @@ class Server:
         if self.settings.operator.enabled:
             # Takes 30 ms to import, and is rarely needed.
             from broker.server.operator.accounts import OperatorAccounts
+            from broker.server.operator.claims_requests import ClaimsRequests
 
             self.operator = OperatorAccounts(self.settings.operator, self)
+            system = self.accounts.system
+            if self.system is not None and system is not None:
+                self._claims_requests = ClaimsRequests(self.operator, self.system.requests, system.router, self.clock,
+                                                       system.name)
         for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
