@@ -366,8 +366,15 @@ def _import(fields: Fields) -> ImportClaim:
 
 def _mappings(nats: Fields) -> tuple[tuple[str, tuple[Mapped, ...]], ...]:
     mappings = nats.inner("mappings")
-    return tuple((source, tuple(Mapped(one.text("subject"), one.integer("weight"), one.text("cluster"))
+    return tuple((source, tuple(Mapped(one.text("subject"), _weight(one), one.text("cluster"))
                                 for one in mappings.objects(source))) for source in mappings.values)
+
+
+def _weight(fields: Fields) -> int:
+    weight = fields.integer("weight")
+    if not 0 <= weight < 256:
+        raise TokenError(f"json: cannot unmarshal number {weight} into field weight of type uint8")
+    return weight
 
 
 def _kind(word: str) -> str:

@@ -82,10 +82,10 @@ def _times(claims: Claims, now: int) -> Iterator[Issue]:
 
 
 def _operator(claims: OperatorClaims) -> Iterator[str]:
-    if claims.account_server_url and not urlsplit(claims.account_server_url).scheme:
+    if claims.account_server_url and not _scheme(claims.account_server_url):
         yield f'account server url "{claims.account_server_url}" requires a protocol'
     for url in filter(None, claims.service_urls):
-        if urlsplit(url).scheme.lower() not in _SERVICE_SCHEMES:
+        if _scheme(url) not in _SERVICE_SCHEMES:
             yield f'operator service url "{url}" - protocol not supported (only \'nats\', \'tls\', \'ws\', \'wss\' only)'
     for key in claims.signing_keys:
         if not is_public_key(key, OPERATOR):
@@ -404,6 +404,14 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     return bool(slash) and bits.isdecimal() and "%" not in address
+
+
+def _scheme(url: str) -> str:
+    """"": ``url`` is none."""
+    try:
+        return urlsplit(url).scheme.lower()
+    except ValueError:
+        return ""
 
 
 def _pattern(local_subject: str) -> str:

@@ -30,7 +30,8 @@ JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -
 
 def deletion(*accounts: Any, signer: KeyPair | None = None, sub: str = "") -> str:
     pair = signer or key(OPERATOR, "O")
-    return encode_token({"sub": sub or pair.public, "nats": {"type": "generic", "accounts": list(accounts)}}, pair, int(time.time()))
+    claims = {"sub": sub or pair.public, "nats": {"type": "generic", "accounts": list(accounts)}}
+    return encode_token(claims, pair, int(time.time()))
 
 
 def requests() -> list[tuple[str, str]]:
@@ -110,8 +111,9 @@ async def test_answers_of_a_strict_operator(tmp_path: Path) -> None:
 
 async def test_answers_without_a_directory(tmp_path: Path) -> None:
     """A resolver in memory takes updates of accounts that are in use, until the next start."""
-    table = [(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.UPDATE", body) for body in ("", "x", tokens.account("B"), tokens.account("A", tags=["x"]),
-             tokens.account("A", signer=key(OPERATOR, "other")))] + [(f"$SYS.REQ.ACCOUNT.{B}.CLAIMS.UPDATE", tokens.account("B"))]
+    bodies = ("", "x", tokens.account("B"), tokens.account("A", tags=["x"]), tokens.account("A", signer=key(OPERATOR, "other")))
+    table = [(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.UPDATE", body) for body in bodies]
+    table.append((f"$SYS.REQ.ACCOUNT.{B}.CLAIMS.UPDATE", tokens.account("B")))
     config = write(tmp_path, tokens.configuration({"A": tokens.account("A")}))
     both = []
     for process in (BrokerProcess, NatsServerProcess):
@@ -143,8 +145,8 @@ async def test_lookups_and_packs(process: type[ServerProcess], tmp_path: Path) -
 async def test_an_update_reaches_live_clients(process: type[ServerProcess], tmp_path: Path) -> None:
     """Default permissions and limits change at once; an unchanged client stays."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
-    async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin, Wire(server.port) as one,
-                Wire(server.port) as own):
+    async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
+                Wire(server.port) as one, Wire(server.port) as own):
         one.send(tokens.connect(one.info, tokens.user()))
         own.send(tokens.connect(own.info, tokens.user(pub={"allow": ["x"]})))
         await one.settled()
@@ -267,7 +269,8 @@ async def test_a_reload(process: type[ServerProcess], tmp_path: Path) -> None:
         return {"A": tokens.account("A", **of_a), "B": tokens.account("B")}
 
     config = write(tmp_path, tokens.configuration(accounts()))
-    async with (process("-c", config, monitor=False) as server, Wire(server.port) as a, Wire(server.port) as b, Wire(server.port) as c):
+    async with (process("-c", config, monitor=False) as server, Wire(server.port) as a, Wire(server.port) as b,
+                Wire(server.port) as c):
         for wire, name, of in ((a, "u", "A"), (b, "v", "B"), (c, "w", "A")):
             wire.send(tokens.connect(wire.info, tokens.user(name, of, iat=1000), name))
             await wire.settled()
