@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
+from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
@@ -166,6 +167,9 @@ class _Meaning:
     def permissions(self, value: Value) -> None:
         self.identities.permissions(value)
 
+    def callout(self, value: Value) -> None:
+        self.put("auth.callout", read_callout(value, self.report), value)
+
     def operators(self, value: Value) -> None:
         self.put("operator.tokens", read_operators(value, self.report, self.read), value)
 
@@ -292,6 +296,7 @@ class _Meaning:
         **dict.fromkeys(("resolver", "account_resolver", "accounts_resolver"), resolver),
         **dict.fromkeys(("trusted", "trusted_keys"), trusted_keys),
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
+        "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "accounts": accounts, "mappings": mappings, "maps": maps,
         "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,

@@ -158,6 +158,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     """Paths and reason for each set of contradicting settings."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
     yield from operator_contradictions(settings)
+    yield from _callout_contradictions(settings)
     yield from tls_contradictions(settings.tls, "tls")
     yield from websocket_contradictions(settings)
     if clients.max_payload > clients.max_pending:
@@ -191,6 +192,18 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                f"commit_interval ({format_duration(storage.commit_interval_ns or 0)}) and put_timeout "
                f"({format_duration(storage.put_timeout_ns)}) together must be lower than lease "
                f"({format_duration(storage.lease_ns)}), or one slow request loses the store")
+
+
+def _callout_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    callout = settings.auth.callout
+    if callout is None:
+        return
+    names = {account.name for account in settings.accounts.configured}
+    for name in callout.allowed_accounts:
+        if name not in names:
+            yield ("auth.callout",), f'auth_callout allowed account "{name}" not found in configured accounts'
+    if settings.operator.tokens:
+        yield ("auth.callout",), "operators do not allow authorization callouts to be configured directly"
 
 
 def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

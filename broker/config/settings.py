@@ -21,6 +21,7 @@ from typing import Any
 
 from broker.config import kinds
 from broker.config.access import SYSTEM_ACCOUNT, AccountLimits, AccountSettings, NkeyUser, User
+from broker.config.callout import CalloutSettings
 from broker.config.kinds import Kind
 from broker.config.operator import ResolverSettings
 from broker.protocol.parser import MAX_CONTROL_LINE, MAX_PAYLOAD
@@ -123,6 +124,9 @@ class AuthSettings:
     users: tuple[User, ...] = _setting((), kinds.names, "Several users; from a file only.", variable="")
     nkeys: tuple[NkeyUser, ...] = _setting(
         (), kinds.names, "Users who sign in with a key; from a file only.", variable="")
+    callout: CalloutSettings | None = _setting(  # noqa: RUF009 (it is a field)
+        None, kinds.text, "An authorization service that decides who may connect; from a file only.",
+        "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = _setting(
         "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user")
     timeout_ns: int = _setting(

@@ -43,6 +43,8 @@ from broker.server.routing.router import Router
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
+    from broker.config.callout import CalloutSettings
+    from broker.server.auth.callout import Callouts
     from broker.server.listeners.websocket import WebSocketListener
     from broker.server.operator.accounts import OperatorAccounts
     from broker.server.operator.claims_requests import ClaimsRequests
@@ -80,7 +82,8 @@ class Server:
         self.on_account: Callable[[Account], Awaitable[object] | None] | None = None
         """Called when an account was added, or its settings have changed, by a token. Returns: what its users wait for."""
 
-        self.server_id = _server_id(self.rng)
+        self._callouts = self._make_callouts(settings)
+        self.server_id = self._callouts.keys.public if self._callouts is not None else _server_id(self.rng)
         self._event_seq = 0
         self.clients: dict[int, Client] = {}
         self.server_name = settings.server_name or self.server_id
@@ -279,6 +282,8 @@ class Server:
                 before.auth, before.accounts, before.operator)
             if refresh is not None:
                 refresh()
+            if self._callouts is not None:
+                self._callouts.timeout_ns = settings.auth.timeout_ns
             self.settings = settings
             for apply_entrance in entrances:
                 apply_entrance()
@@ -311,8 +316,9 @@ class Server:
                 return self._operator_chain(settings)
             auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
                            nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
-            return authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
-                                 certificate_only=certificate_only)
+            chain = authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
+                                  certificate_only=certificate_only)
+            return chain if chain is None or auth.callout is None else self._with_callout(chain, auth.callout)
 
         certificate_only = users_by_certificate(settings)
         ready = [self.entrance.prepare(settings, chain_of)]
@@ -327,8 +333,33 @@ class Server:
         pinned = settings.operator.pinned_accounts
         if pinned and self.accounts.system is not None:
             pinned = (*pinned, self.accounts.system.name)
-        return AuthenticatorChain([*self._authenticators, JwtAuthenticator(
-            self.operator, self.clock, settings.operator.default_sentinel, pinned)])
+        tokens = JwtAuthenticator(self.operator, self.clock, settings.operator.default_sentinel, pinned)
+        if self._callouts is None:
+            return AuthenticatorChain([*self._authenticators, tokens])
+        from broker.server.auth.callout import OperatorCalloutAuthenticator
+
+        return AuthenticatorChain([*self._authenticators, OperatorCalloutAuthenticator(tokens, self.operator, self._callouts)])
+
+    def _make_callouts(self, settings: Settings) -> Callouts | None:
+        """None: no authorization service can be asked."""
+        if settings.auth.callout is None and not settings.operator.enabled:
+            return None
+        # Takes 50 ms to import, and is rarely needed.
+        from broker.nkeys import SERVER, KeyPair
+        from broker.server.auth.callout import Callouts
+
+        return Callouts(self, KeyPair(SERVER, secrets.token_bytes(32)), settings.auth.timeout_ns)
+
+    def _with_callout(self, chain: AuthenticatorChain, settings: CalloutSettings) -> AuthenticatorChain:
+        from broker.server.auth.callout import CalloutAuthenticator
+
+        assert self._callouts is not None, "whether there is a service cannot change while the broker runs"
+        return AuthenticatorChain([CalloutAuthenticator(chain, settings, self._callouts)])
+
+    def callout_identity(self) -> dict[str, Any]:
+        """This server as authorization requests show it."""
+        return {"name": self.server_name, "host": self.settings.clients.host or "0.0.0.0", "id": self.server_id,
+                "version": NATS_SERVER_VERSION, "tags": list(self.settings.server_tags)}
 
     # For accounts that come with tokens
 

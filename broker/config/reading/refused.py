@@ -30,7 +30,7 @@ REFUSED: dict[str, str] = {
                      "max_sub_tokens", "max_subscription_tokens", "write_timeout", "trace_headers"), LATER),
     **dict.fromkeys(("syslog", "remote_syslog"), f"{NOT_OURS}: it logs to standard error or to log_file"),
     **dict.fromkeys(("prof_port", "prof_block_rate"), f"{NOT_OURS}: it is not written in Go"),
-    **dict.fromkeys(("authorization.auth_callout", "authorization.auth_hook", "authorization.proxy_required"), LATER),
+    "authorization.proxy_required": LATER,
     **dict.fromkeys(("jetstream.key", "jetstream.ek", "jetstream.encryption_key", "jetstream.prev_key",
                      "jetstream.prev_ek", "jetstream.prev_encryption_key", "jetstream.cipher", "jetstream.tpm"),
                     f"{LATER}: let the bucket or the disk encrypt"),

@@ -32,6 +32,13 @@ class ConnectionFacts(Protocol):
     connection_type: str
     """STANDARD, WEBSOCKET or IN_PROCESS."""
 
+    cid: int
+    client_type: str
+    """nats or websocket."""
+
+    def tls_facts(self) -> dict[str, Any] | None:
+        """Version and cipher of its TLS, by their names in authorization requests; None without it."""
+
     @property
     def nonce(self) -> bytes:
         """The nonce that INFO asked the client to sign; b"" if there was none."""
@@ -44,11 +51,13 @@ class ConnectionFacts(Protocol):
 class Credentials:
     """CONNECT's fields, and the connection that sent them."""
 
-    __slots__ = ("connection", "fields")
+    __slots__ = ("connection", "fields", "token")
 
     def __init__(self, fields: Mapping[str, Any], connection: ConnectionFacts) -> None:
         self.fields = fields
         self.connection = connection
+        self.token = ""
+        """The token that it is taken to have come with."""
 
     def text(self, field: str) -> str:
         """A field of CONNECT; "" when it was not sent."""

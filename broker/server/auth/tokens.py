@@ -28,7 +28,7 @@ from broker.server.auth.login import Credentials, Decision, Login, Refusal, Slow
 from broker.server.auth.nkeys import signature_problem
 from broker.server.auth.permissions import AccessRules
 
-__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again"]
+__all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decided_again", "expiry_of", "login_of", "types_of"]
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +99,11 @@ class JwtAuthenticator:
 
     def _claims(self, credentials: Credentials) -> UserClaims | None:
         """The client's claims, or the sentinel's; None: neither has any. Raises: TokenError."""
+        credentials.token = credentials.text("jwt")
         try:
-            return user_claims(credentials.text("jwt"))
+            return user_claims(credentials.token)
         except TokenError:
+            credentials.token = self._default_sentinel
             return user_claims(self._default_sentinel) if self._default_sentinel else None
 
     def decide_in(self, account: ClaimAccount | None, claims: UserClaims, credentials: Credentials) -> Login | Refusal:
@@ -111,7 +113,7 @@ class JwtAuthenticator:
             return Refusal("Account JWT lookup error")
         if not account.trusted:
             return Refusal("Account JWT not signed by trusted operator")
-        found = _login(account, claims)
+        found = login_of(account, claims)
         if isinstance(found, Refusal):
             return found
         limits = found.claims.limits if found.claims is not None else _NO_PERMISSIONS
@@ -130,7 +132,7 @@ class JwtAuthenticator:
         left = seconds_left(limits, self._clock.now_ns())
         if left == 0:
             return Refusal("Outside connect times")
-        return replace(found, expires_at_ns=_expiry(claims, left, self._clock.now_ns()))
+        return replace(found, expires_at_ns=expiry_of(claims, left, self._clock.now_ns()))
 
 
 def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
@@ -147,11 +149,16 @@ def decided_again(login: Login, account: ClaimAccount) -> Login | Refusal:
     if not signs or scope != login.scope:
         # Closed without a word, as by nats-server.
         return Refusal("Signing key changed", text=None)
-    found = _login(account, claims)
-    return found if isinstance(found, Refusal) else replace(found, expires_at_ns=login.expires_at_ns)
+    found = login_of(account, claims)
+    if isinstance(found, Refusal):
+        return found
+    if login.kind != "jwt":
+        # An authorization service's user: its token says no more than what it may do.
+        return replace(login, rules=found.rules)
+    return replace(found, expires_at_ns=login.expires_at_ns)
 
 
-def _login(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
+def login_of(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
     """The user of ``token``, if its issuer may sign for ``account``."""
     signs, scope = account.signer(token.issuer)
     if not signs:
@@ -164,9 +171,9 @@ def _login(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
             claims = replace(token, limits=filled_in(scope, token, account.claims))
         except TemplateError as error:
             return Refusal(f"User JWT generated invalid permissions: {error}")
-    types = frozenset(name.upper() for name in claims.limits.connection_types)
-    if types and not types & CONNECTION_TYPES:
-        return Refusal(f"invalid connection types {sorted(types)}")
+    types = types_of(claims)
+    if types is None:
+        return Refusal("invalid connection types")
     try:
         permissions = permissions_of(claims.limits.permissions) or permissions_of(account.claims.default_permissions)
     except ValueError as error:
@@ -176,12 +183,19 @@ def _login(account: ClaimAccount, token: UserClaims) -> Login | Refusal:
         rules = _RULES.get(permissions)
         if rules is None:
             rules = _RULES[permissions] = AccessRules(permissions)
-    return Login(account.claims.subject, token.subject, "jwt", rules, connection_types=types & CONNECTION_TYPES,
+    return Login(account.claims.subject, token.subject, "jwt", rules, connection_types=types,
                  tags=token.tags, name_tag=token.name, max_subscriptions=claims.limits.subs,
                  max_payload=claims.limits.payload, token=token, claims=claims, scope=scope)
 
 
-def _expiry(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
+def types_of(claims: UserClaims) -> frozenset[str] | None:
+    """The types of connections that the user may use, empty: all; None: only such as nobody knows."""
+    named = frozenset(name.upper() for name in claims.limits.connection_types)
+    known = named & CONNECTION_TYPES
+    return known if known or not named else None
+
+
+def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
     ends = [claims.expires * _SECOND] if claims.expires else []
     if left is not None:
         ends.append(now_ns + int(left * _SECOND))

@@ -25,6 +25,7 @@ from broker.protocol import encoder
 from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, ProtocolError, Sub, Unsub
 from broker.server.accounts.account import Account
 from broker.server.auth.login import Login, Refusal
+from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect
 from broker.server.connection.handshake import EVERYBODY, Handshake
 from broker.server.connection.host import Entrance, Host
@@ -54,6 +55,7 @@ class Client(asyncio.Protocol):
         self.server = server
         self.entrance = entrance = entrance or server.entrance
         self.connection_type = entrance.connection_type
+        self.client_type = entrance.client_type
         self._loop = server.loop
         self._clock = server.clock
         settings = server.settings.clients
@@ -232,6 +234,13 @@ class Client(asyncio.Protocol):
         """None for a connection without TLS."""
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         return tls
+
+    def tls_facts(self) -> dict[str, Any] | None:
+        """Version and cipher of TLS; None without it."""
+        tls = self.tls
+        if tls is None or (cipher := tls.cipher()) is None:
+            return None
+        return {"version": (tls.version() or "").removeprefix("TLSv"), "cipher": standard_name(cipher[0])}
 
     @property
     def pending_bytes(self) -> int:
@@ -416,7 +425,7 @@ class Client(asyncio.Protocol):
         most = min((bound for bound in (
             own.max_subscriptions or -1, account.max_subscriptions, user.max_subscriptions) if bound >= 0), default=-1)
         self._subscribing.limit(most)
-        if most == 0 and user.token is not None:
+        if most == 0 and user.kind == "jwt":
             # A token that names no number allows none: as on nats-server, such a client cannot even stay.
             self.fail("maximum subscriptions exceeded", "Maximum Subscriptions Exceeded")
 

@@ -70,7 +70,7 @@ def tls_fields(client: Client) -> dict[str, Any]:
 def token_fields(client: Client) -> dict[str, Any]:
     """What a row shows of the token that the client logged in with."""
     login = client.login
-    if login.token is None or login.claims is None:
+    if login.kind != "jwt" or login.token is None or login.claims is None:
         return {}
     issuer = login.token.issuer if login.token.issuer_account else client.account.name
     shown = "[REDACTED]" if login.claims.limits.bearer else client.options.get("jwt")
