@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from bench.cost import run as cost
 from bench.servers import Minio, Server, jetblock, nats_server, with_tls
 from tests.real import parts
 
@@ -213,6 +214,14 @@ class Bench:
         for what, (took, of_processor) in json.loads(done.stdout).items():
             self.table.add(f"longest pause, {blocks:,} blocks or ids: {what}", "<= 20", took, None, "ms", cpu=of_processor)
 
+    def jetstream_cost(self) -> None:
+        """What each JetStream operation costs: see ``bench.cost.run``, which has its own table."""
+        print(cost.HEAD)
+        for name in cost.CASES:
+            for row in cost.measure(name, self.scale, self.args.repeat):
+                self.table.rows.append(row)
+                print(cost.line(row), flush=True)
+
     def restart(self) -> None:
         for messages in (5000, self.n(5_000_000)):
             with jetblock() as ours:
@@ -262,7 +271,7 @@ class Bench:
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls", "thousand_streams",
-             "memory_and_lag", "stalls", "restart", "spark")
+             "memory_and_lag", "stalls", "restart", "jetstream_cost", "spark")
 
 
 def main() -> int:

@@ -115,6 +115,12 @@ class Server(Process):
                 return int(line.split()[1]) / 1024
         raise RuntimeError("no VmRSS")
 
+    def cpu_s(self) -> float:
+        """Processor time of the process so far, in seconds."""
+        assert self.child
+        words = pathlib.Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
 
 def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
     """The real nats-server, with its defaults or with an fsync before each PubAck."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Any
 
 __all__ = ["LoopLag"]
 
@@ -15,14 +18,17 @@ EVERY_S = 0.01
 SAMPLES = 6000
 """A minute of them."""
 
+_OVER_MS = (1, 5, 10, 20, 50, 100)
+
 
 class LoopLag:
-    """Samples while it runs; ``snapshot`` is over the last minute, ``max`` since the start."""
+    """Samples while it runs; ``snapshot`` is over the last minute, ``max`` and ``over`` since the start."""
 
     def __init__(self) -> None:
         self._samples = array("f", bytes(4 * SAMPLES))
         self._count = 0
         self._max_ms = 0.0
+        self._over = [0] * (len(_OVER_MS) + 1)
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -34,13 +40,12 @@ class LoopLag:
         if self._timer is not None:
             self._timer.cancel()
 
-    def snapshot(self) -> dict[str, float]:
-        """Milliseconds: p50, p99 and max."""
-        seen = sorted(self._samples[:min(self._count, SAMPLES)])
-        if not seen:
-            return {"p50": 0.0, "p99": 0.0, "max": 0.0}
+    def snapshot(self) -> dict[str, Any]:
+        """Milliseconds: p50, p99 and max; over: how many samples were later than so many milliseconds."""
+        seen = sorted(self._samples[:min(self._count, SAMPLES)]) or [0.0]
+        later = reversed(list(accumulate(reversed(self._over[1:]))))
         return {"p50": round(seen[len(seen) // 2], 3), "p99": round(seen[len(seen) * 99 // 100], 3),
-                "max": round(self._max_ms, 3)}
+                "max": round(self._max_ms, 3), "over": dict(zip(map(str, _OVER_MS), later, strict=True))}
 
     def _again(self) -> None:
         # Not the loop's own clock: uvloop's counts whole milliseconds.
@@ -52,4 +57,5 @@ class LoopLag:
         self._samples[self._count % SAMPLES] = late_ms
         self._count += 1
         self._max_ms = max(self._max_ms, late_ms)
+        self._over[bisect_left(_OVER_MS, late_ms)] += 1
         self._again()

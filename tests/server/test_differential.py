@@ -206,6 +206,10 @@ GUARDED: dict[str, tuple[list[str], dict[str, Any], list[Step]]] = {
 }
 
 
+ANY_ORDER = {"two subscriptions of one connection"}
+"""nats-server serves them in the order of a Go map."""
+
+
 async def play(port: int, steps: list[Step]) -> list[tuple[str, bytes]]:
     """The bytes received, step by step and connection by connection."""
     transcript: list[tuple[str, bytes]] = []
@@ -245,8 +249,10 @@ async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[i
 @pytest.mark.asyncio(loop_scope="module")
 async def test_dialogue(name: str, real_port: int) -> None:
     """Both servers, one dialogue, the same bytes."""
-    ours = await play_ours(DIALOGUES[name])
-    assert ours == await play(real_port, DIALOGUES[name])
+    ours, theirs = await play_ours(DIALOGUES[name]), await play(real_port, DIALOGUES[name])
+    if name in ANY_ORDER:
+        ours, theirs = ([(wire, b"\n".join(sorted(data.splitlines()))) for wire, data in one] for one in (ours, theirs))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", GUARDED)

@@ -1,12 +1,13 @@
 """Scan tasks to rows: fetched ahead in threads, returned in order.
 
-    tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> batches, in order
+    tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> parts, in order ──> batches
                  │  1  indexes, together with the frames if all are wanted
                  │  2  the frames that hold a wanted row, adjacent ones in one get
                  └─ 3  for a large block, one group of frames after another
 
-The consumer of the batches decodes the frames, one batch at a time. Decoding in threads took 50 % more CPU time, since
-memory freed by another thread is not reused soon, and a Spark task has one core anyway.
+Threads fetch, and decode only the indexes that say what to fetch next. The consumer of the batches decodes the rest, the
+blocks of a load into one batch. Decoding in threads took 50 % more CPU time, since memory freed by another thread is not
+reused soon, and the threads wait for each other's GIL; a Spark task has one core anyway.
 
 Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (one load is always admitted), and a load at
 most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which leaves no
@@ -23,18 +24,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from broker.pipeline.errors import PipelineError, of_format
+from broker.pipeline.errors import of_format
 from broker.pipeline.plan.plan import ScanTask
-from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
-from broker.pipeline.read.decode import Block, Bodies, Rows, parse_headers
+from broker.pipeline.read.bodies import Slice
+from broker.pipeline.read.decode import Block, Rows
+from broker.pipeline.read.messages import SEQ_MAX, Messages
 from broker.pipeline.read.missing import STRICT, LossRule, MissingObjects
-from broker.pipeline.read.small import SMALL_COUNT, SmallBlock, batch_of
+from broker.pipeline.read.small import SMALL_COUNT, StoredBlock, batch_of
 from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.store.objects import ObjectClient, Range
 from broker.storage.format.errors import FormatError
@@ -53,29 +55,27 @@ _TOGETHER_BYTES: Final = 256 << 10
 """Index and frames up to this size are fetched together, whichever frames will be wanted."""
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
-"""Small blocks loaded together, to share a round trip to the store."""
+"""Small blocks loaded together, to share a round trip to the store, and a batch."""
 _SMALL_BYTES: Final = 64 << 10
 _BATCH_ROWS: Final = 16 << 10
 _BATCH_BYTES: Final = 2 << 20
 """Smaller batches are joined: each costs Spark as much as about a thousand rows."""
-_ROW_BYTES: Final = 64
-"""The approximate size of a row's fixed-width columns, offsets and subject."""
-_SEQ_MAX: Final = (1 << 63) - 1
 
 
 class Maker(Protocol):
-    """Makes rows from scan tasks. bodies: whether it needs message bodies. by_row: whether each message makes a row, so
-    that a block's rows can be made in parts, and those of small blocks together."""
+    """Makes rows from slices of blocks. bodies: whether it needs message bodies. by_row: whether each message makes a row,
+    so that a block's rows can be made in parts, and those of many blocks together."""
 
     bodies: bool
     by_row: bool
     schema: pa.Schema
 
-    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        """Functions that make the rows of ``task`` from its reference alone; None: the block must be read."""
+    def from_ref(self, task: ScanTask) -> Block | Callable[[], pa.RecordBatch] | None:
+        """What makes the rows of ``task`` from its reference alone: a block without its index, or a function. None: the
+        block must be read."""
 
-    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
-        """The rows for ``rows`` of ``block``, at least one; ``bodies`` holds theirs if needed."""
+    def make(self, slices: Sequence[Slice]) -> pa.RecordBatch:
+        """The rows of ``slices``, in order; unless ``by_row``, of one. Raises: FormatError; PipelineError."""
 
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
@@ -86,7 +86,7 @@ def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Sele
         progress beside the current one; 0: none, and no thread. rule: what to do about messages removed meanwhile.
     Raises: Damaged; Newer; Gone; DataLoss; Unreachable.
     """
-    return read_blocks(objects, tasks, selection, _Messages(schema, selection), prefetch=prefetch, rule=rule)
+    return read_blocks(objects, tasks, selection, Messages(schema, selection), prefetch=prefetch, rule=rule)
 
 
 def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, maker: Maker, *,
@@ -95,67 +95,7 @@ def read_blocks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Sel
     return _joined(_Reading(objects, selection, maker, rule).read(tasks, prefetch))
 
 
-class _Messages:
-    """Messages as columns of the view ``messages``."""
-
-    by_row = True
-
-    def __init__(self, schema: pa.Schema, selection: Selection) -> None:
-        self.schema = schema
-        self._fields = [(field.name.lower(), field.type) for field in schema]
-        names = {name for name, _ in self._fields}
-        self.bodies = not names.isdisjoint({"headers", "data"})
-        self._index = (self.bodies or not names.isdisjoint({"subject", "ts", "ts_ns"}) or selection.needs_subject()
-                       or selection.needs_time())
-        self._selection = selection
-
-    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
-        ref = task.ref
-        if self._index or ref.last_seq - ref.first_seq + 1 != ref.count:
-            return None
-        block = Block(ref, None, task.key)
-        rows = block.rows(task.first_seq, task.last_seq, task.dead, self._selection, None)
-        return [partial(self.from_block, task, block, part, None) for part in _parts(rows)]
-
-    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(
-            [self._column(name, kind, task, block, rows, bodies) for name, kind in self._fields], schema=self.schema)
-
-    def _column(self, name: str, kind: pa.DataType, task: ScanTask, block: Block, rows: Rows,
-                bodies: Bodies | None) -> pa.Array:
-        if name == "seq":
-            if block.ref.last_seq > _SEQ_MAX:
-                raise PipelineError(f"stream {task.account}/{task.stream}: sequences up to {block.ref.last_seq} do not fit "
-                                    f"into Spark's LONG; leave out the column seq")
-            return block.seq(rows)
-        if name == "data":
-            assert bodies is not None
-            return bodies.payloads(rows)
-        if name == "headers":
-            assert bodies is not None
-            headers = bodies.headers(rows)
-            return parse_headers(headers, kind) if kind == PAIRS else headers
-        if name == "subject":
-            return block.subject(rows, kind)
-        if name == "ts":
-            return block.ts(rows)
-        if name == "ts_ns":
-            return block.time_ns(rows)
-        if name == "pos":
-            return block.pos(rows)
-        text = {"stream": task.stream, "account": task.account, "block": task.key}[name]
-        return pa.repeat(pa.scalar(text.encode("utf-8", "replace").decode(), kind), len(rows))
-
-
-class _Made(NamedTuple):
-    """A function that makes a batch, and its approximate size in bytes: measuring a batch would cost as much as reading
-    a small block."""
-
-    batch: Callable[[], pa.RecordBatch]
-    size: int
-
-
-_Part = _Made | ScanTask
+_Part = Slice | StoredBlock | ScanTask | Callable[[], pa.RecordBatch]
 """A scan task: its object was missing."""
 _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 """Parts in order, and a function that loads the rest, if any."""
@@ -171,8 +111,7 @@ class _Reading:
         self._subjects = SubjectTest(selection) if selection.needs_subject() else None
         self._missing = MissingObjects(objects, selection, rule)
 
-    def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Batches with their approximate sizes in bytes."""
+    def read(self, tasks: Sequence[ScanTask], prefetch: int) -> Iterator[pa.RecordBatch]:
         loads = self._loads(tasks)
         if prefetch <= 0:
             for some, _ in loads:
@@ -192,30 +131,23 @@ class _Reading:
                     held += cost
                     waiting = next(loads, None)
                 future, cost = running.popleft()
+                if width == 1 or not future.done():
+                    width = min(2 * width, prefetch)
                 found, rest = future.result()
-                width = min(2 * width, prefetch)
                 if rest is not None:
                     running.appendleft((pool.submit(rest), cost))
                 else:
                     held -= cost
-                for one in found:
-                    if isinstance(one, ScanTask):
-                        yield from self._again(one)
-                    else:
-                        yield one.batch(), one.size
+                yield from self._batches(found)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _run(self, load: Callable[[], _Loaded], moves: int = 0) -> Iterator[pa.RecordBatch]:
         """Load in this thread."""
         rest: Callable[[], _Loaded] | None = load
         while rest is not None:
             found, rest = rest()
-            for one in found:
-                if isinstance(one, ScanTask):
-                    yield from self._again(one, moves)
-                else:
-                    yield one.batch(), one.size
+            yield from self._batches(found, moves)
 
     def _loads(self, tasks: Iterable[ScanTask]) -> Iterator[tuple[list[ScanTask], int]]:
         """Scan tasks to load together, and the memory that takes."""
@@ -245,13 +177,15 @@ class _Reading:
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
         """The rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
-        made: list[list[_Part | SmallBlock]] = [[] for _ in tasks]
+        made: list[list[_Part]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
             if (from_ref := self._maker.from_ref(task)) is None:
                 read.append(i)
+            elif isinstance(from_ref, Block):
+                made[i] += self._slices(task, from_ref, self._rows(task, from_ref))
             else:
-                made[i] += [_Made(one, _ROW_BYTES * task.ref.count) for one in from_ref]
+                made[i].append(from_ref)
         wholes = [self._whole(tasks[i]) for i in read]
         ranges = [(tasks[i].key, tasks[i].ref.index_offset, tasks[i].ref.index_offset + tasks[i].ref.index_bytes)
                   for i in read]
@@ -265,22 +199,12 @@ class _Reading:
             if index is None or (whole and frames is None):
                 made[i].append(task)
                 continue
-            if whole == self._maker.bodies and self._is_small(task):
-                made[i].append(SmallBlock(task, index, frames))
+            if whole == self._maker.bodies:
+                made[i].append(StoredBlock(task, index, frames))
                 continue
-            block, rows = self._block(task, index)
-            if not len(rows):
-                continue
-            if not self._maker.bodies:
-                made[i] += [_Made(partial(self._maker.from_block, task, block, part, None), _ROW_BYTES * len(part))
-                            for part in (_parts(rows) if self._maker.by_row else [rows])]
-                continue
-            groups = _groups(block, rows)
-            if frames is None:
-                later.append((i, block, groups))
-                continue
-            for numbers, of_group in groups:
-                made[i].append(self._made(task, block, of_group, numbers, _cut(block, numbers, frames)))
+            block = self._block(task, index)
+            if len(rows := self._rows(task, block)):
+                later.append((i, block, _groups(block, rows)))
         if len(tasks) == 1 and later and len(later[0][2]) > 1:
             _, block, groups = later[0]
             return self._load_group(tasks[0], block, groups, 0)
@@ -292,21 +216,7 @@ class _Reading:
             if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
             made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
-        return list(self._grouped(chain.from_iterable(made))), None
-
-    def _is_small(self, task: ScanTask) -> bool:
-        ref = task.ref
-        return (self._maker.by_row and ref.count <= SMALL_COUNT and ref.bytes <= _SMALL_BYTES and ref.last_seq <= _SEQ_MAX)
-
-    def _grouped(self, parts: Iterable[_Part | SmallBlock]) -> Iterator[_Part]:
-        """``parts``, with one batch for all neighbouring small blocks."""
-        for are_small, some in groupby(parts, lambda part: isinstance(part, SmallBlock)):
-            if not are_small:
-                yield from some  # type: ignore[misc]
-                continue
-            blocks: list[SmallBlock] = list(some)  # type: ignore[arg-type]
-            yield _Made(partial(batch_of, blocks, self._maker.schema, self._selection, self._subjects, self._objects.url),
-                        sum(block.task.ref.bytes + _ROW_BYTES * block.task.ref.count for block in blocks))
+        return list(chain.from_iterable(made)), None
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """One group of a large block's frames, and a function that loads the next."""
@@ -318,37 +228,20 @@ class _Reading:
 
     def _of_frames(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                    stored: Sequence[memoryview | None]) -> _Part:
-        """A function that makes the batch of some frames; or the rest of the task, if its object is missing."""
+        """Some rows with their frames; or the rest of the task, if its object is missing."""
         there = [one for one in stored if one is not None]
         if len(there) < len(stored):
             return task._replace(first_seq=block.seq_of(int(rows[0])))
-        return self._made(task, block, rows, numbers, there)
+        return Slice(task, block, rows, numbers, there)
 
-    def _made(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int], stored: Sequence[memoryview]) -> _Made:
-        """A function that makes a batch of some frames' bytes."""
-        assert block.head is not None
-        table = block.head.frames
-        messages = raw = 0
-        for number in numbers:
-            messages += table[number].messages
-            raw += table[number].raw_bytes
-        # The batch has about the share of the frames' bytes that its rows have of their messages.
-        return _Made(partial(self._batch, task, block, rows, numbers, stored),
-                     _ROW_BYTES * len(rows) + raw * len(rows) // messages)
-
-    def _batch(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
-               stored: Sequence[memoryview]) -> pa.RecordBatch:
+    def _block(self, task: ScanTask, index: memoryview) -> Block:
         try:
-            return self._maker.from_block(task, block, rows, block.bodies(numbers, stored))
+            return Block.decode(bytes(index), task.ref, task.key)
         except FormatError as error:
             raise of_format(error, self._where(task), task.key) from None
 
-    def _block(self, task: ScanTask, index: memoryview) -> tuple[Block, Rows]:
-        try:
-            block = Block.decode(bytes(index), task.ref, task.key)
-        except FormatError as error:
-            raise of_format(error, self._where(task), task.key) from None
-        return block, block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
+    def _rows(self, task: ScanTask, block: Block) -> Rows:
+        return block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
 
     def _whole(self, task: ScanTask) -> bool:
         """Whether to fetch the frames with the index, before the needed ones are known."""
@@ -364,9 +257,83 @@ class _Reading:
     def _where(self, task: ScanTask) -> str:
         return f"{self._objects.url}: stream {task.account}/{task.stream}"
 
+    # ---- in the consumer's thread
+
+    def _batches(self, parts: Iterable[_Part], moves: int = 0) -> Iterator[pa.RecordBatch]:
+        """The rows of ``parts``, those of neighbouring blocks together. moves: how often they were looked for before."""
+        for kind, some in groupby(parts, self._kind):
+            own: Any = some  # all of one kind
+            if kind == "missing":
+                for task in own:
+                    yield from self._again(task, moves)
+            elif kind == "small":
+                yield batch_of(list(own), self._maker.schema, self._selection, self._subjects, self._objects.url)
+            elif kind == "made":
+                yield from (make() for make in own)
+            else:
+                yield from self._made(chain.from_iterable(map(self._opened, own)))
+
+    def _kind(self, part: _Part) -> Literal["missing", "small", "slices", "made"]:
+        """How rows are made of a part."""
+        if isinstance(part, ScanTask):
+            return "missing"
+        if isinstance(part, StoredBlock):
+            ref = part.task.ref
+            small = (self._maker.by_row and ref.count <= SMALL_COUNT and ref.bytes <= _SMALL_BYTES
+                     and ref.last_seq <= SEQ_MAX)
+            return "small" if small else "slices"
+        return "slices" if isinstance(part, Slice) else "made"
+
+    def _opened(self, part: Slice | StoredBlock) -> Iterable[Slice]:
+        """A block as slices."""
+        if isinstance(part, Slice):
+            return [part]
+        task, index, frames = part
+        block = self._block(task, index)
+        return self._slices(task, block, self._rows(task, block), frames)
+
+    def _slices(self, task: ScanTask, block: Block, rows: Rows, frames: memoryview | None = None) -> list[Slice]:
+        """The wanted rows of a block, with what they need of its frames."""
+        if not len(rows):
+            return []
+        if frames is not None:
+            return [Slice(task, block, some, numbers, _cut(block, numbers, frames))
+                    for numbers, some in _groups(block, rows)]
+        return [Slice(task, block, some) for some in (_parts(rows) if self._maker.by_row else [rows])]
+
+    def _made(self, slices: Iterable[Slice]) -> Iterator[pa.RecordBatch]:
+        """The rows of ``slices``, as many together as make a batch."""
+        for some in self._together(slices):
+            try:
+                batch = self._maker.make(some)
+            except FormatError:
+                yield from map(self._alone, some)  # finds the damaged one
+            else:
+                yield batch
+
+    def _together(self, slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+        some: list[Slice] = []
+        rows = size = 0
+        for one in slices:
+            own = sum(frame.raw_bytes for frame in one.table) if one.frames else 0
+            if some and (not self._maker.by_row or rows + len(one.rows) > _GROUP_ROWS or size + own > _GROUP_BYTES):
+                yield some
+                some, rows, size = [], 0, 0
+            some.append(one)
+            rows += len(one.rows)
+            size += own
+        if some:
+            yield some
+
+    def _alone(self, one: Slice) -> pa.RecordBatch:
+        try:
+            return self._maker.make([one])
+        except FormatError as error:
+            raise of_format(error, self._where(one.task), one.task.key) from None
+
     # ---- missing objects
 
-    def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _again(self, missing: ScanTask, moves: int = 0) -> Iterator[pa.RecordBatch]:
         """The rows of a task whose object is missing, read from their present objects. Raises: as ``read_tasks``."""
         for task in self._missing.moved(missing, moves, self._count_live):
             yield from self._run(partial(self._load, [task]), moves + 1)
@@ -377,8 +344,7 @@ class _Reading:
         [index] = _fetch(self._objects, [(task.key, ref.index_offset, ref.index_offset + ref.index_bytes)])
         if index is None:
             return None
-        block, _ = self._block(task, index)
-        return len(block.rows(task.first_seq, task.last_seq, task.dead, Selection(), None))
+        return len(self._block(task, index).rows(task.first_seq, task.last_seq, task.dead, Selection(), None))
 
 
 def _fetch(objects: ObjectClient, ranges: Sequence[Range]) -> list[memoryview | None]:
@@ -452,15 +418,16 @@ def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memor
             for frame in (block.head.frames[number] for number in numbers)]
 
 
-def _joined(batches: Iterator[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """``batches``, adjacent small ones joined and large ones split; the first ones are passed on at once."""
     small: list[pa.RecordBatch] = []
     rows = size = 0
     rows_min = 1
     try:
-        for batch, own in batches:
+        for batch in batches:
             if not batch.num_rows:
                 continue
+            own = batch.nbytes
             if batch.num_rows >= _BATCH_ROWS or own >= _BATCH_BYTES:
                 yield from _as_batches(small)  # copying the large one too would be expensive
                 yield from _as_batches([batch])

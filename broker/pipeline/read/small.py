@@ -1,6 +1,6 @@
 """Small blocks to rows: messages as Python values, many blocks in one batch.
 
-Arrays of its own cost a block about 100 µs, however few messages it has. A stream with occasional publishes has a block
+Numpy columns cost a block about 100 µs, however few messages it has. A stream with occasional publishes has a block
 for each message; those are decoded as the broker decodes them, and share a batch.
 """
 
@@ -19,13 +19,13 @@ from broker.pipeline.read.decode import parse_headers
 from broker.storage.format.errors import FormatError
 from broker.storage.format.index import decode_frame, decode_index
 
-__all__ = ["SMALL_COUNT", "SmallBlock", "batch_of"]
+__all__ = ["SMALL_COUNT", "StoredBlock", "batch_of"]
 
 SMALL_COUNT: Final = 16
 """Messages of a block up to which this is faster."""
 
 
-class SmallBlock(NamedTuple):
+class StoredBlock(NamedTuple):
     """A block's index and frames as stored; no frames if bodies are not needed."""
 
     task: ScanTask
@@ -43,7 +43,7 @@ class _Message(NamedTuple):
     data: bytes
 
 
-def batch_of(blocks: Sequence[SmallBlock], schema: pa.Schema, selection: Selection,
+def batch_of(blocks: Sequence[StoredBlock], schema: pa.Schema, selection: Selection,
              wanted: Callable[[bytes], bool] | None, where: str) -> pa.RecordBatch:
     """The wanted messages of ``blocks``, in order.
 
@@ -59,7 +59,7 @@ def batch_of(blocks: Sequence[SmallBlock], schema: pa.Schema, selection: Selecti
     return pa.RecordBatch.from_arrays([_column(field.name.lower(), field.type, rows) for field in schema], schema=schema)
 
 
-def _messages(block: SmallBlock, selection: Selection, wanted: Callable[[bytes], bool] | None) -> Iterator[_Message]:
+def _messages(block: StoredBlock, selection: Selection, wanted: Callable[[bytes], bool] | None) -> Iterator[_Message]:
     """Raises: Corrupt; VersionUnknown."""
     task, index, frames = block
     head = decode_index(bytes(index), task.ref, task.key)

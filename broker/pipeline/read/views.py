@@ -17,7 +17,8 @@ import pyarrow as pa
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, key_of
-from broker.pipeline.read.decode import Block, Bodies, Rows, readable
+from broker.pipeline.read.bodies import Slice
+from broker.pipeline.read.decode import readable
 from broker.pipeline.read.missing import STRICT, LossRule
 from broker.pipeline.read.scan import read_blocks
 from broker.pipeline.store.objects import ObjectClient
@@ -48,7 +49,7 @@ class _Subjects:
         self.schema = schema
         self._selection = selection
 
-    def from_ref(self, task: ScanTask) -> Iterable[Callable[[], pa.RecordBatch]] | None:
+    def from_ref(self, task: ScanTask) -> Callable[[], pa.RecordBatch] | None:
         summary = task.ref.subjects
         if summary is None or task.dead is not None or self._selection.needs_time():
             return None
@@ -56,17 +57,17 @@ class _Subjects:
         if not all(task.first_seq <= first and last <= task.last_seq for _, _, first, last in rows):
             return None
         names = pa.array([row[0] for row in rows], pa.binary())
-        return [partial(self._batch, task, names, *([row[i] for row in rows] for i in (1, 2, 3)))]
+        return partial(self._batch, task, names, *([row[i] for row in rows] for i in (1, 2, 3)))
 
-    def from_block(self, task: ScanTask, block: Block, rows: Rows, bodies: Bodies | None) -> pa.RecordBatch:
-        assert block.head is not None
+    def make(self, slices: Sequence[Slice]) -> pa.RecordBatch:
+        [(task, block, rows, _, _)] = slices
+        head = block.index
         if len(rows) == block.count:  # the index has counted them
-            head = block.head
             firsts, lasts = (np.asarray(column).astype(np.int64) for column in (head.subject_firsts, head.subject_lasts))
-            return self._batch(task, block.names(pa.binary()), np.asarray(head.subject_counts).astype(np.int64),
-                               block.seq(firsts), block.seq(lasts))
+            return self._batch(task, block.names, np.asarray(head.subject_counts).astype(np.int64), block.seq(firsts),
+                               block.seq(lasts))
         ids, counts, firsts, lasts = block.occurrences(rows)
-        return self._batch(task, block.names(pa.binary()).take(pa.array(ids)), counts, block.seq(firsts), block.seq(lasts))
+        return self._batch(task, block.names.take(pa.array(ids)), counts, block.seq(firsts), block.seq(lasts))
 
     def _batch(self, task: ScanTask, names: pa.BinaryArray, counts: Any, firsts: Any, lasts: Any) -> pa.RecordBatch:
         texts = {"stream": task.stream, "account": task.account, "block": task.key}

@@ -6,8 +6,8 @@ the facts, asks, acts on the answer and asks again.
     a segment that is full is closed, and one that is closed is put, as soon as a put may begin
     a put begins while fewer than ``puts_in_flight`` are under way
     the open segment is closed when something waits for it, and
-        no put is in flight, or ``commit_interval`` has passed since the last one began, its bytes are there and its
-            blocks are few; never sooner than that interval after the last began
+        no put is in flight; or the last one's bytes are there and its blocks are few, and ``commit_interval`` has passed
+            since it began or, where there is none, this segment is large. Never sooner than that interval after the last
         and its blocks are few, or hold many messages each, or have stopped growing
     with a lease of T, a segment is put every T/3, an empty one if necessary
     while commits are paused, no other put begins
@@ -21,11 +21,15 @@ from typing import NamedTuple
 
 from broker.storage.log.settings import LogSettings
 
-__all__ = ["BLOCKS_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
+__all__ = ["BLOCKS_MANY", "BYTES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
 
 BLOCKS_MANY = 256
 """With this many blocks, they dominate a segment's cost, whatever they hold: the next one waits until it has landed,
 and spreads that cost over more messages. With a thousand streams this was 30 to 50 % faster than puts side by side."""
+
+BYTES_MANY = 1 << 20
+"""So many bytes are worth a put beside the one in flight: they take longer to write than a put costs. An object's chunks, 32 of
+them in flight, reached a directory on a busy disk 10 to 60 % faster."""
 
 _MESSAGES_A_BLOCK = 8
 """With this many messages in each, blocks no longer dominate the cost."""
@@ -56,6 +60,8 @@ class Facts:
     """In the open segment."""
     count: int = 0
     """Its messages."""
+    bytes: int = 0
+    """Theirs."""
 
 
 class Action(Enum):
@@ -106,7 +112,7 @@ class CommitSchedule:
             return self._wait(facts, now_ns)
         if since_ns < self._interval_ns:
             return self._wait(facts, now_ns, facts.began_ns + self._interval_ns)
-        if facts.in_flight and not (self._interval_ns and facts.beside):
+        if facts.in_flight and not (facts.beside and (self._interval_ns or facts.bytes >= BYTES_MANY)):
             return self._wait(facts, now_ns)
         if heartbeat:
             return _HEARTBEAT

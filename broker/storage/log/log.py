@@ -28,7 +28,7 @@ from typing import Any
 
 from broker.clock import Clock
 from broker.storage.format.header import Position
-from broker.storage.log.commit_schedule import BLOCKS_MANY, Action, CommitSchedule, Facts
+from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts
 from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
@@ -120,7 +120,8 @@ class Log:
             if opened.full(settings, 2) and self.failure is None:
                 self._cut(False)
             self.schedule_commit()
-        elif self._timers.soon is None and (not self._segments.in_flight or self._segments.closed or settings.commit_interval_ns):
+        elif self._timers.soon is None and (not self._segments.in_flight or self._segments.closed
+                                            or settings.commit_interval_ns or opened.tally.bytes >= BYTES_MANY):
             self.schedule_commit()
 
     def lazy(self, owner: BlockOwner) -> None:
@@ -302,7 +303,7 @@ class Log:
                      last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(segments.closed),
                      opened.full(self.settings), ask and opened.asked,
                      any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
-                     opened.tally.count)
+                     opened.tally.count, opened.tally.bytes)
 
     def _cut(self, heartbeat: bool) -> None:
         """Close the open segment: owners give their outcomes, and the position is fixed.

@@ -172,12 +172,12 @@ class Expiries:
         if self.pages and self.pages[0].seqs[0] < first_seq:
             self.remove(0, first_seq - 1)
 
-    def due(self, now_ns: int, most: int) -> list[int]:
-        """The messages that have expired, rising; about the first ``most`` of them."""
+    def due(self, now_ns: int, most: int, first: int = 0) -> list[int]:
+        """The messages from ``first`` on that have expired, rising; about the first ``most`` of them."""
         due: list[int] = []
-        for page in self.pages:
+        for page in self.pages[max(0, bisect_right(self.pages, first, key=_first) - 1):]:
             if page.earliest_ns <= now_ns:
-                due += [seq for seq, time_ns in zip(page.seqs, page.times, strict=True) if time_ns <= now_ns]
+                due += [seq for seq, time_ns in zip(page.seqs, page.times, strict=True) if time_ns <= now_ns and seq >= first]
                 if len(due) >= most:
                     break
         return due

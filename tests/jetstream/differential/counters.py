@@ -13,7 +13,40 @@ _BESIDE = ("Nats-Rollup: sub", "Nats-Expected-Stream: S", "Nats-Expected-Stream:
            "Nats-Expected-Last-Subject-Sequence-Subject: s.a", "Nats-TTL: 1s", "Nats-TTL: x", "Nats-Msg-Id: a", "Nats-Msg-Id: a",
            "Nats-Schedule: @every 1s", "Nats-Rollup: bogus", "Nats-Stream-Source: S 1", "Nats-Batch-Id: a")
 
+
+
+def _batch(*increments: tuple[str, str], batch: str = "b") -> str:
+    """An atomic batch of (subject, headers)."""
+    return "\n".join(
+        f"pub[Nats-Batch-Id: {batch}; Nats-Batch-Sequence: {place}; {headers}"
+        f"{'; Nats-Batch-Commit: 1' if place == len(increments) else ''}] {subject}"
+        for place, (subject, headers) in enumerate(increments, 1))
+
+
+_BATCHES = 'stream {"allow_msg_counter": true, "allow_atomic": true%s}\n'
+
 SCENARIOS: dict[str, str] = {
+    "batches": _BATCHES % "" + "\n".join((
+        "pub[Nats-Incr: 5] s.a",
+        _batch(("s.a", "Nats-Incr: 1"), ("s.b", "Nats-Incr: -2"), ("s.a", "Nats-Incr: 3")),
+        "pub[Nats-Incr: 1] s.a", "pub[Nats-Incr: 1] s.b",
+        _batch(("s.a", "Nats-Incr: 1"), ("s.b", "X: y")), "pub[Nats-Incr: 1] s.a",
+        _batch(("s.a", "Nats-Incr: 1"), ("s.b", "Nats-Incr: x")), "pub[Nats-Incr: 1] s.b",
+        _batch(("s.c", "Nats-Incr: 1; Nats-Msg-Id: i"), ("s.c", "Nats-Incr: 1; Nats-Msg-Id: i")),
+        _batch(("s.c", "Nats-Incr: 1; Nats-Counter-Sources: {\"b\":{\"x\":\"2\"}}"), ("s.c", "Nats-Incr: 1"), ("s.c", "Nats-Incr: 2; a: b")),
+        "pub[Nats-Incr: 1] s.c",
+        _batch(("s.d", "Nats-Incr: 1"), batch="one"),
+        *(f"api STREAM.MSG.GET.S {{\"seq\": {seq}}}" for seq in range(1, 16)), "state")),
+    "batches and headers": _BATCHES % ', "allow_rollup_hdrs": true' + "\n".join(
+        _batch(("s.a", "Nats-Incr: 1"), ("s.a", f"Nats-Incr: 1; {header}"), batch=f"b{i}")
+        for i, header in enumerate(_BESIDE[:-1])) + "\npub[Nats-Incr: 1] s.a\nstate",
+    "batches and limits": _BATCHES % ', "max_msgs": 3' + "\n".join((
+        "pub[Nats-Incr: 1] s.a",
+        _batch(*(("s.a" if i % 4 == 3 else "s.b", "Nats-Incr: 1") for i in range(8))),
+        "pub[Nats-Incr: 1] s.a", "pub[Nats-Incr: 1] s.b", "state")),
+    "a broken counter in a batch": _BATCHES % "" + "\n".join((
+        "pub[Nats-Incr: 1; Nats-Counter-Sources: x] s.a", _batch(("s.b", "Nats-Incr: 1"), ("s.a", "Nats-Incr: 1")),
+        "pub[Nats-Incr: 1] s.b", "state")),
     "increments": 'stream {"allow_msg_counter": true}\n' + "\n".join(
         f"pub[Nats-Incr: {text}] s.a" for text in _INCREMENTS) + "\nstate",
     "totals": """stream {"allow_msg_counter": true, "allow_direct": true}

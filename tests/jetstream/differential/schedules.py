@@ -50,7 +50,40 @@ def _refused(stream: str) -> str:
                       *(f"pub[{headers}] s.a x" for headers in _ENDS)])
 
 
+def _batch(*msgs: tuple[str, str], batch: str = "b") -> str:
+    """An atomic batch of (subject, headers)."""
+    return "\n".join(
+        f"pub[Nats-Batch-Id: {batch}; Nats-Batch-Sequence: {place}{headers and '; '}{headers}"
+        f"{'; Nats-Batch-Commit: 1' if place == len(msgs) else ''}] {subject} x"
+        for place, (subject, headers) in enumerate(msgs, 1))
+
+
+def _batched(stream: str) -> str:
+    """The same headers in batches, each after another message."""
+    every = [*(f"Nats-Schedule: {_FAR}; {headers}" for headers in _HEADERS),
+             *(f"Nats-Schedule: {pattern}; Nats-Schedule-Time-Zone: {zone}; Nats-Schedule-Target: s.t" for pattern, zone in _ZONES)]
+    return "\n".join([
+        stream, *(_batch(("s.c", ""), ("s.a", headers), batch=f"a{i}") for i, headers in enumerate(every)), "state",
+        "pub s.plain x", f"pub[{_SET}] s.b x",
+        *(_batch(("s.c", ""), ("s.a", headers), batch=f"e{i}") for i, headers in enumerate(_ENDS)), "state"])
+
+
+_SET = f"Nats-Schedule: {_FAR}; Nats-Schedule-Target: s.t"
+_END = "Nats-Schedule-Next: purge; Nats-Scheduler: s.b"
+_ATOMIC = 'stream {"allow_msg_schedules": true, "allow_msg_ttl": true, "allow_atomic": true}'
+
 SCENARIOS: dict[str, str] = {
+    "headers in batches": _batched(_ATOMIC),
+    "headers in batches, without TTLs": _batched('stream {"allow_msg_schedules": true, "allow_atomic": true}'),
+    "headers in batches, where there are no schedules": _batched('stream {"allow_atomic": true}'),
+    "begun and ended in a batch": "\n".join((
+        _ATOMIC, "pub s.b x",
+        _batch(("s.b", _SET), ("s.c", ""), ("s.x", _END)), "state",
+        _batch(("s.b", _SET), ("s.x", _END), ("s.b", ""), batch="c"), "state",
+        _batch(("s.b", ""), ("s.x", _END), batch="d"), "state",
+        _batch(("s.b", ""), ("s.b", _SET), batch="e"), "state",
+        f"pub[{_SET}] s.b x", _batch(("s.x", _END), ("s.b", _SET), batch="f"), "state",
+        _batch(("s.x", _END), ("s.y", _END), batch="g"), "state")),
     "patterns": "\n".join([_STREAM, *(f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: s.t] s.{number} x"
                                       for number, pattern in enumerate(_PATTERNS))]) + "\nstate",
     "headers": _refused(_STREAM) + "\nstate",

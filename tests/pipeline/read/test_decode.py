@@ -13,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.pipeline.plan.schema import PAIRS
+from broker.pipeline.plan.plan import ScanTask
+from broker.pipeline.plan.schema import PAIRS, requested
 from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.bodies import Bodies, Slice
 from broker.pipeline.read.columns import NUMPY
 from broker.pipeline.read.decode import Block, Rows, parse_headers, readable
+from broker.pipeline.read.messages import Messages
 from broker.pipeline.read.subjects import SubjectTest
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec, decompress
@@ -31,6 +34,8 @@ from tests.pipeline.stores import HEADERS, T0
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "blocks").glob("*.bin"))
 INDEX = struct.Struct("<4sHBBQIQQQIIIIIIII")
+MESSAGES = Messages(requested("messages", [("seq", "bigint"), ("subject", "binary"), ("headers", "binary"), ("data", "binary"),
+                                           ("ts", "timestamp"), ("ts_ns", "bigint")]), Selection())
 
 
 def encoded(runs: Sequence[tuple[int, Sequence[tuple[bytes, bytes, bytes]], int]], codec: Codec = Codec.ZSTD
@@ -72,6 +77,11 @@ def frames_of(ref: BlockRef, head: Head, data: bytes, numbers: Sequence[int]) ->
             for frame in (head.frames[number] for number in numbers)]
 
 
+def slice_of(block: Block, rows: Rows, numbers: Sequence[int], stored: Sequence[memoryview]) -> Slice:
+    task = ScanTask("$G", "s", block.ref.stream_id, 0, block.name, block.ref, block.ref.first_seq, block.ref.last_seq, None)
+    return Slice(task, block, rows, numbers, stored)
+
+
 def plain(column: Any) -> Any:
     return None if column is None else column.to_pylist() if isinstance(column, pa.Array) else list(map(int, column))
 
@@ -105,14 +115,11 @@ def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
     for rows in (range(ref.count), range(some[0], some[-1] + 1), np.asarray(some)):
         wanted = [messages[i] for i in rows]
         numbers = block.frames_of(rows)
-        bodies = block.bodies(numbers, frames_of(ref, head, data, numbers))
-        columns = (block.seq(rows), block.subject(rows, pa.binary()), bodies.headers(rows), bodies.payloads(rows),
-                   block.time_ns(rows))
-        for column in columns:
-            column.validate(full=True)
-        assert list(zip(*map(pa.Array.to_pylist, columns), strict=True)) == wanted
-        assert block.ts(rows).cast(pa.int64()).to_pylist() == [row[4] // 1000 for row in wanted]
-        assert block.subject(rows, pa.string()).to_pylist() == [row[1].decode("utf-8", "replace") for row in wanted]
+        batch = MESSAGES.make([slice_of(block, rows, numbers, frames_of(ref, head, data, numbers))])
+        batch.validate(full=True)
+        assert list(zip(*(batch[name].to_pylist() for name in ("seq", "subject", "headers", "data", "ts_ns")), strict=True)
+                    ) == wanted
+        assert batch["ts"].cast(pa.int64()).to_pylist() == [row[4] // 1000 for row in wanted]
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -154,13 +161,14 @@ def assert_alike(ref: BlockRef, index: bytes, frames: bytes) -> str:
         stored = frames[frame.offset:frame.offset + frame.stored_bytes]
         chunk, wrong = outcome(lambda number=number, stored=stored: decode_frame(head, number, stored, "key"))
         rows = range(frame.start, frame.start + frame.messages)
-        bodies, also = outcome(lambda number=number, stored=stored: block.bodies([number], [memoryview(stored)]))
+        bodies, also = outcome(lambda number=number, stored=stored, rows=rows: Bodies(
+            [slice_of(block, rows, [number], [memoryview(stored)])]))
         # Which of two errors in one frame is reported first may differ.
         assert wrong.split(": ")[:2] == also.split(": ")[:2]
         if wrong:
             return wrong
         assert [(headers or b"") + data for headers, data in zip(
-            bodies.headers(rows).to_pylist(), bodies.payloads(rows).to_pylist(), strict=True)] == list(chunk.bodies)
+            bodies.headers().to_pylist(), bodies.payloads().to_pylist(), strict=True)] == list(chunk.bodies)
     return ""
 
 
@@ -201,7 +209,7 @@ def test_lengths_against_frames() -> None:
         assert block.head is not None
         setattr(block.head, column, np.asarray(value, np.uint64))
         with pytest.raises(Corrupt, match=said) as raised:
-            block.bodies([0], [stored])
+            Bodies([slice_of(block, range(2), [0], [stored])])
         assert (raised.value.section, raised.value.offset) == ("frame 0", ref.frames_offset)
 
 
@@ -212,9 +220,52 @@ def test_payloads_that_are_not_copied() -> None:
     assert block.head is not None
     numbers = block.frames_of(range(5, 2990))
     assert len(numbers) > 2
-    payloads = block.bodies(numbers, frames_of(ref, block.head, data, numbers)).payloads(range(5, 2990))
+    payloads = Bodies([slice_of(block, range(5, 2990), numbers, frames_of(ref, block.head, data, numbers))]).payloads()
     assert payloads.to_pylist() == [b"%06d" % i * 20 for i in range(5, 2990)]
     assert payloads.buffers()[2].address == pa.py_buffer(data).address + ref.frames_offset
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_together_as_each_alone(seed: int) -> None:
+    """Some rows of several blocks in one batch equal those of each block made alone: blocks with gaps or without, some with
+    headers, one subject or many, compressed or not."""
+    rng = random.Random(seed)
+    slices = []
+    for _ in range(rng.choice([2, 5])):
+        ref, data = encoded(random_runs(rng), rng.choice(list(Codec)))
+        block = Block.decode(index_of(ref, data), ref, "key")
+        some = sorted(rng.sample(range(ref.count), rng.randrange(1, ref.count + 1)))
+        rows = rng.choice([range(ref.count), range(some[0], some[-1] + 1), np.asarray(some)])
+        numbers = block.frames_of(rows)
+        slices.append(slice_of(block, rows, numbers, frames_of(ref, block.index, data, numbers)))
+    together = MESSAGES.make(slices)
+    together.validate(full=True)
+    assert together.to_pylist() == [row for one in slices for row in MESSAGES.make([one]).to_pylist()]
+
+
+def test_which_of_many_frames_is_damaged() -> None:
+    """The error names frame and offset, whichever of several blocks made together has the damage."""
+    rows = [(b"s.a", HEADERS, b"%06d" % i * 200) for i in range(300)]
+    sound = [encoded([(1, rows, T0)], Codec.NONE) for _ in range(3)]
+    for wrong in range(3):
+        for column, said in (("body_lens", "do not add up"), ("hlens", "longer than its body"), ("", "checksum")):
+            slices = []
+            for i, (ref, data) in enumerate(sound):
+                block = Block.decode(index_of(ref, data), ref, f"key {i}")
+                numbers = block.frames_of(range(ref.count))
+                assert len(numbers) == 3
+                stored = frames_of(ref, block.index, data, numbers)
+                if i == wrong and column:
+                    values = np.full(ref.count, len(HEADERS) + 1200 if column == "body_lens" else len(HEADERS), np.uint64)
+                    values[block.index.frames[1].start] += 5000
+                    setattr(block.head, column, values)
+                elif i == wrong:
+                    stored[1] = memoryview(bytes(len(stored[1])))
+                slices.append(slice_of(block, range(ref.count), numbers, stored))
+            with pytest.raises(Corrupt, match=said) as raised:
+                Bodies(slices)
+            assert (raised.value.name, raised.value.section) == (f"key {wrong}", "frame 1")
+            assert raised.value.offset == sound[wrong][0].frames_offset + slices[wrong].table[1].offset
 
 
 # ---- which rows
@@ -270,8 +321,8 @@ def test_a_block_known_by_its_reference_alone() -> None:
     dead = DeadSet(11, 110, 100)
     dead.add(20, 29)
     rows = block.rows(15, 105, dead, Selection(), None)
-    assert block.seq(rows).to_pylist() == [*range(15, 20), *range(30, 106)]
-    assert block.seq(block.rows(15, 18, None, Selection(), None)).to_pylist() == [15, 16, 17, 18]
+    assert block.seq(rows).tolist() == [*range(15, 20), *range(30, 106)]
+    assert block.seq(block.rows(15, 18, None, Selection(), None)).tolist() == [15, 16, 17, 18]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.storage.log.commit_schedule import BLOCKS_MANY, PAUSE_NS, Action, CommitSchedule, Facts
+from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, PAUSE_NS, Action, CommitSchedule, Facts
 from broker.storage.log.settings import LogSettings
 
 MS = 1_000_000
@@ -25,6 +25,11 @@ TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
     ("even right after a put", {}, {"asked": True, "ago": 0}, CUT, None),
     ("gather while a put is in flight", {}, {"asked": True, "in_flight": 1}, WAIT, None),
     ("without an interval even beside one that is encoded", {}, {"asked": True, "in_flight": 1, "beside": True}, WAIT, None),
+    ("unless it has many bytes", {}, {"asked": True, "in_flight": 1, "beside": True, "bytes": BYTES_MANY}, CUT, None),
+    ("many bytes wait for the encoding of those before", {}, {"asked": True, "in_flight": 1, "bytes": BYTES_MANY}, WAIT, None),
+    ("and for the interval", EVENLY, {"asked": True, "in_flight": 1, "beside": True, "bytes": BYTES_MANY, "ago": 0}, WAIT,
+     INTERVAL),
+    ("and for one of so many puts", {}, {"asked": True, "in_flight": 4, "beside": True, "bytes": BYTES_MANY}, WAIT, None),
     ("a full segment is closed at once", {}, {"full": True, "in_flight": 1}, CUT, None),
     ("also while no put may begin", {}, {"full": True, "in_flight": 4}, CUT, None),
     ("also while commits are paused", {}, {"full": True, "paused": True}, CUT, None),

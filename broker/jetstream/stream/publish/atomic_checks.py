@@ -37,7 +37,8 @@ class StagedPending(Pending):
         far as looked up.
     """
 
-    __slots__ = ("_last_of", "batch", "lasts", "subjects")
+    __slots__ = ("_last_of", "_schedules", "batch", "lasts", "subjects")
+    batched = True
 
     def __init__(self, batch: Batch, first_seq: int, source: Source | None, time_ns: int) -> None:
         super().__init__(first_seq, source, time_ns, lambda pending: True)
@@ -45,17 +46,28 @@ class StagedPending(Pending):
         self.subjects: Counter[bytes] = Counter()
         self.lasts: dict[bytes, int] = {}
         self._last_of: dict[bytes, int] = {}
+        self._schedules: dict[bytes, tuple[int, int]] = {}
 
     def last_of(self, subject: bytes) -> int:
         """See ``Pending``."""
         return self._last_of.get(subject, 0)
 
+    def schedule(self, subject: bytes) -> tuple[int, int] | None:
+        """See ``Pending``."""
+        return self._schedules.get(subject)
+
     def accept(self, candidate: Candidate) -> None:
         """Add a message whose checks have passed."""
         msg = candidate.subject, candidate.reply, candidate.hlen, candidate.body
         self.add(msg, candidate.size, candidate.msg_id, ())
+        if candidate.total is not None:
+            self.count(candidate.subject, candidate.total)
         self.subjects[candidate.subject] += 1
         self._last_of[candidate.subject] = self.last_seq
+        if candidate.due is not None:
+            self._schedules[candidate.subject] = self.last_seq, candidate.size
+        else:
+            self._schedules.pop(candidate.subject, None)
 
 
 def _staged(candidate: Candidate) -> StagedPending:

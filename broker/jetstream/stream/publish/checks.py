@@ -119,23 +119,25 @@ ATOMIC: Final = (
     Rule(atomic_checks.last_msg_id, {expectations.LAST_MSG_ID}),                                    # 10177
     Rule(limits.record_size),                                                                       # 10077
     Rule(limits.header_size, ANY),                                                                  # 10097
-    Rule(counters.not_in_batches),                                                                  # 10171, 10168, 10169
+    Rule(counters.valid, {counters.INCREMENT, SOURCES}),                                            # 10171, 10168, 10170
     Rule(expectations.stream, {expectations.STREAM}),                                               # 10060
     Rule(atomic_checks.ttl_disabled, {ttl.TTL}),                                                    # 10166
     Rule(ttl.valid, {ttl.TTL}),                                                                     # 10165
     Rule(atomic_checks.duplicate, {MSG_ID}),                                                        # 10201, 10167
     Rule(sources.forged, {sources.SOURCE}),                                                         # 10227
+    Rule(counters.add),                                                                             # 10169, 10172
     Rule(atomic_checks.last_sequence, {expectations.LAST_SEQUENCE}),                                # 10071, 10164
     Rule(atomic_checks.last_subject_sequence,
          {expectations.LAST_SUBJECT_SEQUENCE, expectations.SUBJECT}),                               # 10071, 10164, 10193
-    Rule(schedules.not_in_batches, schedules.HEADERS),                                              # 10188, 10212
-    Rule(rollup.requested, {rollup.ROLLUP}),                                                        # 10111
-    Rule(atomic_checks.first_of_subject, {rollup.ROLLUP}),                                          # 10111
+    Rule(schedules.valid, schedules.HEADERS),                               # 10188 to 10192, 10166, 10203, 10212, 10223
+    Rule(rollup.requested, {rollup.ROLLUP, schedules.PATTERN}),                                     # 10111
+    Rule(atomic_checks.first_of_subject, {rollup.ROLLUP, schedules.PATTERN}),                       # 10111
     Rule(limits.subject_index),
     Rule(atomic_checks.discard_new),                                                                # 10077
     Rule(limits.last_sequence),                                                                     # 10077
     Rule(atomic_checks.storage),                                                                    # 10023, 10002
-    Rule(atomic_checks.plan, {rollup.ROLLUP}),
+    Rule(atomic_checks.plan, {rollup.ROLLUP, schedules.PATTERN}),
+    Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),
 )
 """The same for each message of an atomic batch, at the commit, before any is stored."""

@@ -30,7 +30,7 @@ class Retention(Protocol):
 class Rollups(Protocol):
     """What roll-ups remove."""
 
-    def plan(self, subject: bytes | None) -> Callable[[], None]: ...
+    def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]: ...
 
 
 class Scheduler(Protocol):

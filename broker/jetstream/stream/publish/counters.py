@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["INCREMENT", "add", "not_in_batches", "valid"]
+__all__ = ["INCREMENT", "add", "valid"]
 
 INCREMENT: Final = b"Nats-Incr"
 
@@ -55,19 +55,6 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if any(map(candidate.headers.get, _ALONE)):
             raise ApiError(10171)
     return check
-
-
-def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
-    """Counters cannot be in atomic batches yet: 10168, 10169 without an increment; otherwise as ``valid``."""
-    def check(candidate: Candidate) -> None:
-        counts = candidate.hlen and candidate.headers.get(INCREMENT)
-        raise ApiError(10168 if counts else 10169)
-
-    def elsewhere(candidate: Candidate) -> None:
-        if candidate.hlen:
-            single(candidate)
-    single = valid(context, config)
-    return check if config.allow_msg_counter else elsewhere
 
 
 def add(context: CheckContext, config: StreamConfig) -> Check | None:
@@ -97,9 +84,11 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
         payload = b'{"val":"%b"}' % value
         candidate.size += len(block) + len(payload) - len(candidate.body)
         candidate.hlen, candidate.body = len(block), block + payload
-        # If a client made up sources, the next message finds them.
-        made_up = not total.sources and SOURCES in candidate.headers
-        candidate.total = Total.of(block, payload)._replace(value=int(value)) if made_up else Total(int(value), total.sources)
+        candidate.total = Total(int(value), total.sources)
+        if not total.sources and SOURCES in candidate.headers:
+            # A client made up sources: the next message finds them, but not in the same batch.
+            candidate.total = (Total.of(block, payload)._replace(value=int(value)) if not pending.batched
+                               else candidate.total._replace(as_stored=False))
     return check if config.allow_msg_counter else None
 
 

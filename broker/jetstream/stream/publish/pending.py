@@ -19,8 +19,10 @@ class Pending:
     limits subjects does: ``indexed`` while it may hold a message that is not here.
 
     Args: ``append`` appends them to the stream and empties this; returns whether they were appended.
+    Attributes: ``batched``: they are an atomic batch, checked as a whole.
     """
 
+    batched = False
     __slots__ = ("_append", "bytes", "due", "first_seq", "ids", "indexed", "last_id", "msgs", "removed", "removed_bytes", "source",
                  "time_ns", "totals", "ttls", "values")
 
@@ -83,6 +85,10 @@ class Pending:
             if self.msgs[place][0] == subject:
                 return self.first_seq + place
         return 0
+
+    def schedule(self, subject: bytes) -> tuple[int, int] | None:
+        """Sequence and size of the last one with this subject, in an atomic batch and if it is a schedule."""
+        return None
 
     def append(self) -> bool:
         """Append them to the stream; False: that failed, and they were refused. Empty afterwards."""

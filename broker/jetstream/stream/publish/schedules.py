@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing", "not_in_batches",
+__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing",
            "plan", "produced", "valid", "zone_of"]
 
 PATTERN: Final = b"Nats-Schedule"
@@ -82,27 +82,12 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
                 raise ApiError(10212)
             if not config.allow_msg_schedules:
                 raise ApiError(10188)
-            context.commit_pending(candidate.pending)
-            if not scheduler.may_end(name):
+            pending = candidate.pending
+            context.commit_pending(pending)
+            if not (pending.schedule(name) is not None if pending.last_of(name) else scheduler.may_end(name)):
                 raise ApiError(10212)
             candidate.ends = name
         elif name:
-            raise ApiError(10212)
-    return check
-
-
-def not_in_batches(context: CheckContext, config: StreamConfig) -> Check:
-    """Schedules cannot be in atomic batches yet: 10188, and 10212 for those refused anyway."""
-    def check(candidate: Candidate) -> None:
-        get = candidate.headers.get
-        name, zone = get(SCHEDULER, b""), get(_TIME_ZONE)
-        try:
-            scheduled = bool(get(PATTERN)) or firing(b"", zone, 0, 0) is not None
-        except ApiError:
-            scheduled = True
-        if scheduled or (get(_NEXT) and _publishable(name)):
-            raise ApiError(10188)
-        if name or get(_NEXT):
             raise ApiError(10212)
     return check
 
@@ -111,8 +96,9 @@ def plan(context: CheckContext, config: StreamConfig) -> Check | None:
     """Refuses nothing: finds the schedule that the message ends, while the publish may still wait for loading."""
     def check(candidate: Candidate) -> None:
         if candidate.ends:
-            context.commit_pending(candidate.pending)
-            candidate.after = _both(candidate.after, context.rollups.plan(candidate.ends))
+            pending = candidate.pending
+            context.commit_pending(pending)
+            candidate.after = _both(candidate.after, context.rollups.plan(candidate.ends, pending.schedule(candidate.ends)))
     return check if config.allow_msg_schedules else None
 
 

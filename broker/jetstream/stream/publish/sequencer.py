@@ -416,7 +416,8 @@ class Sequencer:
         """Remember the totals of counters that were appended."""
         seqs = {msg[0]: seq for seq, msg in enumerate(pending.msgs, pending.first_seq)}
         for subject, total in pending.totals.items():
-            self.context.totals.remember(subject, seqs[subject], total)
+            if total.as_stored:
+                self.context.totals.remember(subject, seqs[subject], total)
 
     def _pass_over(self, pending: Pending, candidate: Candidate) -> None:
         """Use a sequence for a message that is not stored, and acknowledge it. Nothing else is pending."""

@@ -41,6 +41,8 @@ class Total(NamedTuple):
     sources: Sources
     broken: bool = False
     """Whether the message is not a counter's: then nothing can be added."""
+    as_stored: bool = True
+    """Whether the stored message says the same; if not, later publishes read it."""
 
     @classmethod
     def of(cls, headers: bytes, payload: bytes) -> Total:

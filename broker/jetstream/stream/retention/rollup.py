@@ -74,12 +74,13 @@ class Rollups:
         self._retention = retention
         self._searched: _Search | None = None
 
-    def plan(self, subject: bytes | None) -> Callable[[], None]:
+    def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]:
         """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
 
+        Args: ``staged``: sequence and size of a message of that subject which is stored just before it.
         Returns: what removes it, to be called once the roll-up is the stream's last message. Raises: NotLoaded.
         """
-        return partial(self._carry_out, self._plan(subject))
+        return partial(self._carry_out, self._plan(subject), staged)
 
     def _plan(self, subject: bytes | None) -> Rollup:
         live = self._live
@@ -105,9 +106,12 @@ class Rollups:
                 left -= len(some.seqs)
         return Rollup(filters, found)
 
-    def _carry_out(self, plan: Rollup) -> None:
+    def _carry_out(self, plan: Rollup, staged: tuple[int, int] | None) -> None:
         """Remove what ``_plan`` found, now that the roll-up is the stream's last message."""
         live = self._live
+        if staged is not None and (open_block := live.find(staged[0])) is not None:
+            seq, size = staged
+            plan.found.append(_Found(open_block, array("Q", [seq]), list(plan.filters.subjects), array("Q", [size])))
         self._searched = None
         retention = self._retention
         if plan.filters.all:

@@ -12,7 +12,9 @@ max_age goes this way (``ages_one_by_one``) in streams with delete markers, and 
 while those around it leave.
 
 A marker takes a message's place only if that is the last of its subject, and is neither a marker nor the purge of a key
-itself. It is published like any message. If it is refused, the message stays, and is retried every 2 seconds.
+itself. It is published like any message. If it is refused, the message stays, and is retried after 2 seconds; the pass goes
+on behind it. After ``_MARKED_MAX`` of those the pass ends, and the next one goes on where it did: what expires behind them is late,
+but does not wait for them.
 
 Nothing expires while the clock is not trusted.
 
@@ -58,6 +60,9 @@ _RETRY_NS = 1_000_000_000
 _MARKED_APART_NS = 2_000_000_000
 """How long a message that is still there after its marker was published is left alone."""
 
+_MARKED_MAX = 1000
+"""Messages that are still there after their markers were published, in one pass."""
+
 _ROWS_AT_ONCE = 250
 """Removed in one turn of the loop: about 2 ms."""
 
@@ -66,6 +71,7 @@ _ROWS_IN_FLIGHT = 1000
 
 _MARKERS_AT_ONCE = 64
 """Published in one turn of the loop: each of them is a roll-up."""
+
 
 class Queries(Protocol):
     """Single messages."""
@@ -100,13 +106,15 @@ class MessageTtls:
         """When max_age has something to remove from ``_aged_seq`` on, as the last pass found; NEVER: nothing was there."""
         self._in_flight = 0
         self._marked: dict[int, int] = {}
-        """Messages for which a marker was published, and when."""
+        """Messages that are still there after a marker was published for them, and when that was."""
+        self._due_from = self._age_from = 0
+        """Where the next pass goes on, among what is due by its TTL and by max_age; 0: at the beginning."""
 
     def configure(self, config: StreamConfig, marker: bytes) -> None:
         """Take the limits of ``config``, and the headers of its delete markers, b"" where it has none."""
         self._max_age_ns = max(config.max_age, 0)
         self._marker = marker
-        self._aged_seq, self._age_due_ns = 0, NEVER
+        self._aged_seq, self._age_due_ns, self._age_from = 0, NEVER, 0
         self.close()
         self.arm()
 
@@ -198,7 +206,7 @@ class MessageTtls:
                                     if now_ns - at_ns < _MARKED_APART_NS and self._live.find(seq) is not None}
                 more = await self._expire_due(now_ns)
                 if self.ages_one_by_one:
-                    more |= await self._age(now_ns - self._max_age_ns)
+                    more |= await self._age(now_ns)
                 self._log.urgent()
                 await asyncio.sleep(0)
         except Exception as error:
@@ -226,9 +234,15 @@ class MessageTtls:
     async def _expire_due(self, now_ns: int) -> bool:
         """Remove some of what has expired by ``now_ns``; returns whether there is more."""
         live = self._live
-        due = [seq for seq in self.expiries.due(now_ns, _ROWS_AT_ONCE) if seq not in self._marked]
-        if not due:
+        if len(self._marked) >= _MARKED_MAX:
             return False
+        found = self.expiries.due(now_ns, _ROWS_AT_ONCE, self._due_from)
+        if not found:
+            self._due_from = 0
+            return False
+        due = [seq for seq in found if seq not in self._marked]
+        if not due:
+            self._due_from = found[-1] + 1
         at = 0
         while at < len(due):
             block = live.find(due[at])
@@ -244,23 +258,29 @@ class MessageTtls:
             end = at + 1
             while end < len(due) and due[end] <= block.last_seq:
                 end += 1
-            await self._remove(block, due[at:end])
+            reached = await self._remove(block, due[at:end])
+            if len(self._marked) >= _MARKED_MAX:
+                self._due_from = reached + 1
+                return False
             at = end
         return True
 
-    async def _age(self, limit_ns: int) -> bool:
+    async def _age(self, now_ns: int) -> bool:
         """Remove what is older than max_age and may expire, from the first block that has some; returns whether there
         may be more."""
-        live = self._live
-        self._age_due_ns = NEVER
-        for block in blocks_from(live, max(self._aged_seq, live.first_seq), live.last_seq):
-            first = max(block.first_seq, live.first_seq)
+        live, limit_ns, marked = self._live, now_ns - self._max_age_ns, self._marked
+        self._age_due_ns = now_ns
+        if len(marked) >= _MARKED_MAX:
+            return False
+        due_ns = NEVER
+        for block in blocks_from(live, max(self._aged_seq, self._age_from, live.first_seq), live.last_seq):
+            first = max(block.first_seq, self._age_from, live.first_seq)
             never = self.expiries.never(first, block.last_seq)
             if block.first_time_ns > limit_ns:
-                self._age_due_ns = block.first_time_ns + self._max_age_ns
-                return False
+                due_ns = block.first_time_ns + self._max_age_ns
+                break
             if never and len(never) == block.live_msgs:
-                if block.open is None:
+                if block.open is None and not self._age_from:
                     self._aged_seq = block.last_seq + 1
                 continue
             rows = await self._heads.of(block)
@@ -268,25 +288,32 @@ class MessageTtls:
                 return True
             end = rows.ordinal_at(limit_ns + 1)
             old = live.live_seqs(block, rows, first, rows.seq_of(end - 1)) if end else ()
-            seqs = [seq for seq in old if seq not in never and seq not in self._marked][:_ROWS_AT_ONCE]
+            seqs = [seq for seq in old if seq not in never and seq not in marked][:_ROWS_AT_ONCE]
             if seqs:
-                await self._remove(block, seqs)
+                reached = await self._remove(block, seqs)
+                if len(marked) >= _MARKED_MAX:
+                    self._age_from = reached + 1
                 return True
-            for seq in live.live_seqs(block, rows, first, block.last_seq):
-                if seq not in never:
-                    self._age_due_ns = rows.time_of(rows.ordinal_of(seq)) + self._max_age_ns
-                    return False
+            left = [seq for seq in live.live_seqs(block, rows, first, block.last_seq) if seq not in never]
+            if any(seq in marked for seq in left):
+                self._age_from = block.last_seq + 1
+            young = next((seq for seq in left if seq not in marked), None)
+            if young is not None:
+                due_ns = rows.time_of(rows.ordinal_of(young)) + self._max_age_ns
+                break
+        if not self._age_from:  # otherwise something was passed over, and is due
+            self._age_due_ns = due_ns
+        self._age_from = 0
         return False
 
-    async def _remove(self, block: LiveBlock, seqs: Sequence[int]) -> None:
-        """Remove live messages of one block, rising; or publish markers in their place."""
+    async def _remove(self, block: LiveBlock, seqs: Sequence[int]) -> int:
+        """Remove live messages of one block, rising; or publish markers in their place. Returns: the last one tried."""
         live = self._live
         rows = await self._heads.of(block)
         if rows is None:
-            return
+            return seqs[-1]
         if self._marker:
-            await self._mark_or_remove(block, rows, seqs)
-            return
+            return await self._mark_or_remove(block, rows, seqs)
         for at in range(0, len(seqs), _ROWS_AT_ONCE):
             self._remove_now(block, rows, [seq for seq in seqs[at:at + _ROWS_AT_ONCE] if live.find(seq) is block])
             self._in_flight += _ROWS_AT_ONCE
@@ -296,6 +323,7 @@ class MessageTtls:
                 await self._log.persisted()
             else:
                 await asyncio.sleep(0)
+        return seqs[-1]
 
     def _remove_now(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> None:
         if not seqs:
@@ -308,7 +336,8 @@ class MessageTtls:
         shared = rows.subject_of(rows.ordinal_of(seqs[0])) if len(seqs) == 1 else None
         self._retention.remove(block, seqs, size, shared)
 
-    async def _mark_or_remove(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> None:
+    async def _mark_or_remove(self, block: LiveBlock, rows: Rows, seqs: Sequence[int]) -> int:
+        """As ``_remove``; stops at ``_MARKED_MAX``."""
         live = self._live
         done = 0
         for seq in seqs:
@@ -317,13 +346,17 @@ class MessageTtls:
             if live.find(seq) is not block:
                 continue
             if marks:
-                self._marked[seq] = self._clock.now_ns()
                 self._publish([(subject, b"", len(self._marker), self._marker)])
+                if live.find(seq) is not None:  # it is refused, or waits
+                    self._marked[seq] = self._clock.now_ns()
+                    if len(self._marked) >= _MARKED_MAX:
+                        return seq
             else:
                 self._remove_now(block, rows, (seq,))
             done += 1
             if done % _MARKERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        return seqs[-1]
 
     async def _count(self, subject: bytes) -> int:
         index = await self._subjects.build()

@@ -230,7 +230,7 @@ def test_every_check_of_single_messages_has_one_for_batches() -> None:
     # What nobody wants is stored with its batch, and then taken out.
     replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size", "unwanted"}
     names = {rule.make.__name__ for rule in ATOMIC}
-    also = {"disabled": "ttl_disabled", "add": "not_in_batches"}
+    also = {"disabled": "ttl_disabled"}
     for rule in TABLE:
         name = rule.make.__name__
         assert name in names | replaced or also[name] in names, name

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.retention import ttl
 from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
@@ -212,6 +213,33 @@ async def test_a_marker_that_is_refused_leaves_the_message() -> None:
     await passes(world, stream, 0.1)
     assert await headers_of(stream, b"S.a") == MARKER
     await world.close()
+
+
+async def test_refused_markers_hold_up_nothing_behind_them(monkeypatch: Any) -> None:
+    """The stream is full of keys whose markers are refused, more than one pass tries. What needs no marker, by its TTL and by
+    max_age, leaves within a few passes; and the keys leave once there is room."""
+    monkeypatch.setattr(ttl, "_MARKED_MAX", 20)
+    for by_age in (False, True):
+        world = World(settings=LogSettings(segment_count=7))
+        stream = world.stream(subject_delete_marker_ttl=5 * SECOND, max_msgs=80, discard="new",
+                              **({"max_age": 60 * SECOND} if by_age else {"allow_msg_ttl": True}))
+        headers = {} if by_age else {"Nats_TTL": "60s"}
+        publish(world, stream, *[pub(b"S.%02d" % i, **headers) for i in range(78)])
+        publish(world, stream, pub(b"S.z", b"replaced", **headers))
+        await world.settle(stream)
+        world.clock.advance(55 * SECOND)
+        await ask(world, stream, pub(b"S.z", b"stays"))
+        await passes(world, stream, 5)
+        for _ in range(5):
+            assert len(stream.ttls._marked) <= 20
+            await passes(world, stream, 2)
+        found = [payload for _, subject, payload in await everything(stream) if subject == b"S.z"]
+        assert found == [b"stays"]
+        await world.update(stream, max_msgs=-1)
+        for _ in range(6):
+            await passes(world, stream, 2)
+        assert not [subject for _, subject, _ in await everything(stream) if subject != b"S.z"]
+        await world.close()
 
 
 async def test_markers_of_many_subjects() -> None:

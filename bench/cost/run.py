@@ -1,0 +1,105 @@
+"""What each JetStream operation costs, beside the real nats-server: both run the same cases in turn, each on a fresh store.
+
+    python -m bench.cost.run [--quick] [--only WORD …] [--repeat N] [--ours]
+
+Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside it:
+on a machine with other work, compare that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from bench.cost.cases import CASES, Figure, Trial
+from bench.servers import jetblock, nats_server
+
+__all__ = ["CASES", "HEAD", "line", "main", "measure"]
+
+_COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>10}"
+HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs")
+
+MARK = 0.5
+"""The goal: at least this part of nats-server's rate."""
+
+
+def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> list[dict[str, Any]]:
+    """Run a case ``repeat`` times on each server, in turn. Returns: a row for each figure."""
+    best: dict[str, dict[str, Figure]] = {}
+    values: dict[str, dict[str, tuple[float, str]]] = {}
+    for _ in range(repeat):
+        for begin in (jetblock,) if ours_only else (nats_server, jetblock):
+            with begin() as server:
+                trial = Trial(server, scale)
+                CASES[name](trial)
+            for work, figure in trial.figures.items():
+                known = best.setdefault(work, {}).setdefault(server.name, figure)
+                known.seconds, known.cpu_s = min(known.seconds, figure.seconds), min(known.cpu_s, figure.cpu_s)
+            for work, value in trial.values.items():
+                known_value = values.setdefault(work, {}).setdefault(server.name, value)
+                values[work][server.name] = max(known_value, value)
+    rows = []
+    for work, by in best.items():
+        of = {server: {"rate": f.operations / f.seconds, "cpu_us": 1e6 * f.cpu_s / f.operations} for server, f in by.items()}
+        rows.append({"work": work, "unit": next(iter(by.values())).unit, **of})
+    for work, plain in values.items():
+        rows.append({"work": work, "unit": next(iter(plain.values()))[1], **{s: {"value": v} for s, (v, _) in plain.items()}})
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the printed table."""
+    ours, theirs = row.get("jetblock", {}), row.get("nats-server", {})
+    key = "rate" if "rate" in ours else "value"
+    cells = [_number(ours.get(key)), _number(theirs.get(key)), row["unit"]]
+    if key == "rate":
+        cells += [_ratio(ours, theirs, "rate"), _number(ours.get("cpu_us")), _number(theirs.get("cpu_us"))]
+    else:
+        cells += ["", "", ""]
+    return _COLUMNS.format(row["work"], *cells)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(ours: dict[str, float], theirs: dict[str, float], key: str) -> str:
+    if not ours.get(key) or not theirs.get(key):
+        return "-"
+    ratio = ours[key] / theirs[key]
+    return f"{ratio:.2f}" + ("!" if ratio < MARK else "")
+
+
+def main(words: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--quick", action="store_true", help="a fifth of the messages")
+    p.add_argument("--only", nargs="*", default=[], help=f"cases whose name holds one of these words, of: {', '.join(CASES)}")
+    p.add_argument("--repeat", type=int, default=2, help="runs on each server, of which the best counts")
+    p.add_argument("--ours", action="store_true", help="jetblock alone")
+    args = p.parse_args(words)
+    print(HEAD)
+    rows, failed = [], 0
+    for name in CASES:
+        if args.only and not any(word in name for word in args.only):
+            continue
+        try:
+            found = measure(name, 0.2 if args.quick else 1.0, args.repeat, args.ours)
+        except Exception as e:  # a failing case must not cost the figures of the others
+            failed += 1
+            print(f"{name} failed: {type(e).__name__}: {e}", flush=True)
+            continue
+        rows += found
+        for row in found:
+            print(line(row), flush=True)
+    results = pathlib.Path(__file__).resolve().parent.parent / "results"
+    results.mkdir(exist_ok=True)
+    (results / f"{time.strftime('%Y%m%d-%H%M%S')}-cost.json").write_text(json.dumps(rows, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

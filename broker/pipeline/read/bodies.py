@@ -1,0 +1,183 @@
+"""Bodies of messages, from the frames of one block or of many: one buffer with offsets, and from it columns.
+
+    frames, as stored  ──> checked, decompressed ──> one buffer      ──┐
+    lengths in indexes ──> checked against frames ──> offsets into it ──┴──> headers, data
+
+Many blocks share the buffer, since arrays of its own cost a block as much as decoding a hundred messages.
+Uncompressed payloads of a block without headers are not copied at all: the fetched buffer is their column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from broker.pipeline.plan.plan import ScanTask
+from broker.pipeline.read.columns import Numbers
+from broker.pipeline.read.decode import Block, Rows, listed, taken
+from broker.storage.format.codec import SECTION_BYTES_MAX
+from broker.storage.format.errors import Corrupt
+from broker.storage.format.frame import Frame
+from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, corrupt_frame, frame_body
+
+__all__ = ["Bodies", "Slice"]
+
+
+class Slice(NamedTuple):
+    """Some rows of one block, at least one; and the frames that hold them, as stored, if bodies are needed."""
+
+    task: ScanTask
+    block: Block
+    rows: Rows
+    frames: Sequence[int] = ()
+    """Their numbers, ascending."""
+    stored: Sequence[memoryview] = ()
+
+    @property
+    def table(self) -> list[Frame]:
+        """The frames' rows in the frame table."""
+        frames = self.block.index.frames
+        return [frames[number] for number in self.frames]
+
+
+class Bodies:
+    """The bodies (headers + payload) of the rows of some slices. At most 2 GiB, as Arrow's offsets have 32 bits."""
+
+    __slots__ = ("_buffer", "_halves_made", "_hlens", "_offsets", "_rows")
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        """Raises: Corrupt."""
+        tables = [one.table for one in slices]
+        counts = np.cumsum([frame.messages for table in tables for frame in table])
+        sizes = np.cumsum([frame.raw_bytes for table in tables for frame in table])
+        count, size = int(counts[-1]), int(sizes[-1])
+        assert size < 1 << 31
+        # The frames' messages, of which the slices' rows are some.
+        members = [_members(one.block.index, one.frames) for one in slices]
+        self._rows = _places(slices, members)
+        lens = np.empty(count, np.int64)
+        at = 0
+        for one, some in zip(slices, members, strict=True):
+            head = one.block.index
+            lens[at:(at := at + len(some))] = _bounded(head.body_len, head.body_lens, some)
+        ends = np.cumsum(lens)
+        wrong = np.flatnonzero(ends[counts - 1] != sizes)
+        if len(wrong):
+            raise _corrupt(slices, int(wrong[0]), LENGTHS_DIFFER)
+        self._offsets = np.zeros(count + 1, np.int32)
+        self._offsets[1:] = ends
+        self._hlens = _header_lengths(slices, members, lens, counts)
+        bodies = [frame_body(one.block.index, number, stored, one.block.name)
+                  for one in slices for number, stored in zip(one.frames, one.stored, strict=True)]
+        self._buffer = _joined(bodies, [stored for one in slices for stored in one.stored], size)
+        self._halves_made: pa.BinaryArray | None = None
+
+    def headers(self) -> pa.BinaryArray:
+        """The header block of each row, null for messages without one."""
+        if self._hlens is None:
+            return pa.nulls(len(self._rows), pa.binary())
+        return self._halves.take(pa.array(2 * listed(self._rows), mask=taken(self._hlens, self._rows) == 0))
+
+    def payloads(self) -> pa.BinaryArray:
+        """The payload of each row."""
+        if self._hlens is not None:
+            return self._halves.take(pa.array(2 * listed(self._rows) + 1))
+        payloads = pa.BinaryArray.from_buffers(pa.binary(), len(self._offsets) - 1,
+                                               [None, pa.py_buffer(self._offsets), self._buffer])
+        if isinstance(self._rows, range):
+            return payloads.slice(self._rows.start, len(self._rows))
+        return payloads.take(pa.array(self._rows))
+
+    @property
+    def _halves(self) -> pa.BinaryArray:
+        """Each body as two adjacent values, headers and payload, so that ordinals pick out either column."""
+        if self._halves_made is None:
+            offsets, count = self._offsets, len(self._offsets) - 1
+            halves = np.empty(2 * count + 1, np.int32)
+            halves[0::2] = offsets
+            halves[1::2] = offsets[:-1] + (0 if self._hlens is None else self._hlens)
+            self._halves_made = pa.BinaryArray.from_buffers(
+                pa.binary(), 2 * count, [None, pa.py_buffer(halves), self._buffer])
+        return self._halves_made
+
+
+def _members(head: Head, frames: Sequence[int]) -> Rows:
+    """The ordinals of all messages in ``frames``."""
+    first, last = head.frames[frames[0]], head.frames[frames[-1]]
+    if frames[-1] - frames[0] + 1 == len(frames):
+        return range(first.start, last.start + last.messages)
+    return np.concatenate([np.arange(frame.start, frame.start + frame.messages)
+                           for frame in (head.frames[number] for number in frames)])
+
+
+def _places(slices: Sequence[Slice], members: Sequence[Rows]) -> Rows:
+    """The places of the slices' rows among all members, one slice after another."""
+    found: list[Rows] = []
+    at = 0
+    for one, some in zip(slices, members, strict=True):
+        places: Rows
+        if not isinstance(some, range):
+            places = np.searchsorted(some, listed(one.rows)) + at
+        elif isinstance(one.rows, range):
+            places = range(one.rows.start - some.start + at, one.rows.stop - some.start + at)
+        else:
+            places = one.rows - some.start + at
+        # Ranges that continue one another stay one range.
+        if found and isinstance(places, range) and isinstance(found[-1], range) and found[-1].stop == places.start:
+            found[-1] = range(found[-1].start, places.stop)
+        else:
+            found.append(places)
+        at += len(some)
+    return found[0] if len(found) == 1 else np.concatenate([listed(places) for places in found])
+
+
+def _bounded(value: int, column: Any, rows: Rows) -> Numbers | int:
+    """Lengths of ``rows``: those of ``column``, or all ``value``. One that exceeds any section, which is wrong wherever it
+    occurs, is clipped to where it stays wrong and sums do not wrap."""
+    most = SECTION_BYTES_MAX + 1
+    if column is None:
+        return min(value, most)
+    lens = taken(column, rows)
+    return np.minimum(lens, most) if lens.itemsize > 2 else lens
+
+
+def _header_lengths(slices: Sequence[Slice], members: Sequence[Rows], lens: Numbers, counts: Numbers) -> Numbers | None:
+    """Header bytes of each member; None if no message has headers. Raises: Corrupt."""
+    heads = [one.block.index for one in slices]
+    if all(head.hlens is None and not head.hlen for head in heads):
+        return None
+    hlens = np.empty(len(lens), np.int64)
+    at = 0
+    for head, some in zip(heads, members, strict=True):
+        hlens[at:(at := at + len(some))] = _bounded(head.hlen, head.hlens, some)
+    wrong = np.flatnonzero(hlens > lens)
+    if len(wrong):
+        raise _corrupt(slices, int(np.searchsorted(counts, wrong[0], "right")), HEADERS_TOO_LONG)
+    return hlens.astype(np.int32) if hlens.any() else None
+
+
+def _corrupt(slices: Sequence[Slice], place: int, why: str) -> Corrupt:
+    """The error for one of the slices' frames."""
+    one, number = [(one, number) for one in slices for number in one.frames][place]
+    return corrupt_frame(one.block.index, number, one.block.name, why)
+
+
+def _joined(bodies: Sequence[bytes | memoryview], stored: Sequence[memoryview], size: int) -> pa.Buffer:
+    """One buffer of ``bodies``; their own memory if that is contiguous already."""
+    if len(bodies) == 1:
+        return pa.py_buffer(bodies[0])
+    if all(body is one for body, one in zip(bodies, stored, strict=True)):
+        parts = [pa.py_buffer(body) for body in bodies]
+        if all(one.address + one.size == after.address for one, after in pairwise(parts)):
+            return pa.foreign_buffer(parts[0].address, size, base=parts)
+    # Arrow's pool reuses memory; page faults on fresh memory would cost as much as the copy.
+    joined = pa.allocate_buffer(size)
+    view = memoryview(joined).cast("B")
+    at = 0
+    for body in bodies:
+        view[at:(at := at + len(body))] = body
+    return joined
