@@ -256,10 +256,17 @@ class Server:
     async def resolve_system(self) -> None:
         """Take the system account's token; ``start`` does so if this was not called before. Raises: ValueError."""
         system = self.accounts.system
-        if self.operator is None or system is None or system.name == SYSTEM_ACCOUNT:
+        if self.operator is None or (system is not None and self.operator.known(system.name) is not None):
             return
         from broker.server.operator.accounts import AccountError
+        from broker.server.operator.resolver import ResolverError
 
+        try:
+            await self.operator.resolver.check()
+        except ResolverError as error:
+            raise ValueError(str(error)) from None
+        if system is None or system.name == SYSTEM_ACCOUNT:
+            return
         try:
             await self.operator.get(system.name)
         except AccountError as error:

@@ -48,6 +48,9 @@ class Resolver(Protocol):
     def complete(self) -> bool:
         """Whether an account that it does not have is meant to be gone."""
 
+    async def check(self) -> None:
+        """Whether it can be asked at all. Raises: ResolverError."""
+
     async def fetch(self, account: str) -> str:
         """Raises: ResolverError."""
 
@@ -76,6 +79,9 @@ class MemoryResolver:
 
     def __init__(self) -> None:
         self._tokens: dict[str, str] = {}
+
+    async def check(self) -> None:
+        pass
 
     async def fetch(self, account: str) -> str:
         try:
@@ -107,6 +113,9 @@ class DirectoryResolver:
     @property
     def caches(self) -> bool:
         return self.settings.kind == "cache"
+
+    async def check(self) -> None:
+        pass
 
     async def fetch(self, account: str) -> str:
         token = self.read(account)
@@ -241,6 +250,9 @@ class UrlResolver:
         self._url = url if url.endswith("/") else f"{url}/"
         self._seconds = timeout_ns / 1e9
 
+    async def check(self) -> None:
+        await asyncio.to_thread(self._get, self._url)
+
     async def fetch(self, account: str) -> str:
         if not is_public_key(account, ACCOUNT):
             raise ResolverError("will only fetch valid account keys")
@@ -251,7 +263,8 @@ class UrlResolver:
 
     def _get(self, url: str) -> str:
         # In a thread, since name look-ups block; imported late, since few brokers have such a resolver.
-        from urllib.error import URLError
+        from http.client import HTTPException
+        from urllib.error import HTTPError
         from urllib.parse import urlsplit
         from urllib.request import urlopen
 
@@ -260,7 +273,9 @@ class UrlResolver:
         try:
             with urlopen(url, timeout=self._seconds) as answer:
                 body: bytes = answer.read(TOKEN_CHARS_MAX + 1)
-        except (URLError, OSError, ValueError) as error:
+        except HTTPError as error:
+            raise ResolverError(f'could not fetch <"{shown}">: {error.code} {error.reason}') from None
+        except (OSError, ValueError, HTTPException) as error:
             raise ResolverError(f'could not fetch <"{shown}">: {error}') from None
         return body.decode("ascii", "replace").strip()
 
