@@ -55,6 +55,8 @@ def may_come_from(limits: UserPermissions, ip: str) -> bool:
         return True
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped  # by a socket for both
         return any(address in ipaddress.ip_network(network, strict=False) for network in limits.src)
     except ValueError:
         return False

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
-__all__ = ["Fields", "TokenError"]
+__all__ = ["Fields", "TokenError", "one_line"]
 
 _INT64: Final = range(-1 << 63, 1 << 63)
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
@@ -17,6 +17,9 @@ _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 class TokenError(ValueError):
     """Why a text is not a token, or not one of the kind asked for."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(one_line(why))
 
 
 class Fields:
@@ -94,6 +97,11 @@ class Fields:
         """An object of numbers."""
         nested = self.inner(name)
         return {key: nested.integer(key) for key in nested.values}
+
+
+def one_line(text: str) -> str:
+    """``text``, which strangers wrote in part, as a log may show it."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:

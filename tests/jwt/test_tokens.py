@@ -25,6 +25,7 @@ from broker.jwt.scope import TemplateError, filled_in
 from broker.jwt.token import TOKEN_CHARS_MAX, TokenError, decode_token, encode_token, undecorated
 from broker.jwt.validation import account_issues, activation_issues, operator_issues, response_issues, user_issues
 from broker.nkeys import ACCOUNT, OPERATOR, encode_base64url
+from broker.server.auth.login import Refusal
 from tests import tokens
 from tests.keys import key
 
@@ -195,6 +196,14 @@ def test_why(text: str) -> None:
     with pytest.raises(TokenError) as caught:
         decode_token(text)
     assert str(caught.value).startswith(WRONG[text])
+
+
+def test_reasons_are_one_line() -> None:
+    """What a stranger wrote does not begin a line of the log."""
+    with pytest.raises(TokenError) as caught:
+        decode_token(signed(b"{}", ACCOUNT, b'{"typ":"a\\nb\\u001b[31m","alg":"x"}'))
+    assert str(caught.value).isprintable()
+    assert Refusal("a\nb").why.isprintable()
 
 
 def test_a_changed_token() -> None:

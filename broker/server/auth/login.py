@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol
 
 from broker.config.access import DEFAULT_ACCOUNT
 from broker.jwt.claims import UserClaims, UserPermissions
+from broker.jwt.fields import one_line
 from broker.server.auth.permissions import AccessRules
 
 __all__ = ["VIOLATION", "Authenticator", "ConnectionFacts", "Credentials", "Decision", "Login", "Refusal", "SlowCheck",
@@ -126,6 +127,9 @@ class Refusal:
 
     text: str | None = VIOLATION
     """What the client is told; None: nothing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why", one_line(self.why))
 
 
 class Waiter(Protocol):

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from broker.clock import Clock
 from broker.jwt.claims import AccountClaims, account_claims
+from broker.jwt.fields import one_line
 from broker.jwt.token import TokenError, decode_token
 from broker.jwt.validation import account_issues, blocking
 from broker.nkeys import ACCOUNT, is_public_key
@@ -219,7 +220,7 @@ class ClaimsRequests:
         request.answer({name: value for name, value in fields.items() if value})
 
     def _refuse(self, request: Request, account: str, message: str, why: str) -> None:
-        log.error("%s - %s - %s", message, account, why)
+        log.error("%s - %s - %s", message, account, one_line(why))
         fields: dict[str, Any] = {"account": account, "code": _FAILED, "description": f"{message} - {why}"}
         request.send(self._requests.enveloped(error={name: value for name, value in fields.items() if value}))
 

@@ -20,6 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -33,6 +34,7 @@ from broker.nkeys import ACCOUNT, is_public_key
 __all__ = ["DirectoryResolver", "MemoryResolver", "Resolver", "ResolverError", "UrlResolver", "make_resolver"]
 
 _SUFFIX: Final = ".jwt"
+_ASKED_AT_ONCE: Final = 8
 
 
 class ResolverError(Exception):
@@ -249,14 +251,19 @@ class UrlResolver:
     def __init__(self, url: str, timeout_ns: int) -> None:
         self._url = url if url.endswith("/") else f"{url}/"
         self._seconds = timeout_ns / 1e9
+        # Threads of its own: a server that hangs, asked about made-up accounts by strangers, must hold up nobody else.
+        self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, "account server")
 
     async def check(self) -> None:
-        await asyncio.to_thread(self._get, self._url)
+        await self._ask(self._url)
 
     async def fetch(self, account: str) -> str:
         if not is_public_key(account, ACCOUNT):
             raise ResolverError("will only fetch valid account keys")
-        return await asyncio.to_thread(self._get, self._url + account)
+        return await self._ask(self._url + account)
+
+    async def _ask(self, url: str) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._get, url)
 
     def preload(self, tokens: Mapping[str, str]) -> None:
         raise ResolverError("resolver preloads only available for writeable resolver types MEM/DIR/CACHE_DIR")
