@@ -69,7 +69,7 @@ def _shown(setting: Setting, settings: Settings) -> str:
     value: Any = settings[setting.path]
     if setting.secret:
         return MASK
-    if setting.path in _LINES:
+    if setting.path in _LINES or setting.path.startswith("operator."):
         return "…"
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -393,6 +393,11 @@ class Server:
             if not client.closed:
                 client.judged(decided_again(client.login, known))
 
+    def check_clients(self, name: str) -> None:
+        """Have all clients of an account log in again, with what they sent."""
+        for client in self._clients_of(name):
+            client.users_changed(())
+
     def expire_clients(self, name: str) -> None:
         """Disconnect all clients of an account, which has expired."""
         for client in self._clients_of(name):

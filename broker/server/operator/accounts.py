@@ -57,6 +57,9 @@ class Host(Protocol):
     def judge_clients(self, name: str) -> None:
         """The claims of an account have changed: its clients may have to go, or their permissions changed."""
 
+    def check_clients(self, name: str) -> None:
+        """Have all clients of an account log in again, with what they sent."""
+
     def expire_clients(self, name: str) -> None:
         """Disconnect all clients of an account, which has expired."""
 
@@ -200,13 +203,19 @@ class OperatorAccounts:
 
     def remove(self, name: str) -> None:
         """The token of an account was deleted: nobody may log in, and its clients go."""
-        account = self._known.pop(name, None)
-        if account is not None:
+        if self._forget(name):
             log.debug("Disable account %s due to remove", name)
-            _end_timer(account)
-            account.expired = True
             self._host.expire_clients(name)
-            self._host.put_account(AccountSettings(name, max_connections=0))
+
+    def _forget(self, name: str) -> bool:
+        """Have the account no more, and nothing in it. Returns: False if it was not known."""
+        account = self._known.pop(name, None)
+        if account is None:
+            return False
+        _end_timer(account)
+        account.expired = True
+        self._host.put_account(AccountSettings(name, max_connections=0))
+        return True
 
     def prepare(self, settings: OperatorSettings) -> Callable[[], None]:
         """Prepare for another resolver or other preloaded tokens. Returns: what applies them. Raises: ValueError."""
@@ -227,7 +236,8 @@ class OperatorAccounts:
             except AccountError as error:
                 if self.resolver.complete:
                     log.info('Reloaded: deleting account [%s]: "%s"', error, name)
-                    self.remove(name)
+                    self._forget(name)
+                    self._host.check_clients(name)
 
     async def _take(self, name: str, token: str) -> KnownAccount:
         """Use ``token`` for the account from now on."""
