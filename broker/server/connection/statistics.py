@@ -86,7 +86,7 @@ def identity(client: Client, server_name: str) -> dict[str, Any]:
         "user": client.login.user or options.get("user") or ("[REDACTED]" if options.get("auth_token") else ""),
         "name": options.get("name"), "lang": options.get("lang"), "ver": options.get("version"),
         "rtt": client.rtt_ns, "server": server_name, "kind": "Client", "client_type": client.entrance.client_type,
-    }
+    } | token_fields(client) | {"name_tag": client.login.name_tag}
     return {name: value for name, value in fields.items() if value}
 
 

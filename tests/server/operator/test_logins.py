@@ -279,3 +279,31 @@ async def test_a_far_expiry(tmp_path: Path) -> None:
     async with BrokerProcess("-c", config(tmp_path, operated()), monitor=False) as server, Wire(server.port) as wire:
         wire.send(tokens.connect(wire.info, tokens.user(exp=(1 << 62))))
         assert await wire.settled() == OK
+
+
+@BOTH
+async def test_trusted_keys(process: type[ServerProcess], tmp_path: Path) -> None:
+    """In place of operators' tokens their keys may stand in the file."""
+    preload = f"resolver_preload {{ {key(ACCOUNT, 'A').public}: {ACCOUNTS['A']} }}"
+    text = f"trusted_keys: [ {key(OPERATOR, 'O').public} ]\nresolver: MEMORY\n{preload}"
+    async with process("-c", config(tmp_path, text), monitor=False) as server:
+        for of, wanted in (("A", OK), ("foreign", REFUSED)):
+            async with Wire(server.port) as wire:
+                wire.send(tokens.connect(wire.info, tokens.user(of=of)) + b"PING\r\n")
+                assert await wire.until(b"\r\n") == wanted
+
+
+async def test_what_advisories_show(tmp_path: Path) -> None:
+    """Who a client is, by its token: of no bearer the token itself."""
+    account = tokens.account(limits={"mem_storage": -1, "disk_storage": -1})
+    text = tokens.configuration({"A": account}, f'jetstream {{ store_dir: "{tmp_path}/store" }}')
+    async with BrokerProcess("-c", config(tmp_path, text), monitor=False) as server:
+        for token, shown in ((tokens.user(tags=["x:y"]), None), (tokens.user(bearer_token=True), "[REDACTED]")):
+            async with Wire(server.port) as wire:
+                wire.send(tokens.connect(wire.info, token) + b"SUB $JS.EVENT.ADVISORY.API 1\r\nPUB $JS.API.INFO r 0\r\n\r\n")
+                await wire.until(b'"client":')
+                client, _ = json.JSONDecoder().raw_decode((await wire.until(b"\r\n")).decode())
+                assert client["jwt"] == (shown or token)
+                assert (client["acc"], client["issuer_key"]) == (key(ACCOUNT, "A").public,) * 2
+                assert (client["user"], client["name_tag"], client.get("tags")) == (
+                    key(USER, "u").public, "u", ["x:y"] if shown is None else None)
