@@ -8,16 +8,19 @@ Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from broker.config.settings import AccountLimits, ServerLimits
+from broker.jetstream.config.consumer_rules import check_work_queue
+from broker.jetstream.config.stream_rules import NAME_MAX
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import AccountUsage
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host
+    from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.usage import Usage
 
@@ -106,6 +109,16 @@ class Quota:
         account_max, server_max = self.limits.bytes_max(storage), self._server.bytes_max(storage)
         if 0 <= account_max < account_bytes or 0 <= server_max < server_bytes:
             raise ApiError(NO_ROOM[storage])
+
+    def check_consumer(self, config: ConsumerConfig, stream: StreamConfig, others: Collection[ConsumerConfig]) -> None:
+        """Check that a stream with the consumers ``others`` may have one more. Raises: ApiError 10026, 10102, or 10099,
+        10100, 10101 of a work queue."""
+        if 0 < self.consumers_max(stream) <= sum(not one.copies for one in others):
+            raise ApiError(10026)
+        if stream.retention == "workqueue":
+            check_work_queue(config, others)
+        if len((config.durable_name or config.name).encode()) > NAME_MAX:
+            raise ApiError(10102, max=NAME_MAX)
 
     def consumers_max(self, config: StreamConfig) -> int:
         """How many consumers a stream may have; 0: any number."""
