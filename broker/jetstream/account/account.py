@@ -105,6 +105,7 @@ class Account:
         self.upstreams = Upstreams(self._origin, clock)
         self.incoming = Incoming(self, Parts(self._configs, self._check_new, self._quota.check_consumer, self._make_stream,
                                              self._forget_consumers, self._add, self._attach))
+        self._quota.incoming = self.incoming.streams
         self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
     @property

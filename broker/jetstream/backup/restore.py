@@ -77,6 +77,7 @@ class Restore:
         self._changed = asyncio.Event()
         self._held: dict[int, Source] = {}
         self._refused: str | None = None
+        self._over = False
         self._reader = ArchiveReader()
         self._numbers: ArchivedStream | None = None
         self._stream: Stream | None = None
@@ -91,6 +92,8 @@ class Restore:
 
     def on_chunks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Take a run of chunks: the bus's handler."""
+        if self._over:
+            return  # and hold nobody back
         for _, reply, hlen, body in ops[start:end]:
             if not reply:
                 self._refused = self._refused or f"{self._name} requires reply subject for each chunk"
@@ -142,6 +145,7 @@ class Restore:
         except (ArchiveError, Unusable) as error:
             raise RestoreFailed(str(error)) from None
         finally:
+            self._over = True
             self._release()
             self._chunks.clear()
 

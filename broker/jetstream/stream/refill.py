@@ -37,7 +37,8 @@ _HEADERS = frozenset((MSG_ID, TTL, SOURCE, *schedules.HEADERS))
 _SUBJECTS_MAX = 65_536
 """Subjects that are remembered as valid."""
 
-_TIME_MAX = (1 << 63) - 1
+_AHEAD_NS = 86_400 * _SECOND
+"""How far a message's time may be in the future: later ones of the stream would all get that time."""
 
 
 GivenMsg = tuple[int, int, bytes, int, bytes]
@@ -78,7 +79,7 @@ class Refill:
         block = stream.log.block(stream)
         for msg in msgs:
             seq, time_ns, subject, hlen, body = msg
-            size = self._check(msg)
+            size = self._check(msg, now_ns)
             due_ns = None
             ttl = 0
             if hlen and body.find(HINT, 0, hlen) >= 0:
@@ -117,7 +118,7 @@ class Refill:
         stream.ttls.arm()
         stream.scheduler.arm()
 
-    def _check(self, msg: GivenMsg) -> int:
+    def _check(self, msg: GivenMsg, now_ns: int) -> int:
         """The size of a message that may be stored. Raises: Unusable."""
         seq, time_ns, subject, hlen, body = msg
         if not self._stream.live.last_seq < seq <= SEQ_MAX:
@@ -128,7 +129,7 @@ class Refill:
             if len(self._subjects) >= _SUBJECTS_MAX:
                 self._subjects.clear()
             self._subjects.add(subject)
-        if not 0 <= time_ns <= _TIME_MAX:
+        if not 0 <= time_ns <= now_ns + _AHEAD_NS:
             raise Unusable(f"message sequence {seq} has no valid time")
         if len(body) > self._max_msg_size:
             raise Unusable(f"message sequence {seq} exceeds maximum message size")

@@ -317,6 +317,7 @@ BAD = {
     "no subject": archive(small(), [msg(1), msg(2, b"")]),
     "headers": archive(small(), [msg(1), msg(2, body=b"no headers", hlen=5)]),
     "time": archive(small(), [msg(1), msg(2, time_ns=-5)]),
+    "time to come": archive(small(), [msg(1), msg(2, time_ns=(1 << 63) - 5)]),
     "too large": archive(small(), [msg(1), msg(2, body=bytes(33 << 20))]),
     "sequence": archive(small(), [msg(1), msg(1 << 63)]),
     "bad consumer": with_consumer("C", {"durable_name": "C", "ack_policy": "some"}),
@@ -404,6 +405,29 @@ async def test_a_client_that_does_not_wait_is_held_back(broker: Inside, monkeypa
     for _ in pieces:
         assert not (await answers.next_msg(10)).data
     assert json.loads((await answers.next_msg(10)).data)["state"]["messages"] == 1999
+
+
+async def test_chunks_after_the_end_hold_nobody_back(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore, "_HELD_BYTES", 0)
+    to = await begin_restore(broker.client, made([]))
+    inbox = broker.client.new_inbox()
+    answers = await broker.client.subscribe(inbox)
+    for _ in range(100):
+        await broker.client.publish(to, b"no archive", reply=inbox)
+    assert json.loads((await answers.next_msg(10)).data)["error"]["err_code"] == 10062
+    assert (await broker.ok("STREAM.NAMES"))["streams"] is None
+
+
+async def test_streams_that_are_being_restored_count() -> None:
+    async with Inside(limits=AccountLimits(max_streams=2, max_storage=3000)) as broker:
+        backup = made([msg(1)], max_bytes=1000)
+        to = await begin_restore(broker.client, backup)
+        await broker.client.request(to, backup.archive)
+        assert await broker.error("STREAM.CREATE.A", {"name": "A", "subjects": ["a"], "max_bytes": 2001}) == 10047
+        await broker.ok("STREAM.CREATE.A", {"name": "A", "subjects": ["a"], "max_bytes": 2000})
+        assert await broker.error("STREAM.CREATE.B", {"name": "B", "subjects": ["b"]}) == 10027
+        await broker.client.request(to, b"")
+        assert (await broker.ok("INFO"))["streams"] == 2
 
 
 async def test_only_so_many_at_once(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
