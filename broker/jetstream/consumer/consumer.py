@@ -65,6 +65,7 @@ class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
+        acks: what it has delivered and what became of it, to read.
         on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
     """
 
@@ -83,7 +84,7 @@ class Consumer:
         self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
-        self._acks = AckState((), 0, 1)
+        self.acks = self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
         filters = Filters([f.encode() for f in config.filters])
