@@ -45,7 +45,7 @@ FAMILIES: Final = (
     Family("jetblock_standby", "gauge", "1 while another broker owns the store."),
     Family("jetblock_connections", "gauge", "Client connections."),
     Family("jetblock_max_connections", "gauge", "The bound on client connections; 0: none."),
-    Family("jetblock_connections_total", "counter", "Client connections since the start."),
+    Family("jetblock_connections_accepted_total", "counter", "Client connections since the start."),
     Family("jetblock_subscriptions", "gauge", "Subscriptions of all accounts."),
     Family("jetblock_received_messages_total", "counter", "Messages received from clients."),
     Family("jetblock_received_bytes_total", "counter", "Bytes of messages received from clients."),

@@ -30,7 +30,7 @@ def server_samples(server: Server, lag: LoopLag, views: Views, health: Health) -
     yield Sample("jetblock_serving", health.serving)
     yield Sample("jetblock_connections", len(server.clients))
     yield Sample("jetblock_max_connections", server.settings.clients.max_connections)
-    yield Sample("jetblock_connections_total", server.total_connections)
+    yield Sample("jetblock_connections_accepted_total", server.total_connections)
     yield Sample("jetblock_subscriptions", server.subscription_count)
     traffic = server.accounts.traffic()
     yield Sample("jetblock_received_messages_total", traffic.in_msgs)
