@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "nkeys", "output", "suggest", "version"}
+LEAVES = {"clock", "errors", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest", "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
@@ -67,7 +67,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.api": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.state", "jetstream.consumer",
                                "jetstream.account", "jetstream.backup"},
     "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
-    "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
+    "jetstream.overview": {"gotime", "jetstream.account", "jetstream.consumer", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
     "server.auth": {"config.access", "config.settings", "nkeys", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "server.routing"},
@@ -99,10 +99,11 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config.settings", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
+    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "gotime", "histogram",
+                "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
-                "server.auth", "server.routing",
+                "server.auth", "server.listeners", "server.routing",
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},

@@ -238,6 +238,11 @@ class Consumer:
                              self._delivery.waiting, push_bound=push is not None and push.active,
                              now_ns=self._clock.now_ns())
 
+    def backlog(self) -> tuple[int, int]:
+        """How many messages are yet to be delivered for the first time, and how many are delivered and unanswered."""
+        self._cursor.count()
+        return max(0, self._cursor.pending), len(self._acks.pending)
+
     # ---- called by the stream
 
     def waits_for(self, seqs: Sequence[int]) -> Sequence[int]:
