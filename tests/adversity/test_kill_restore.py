@@ -18,7 +18,7 @@ from tests.jetstream.archives import Backup, api, restore
 
 pytestmark = pytest.mark.asyncio
 
-ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "2"))
 MESSAGES, BYTES = 2000, 500
 
 

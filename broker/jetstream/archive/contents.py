@@ -32,6 +32,8 @@ _MSGS_AT_ONCE: Final = 512
 _BYTES_AT_ONCE: Final = 1 << 20
 """Messages given out at once: a millisecond's work."""
 
+_PIECE_BYTES: Final = 64 << 10
+
 
 class ArchiveWriter:
     """Writes an archive, in the order of its methods; each returns bytes to send."""
@@ -95,10 +97,8 @@ class ArchiveReader:
             return
         msgs: list[ArchivedMsg] = []
         size = 0
-        for raw in self._frames.feed(data):
-            if len(self._magic) < len(MAGIC):
-                raw = self._without_magic(raw)
-            for entry in self._entries.feed(raw) if raw else ():
+        for raw in self._raw(data):
+            for entry in self._entries.feed(raw):
                 if not entry.seq or self._consumers:
                     if msgs:
                         yield msgs
@@ -117,6 +117,14 @@ class ArchiveReader:
                     msgs, size = [], 0
         if msgs:
             yield msgs
+
+    def _raw(self, data: bytes) -> Iterator[bytes]:
+        """The raw bytes that ``data`` completes, after the magic, in pieces: a block may hold 600 000 entries."""
+        for raw in self._frames.feed(data):
+            if len(self._magic) < len(MAGIC):
+                raw = self._without_magic(raw)
+            for at in range(0, len(raw), _PIECE_BYTES):
+                yield raw[at:at + _PIECE_BYTES]
 
     def finish(self) -> None:
         """Nothing more comes. Raises: ArchiveError: something is missing."""

@@ -88,7 +88,8 @@ class ChunkSender:
         if not self._interest.interested:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), _INTEREST_SECONDS)
+                async with asyncio.timeout(_INTEREST_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 raise Stopped("no interest", b"408 No Interest") from None
 

@@ -110,7 +110,8 @@ class Restore:
         while not self._chunks:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), IDLE_SECONDS)
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 raise Stalled(f"{self._name} is stalled") from None
         if self._refused is not None:

@@ -67,6 +67,17 @@ def test_what_is_cut_off_is_noticed() -> None:
             read(whole[:size])
 
 
+def test_very_many_messages_in_few_bytes_come_a_few_at_a_time() -> None:
+    """A block of 4 MiB that compresses well; more than that is no block."""
+    head = MAGIC + entry(b"state.json", body=json.dumps({"last_seq": 1 << 40}).encode())
+    many = b"".join(encode_entry(Entry(b"s", 0, seq, 0, b"")) for seq in range(1, 200_000))
+    data = FrameWriter().write(head + many)
+    reader = ArchiveReader()
+    sizes = [len(batch) for batch in reader.feed(data) if isinstance(batch, list)]
+    assert sum(sizes) == 199_999
+    assert max(sizes) == 512
+
+
 def test_what_follows_the_end_is_passed_over() -> None:
     assert len(read(REAL + b"anything", 1 << 20)) == len(read(REAL, 1 << 20)) == len(read(REAL + b"anything", 10))
 
