@@ -100,7 +100,7 @@ MAY: dict[str, set[str]] = {
                 "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
-                "server.auth", "server.listeners", "server.routing",
+                "server.auth", "server.listeners", "server.routing", "server.system",
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},

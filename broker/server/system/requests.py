@@ -27,6 +27,9 @@ __all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Una
 
 log = logging.getLogger(__name__)
 
+_WAITING_MAX: Final = 1000
+"""Past so many, what comes from no client is dropped."""
+
 BAD_REQUEST: Final = 400
 FAILED: Final = 500
 
@@ -68,14 +71,14 @@ class Request:
         """One token of the subject."""
         return self.subject.split(".")[index]
 
-    def members(self) -> dict[str, Any]:
-        """The request's options by their lower-case names.
+    def members(self, go_type: str = "EventFilterOptions") -> dict[str, Any]:
+        """The request's options by their lower-case names; errors call their type ``go_type``.
 
         Raises: RequestError if they cannot be decoded; Unanswered when they select other servers.
         """
         try:
-            members = members_of(self.body)
-            selected = self._requests.selection().includes(members)
+            members = members_of(self.body, go_type)
+            selected = self._requests.selection().includes(members, go_type)
         except ValueError as error:
             raise RequestError(str(error), BAD_REQUEST) from None
         if not selected:
@@ -120,11 +123,15 @@ class Requests:
         self._call_soon = call_soon
         self._queue: deque[tuple[Handler, Request, _Sender | None]] = deque()
 
-    def serve(self, router: Router, subject: str, handler: Handler) -> None:
-        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account."""
+    def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False) -> None:
+        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account.
+
+        ``unanswered``: also those that want no answer.
+        """
         def take(ops: Sequence[Msg], start: int, end: int, source: _Sender | None, now_ns: int) -> None:
             for i in range(start, end):
-                self._put(handler, Request(self, router, ops[i]), source)
+                if ops[i][1] or unanswered:
+                    self._put(handler, Request(self, router, ops[i]), source)
 
         router.subscribe(subject.encode(), take)
 
@@ -136,6 +143,9 @@ class Requests:
         # A request may list a million subscriptions: others have their turn in between, and who asks must wait.
         if source is not None:
             source.hold()
+        elif len(self._queue) >= _WAITING_MAX:
+            # A consumer may deliver to such a subject, and does not wait.
+            return
         if not self._queue:
             self._call_soon(self._turn)
         self._queue.append((handler, request, source))

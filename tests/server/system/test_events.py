@@ -94,7 +94,7 @@ async def test_connections_of_an_account(server: Server) -> None:
             new = await listener.next("$SYS.ACCOUNT.B.SERVER.CONNS")
             assert (old["acc"], old["name"], old["conns"], old["total_conns"], old["leafnodes"]) == ("B", "B", 1, 1, 0)
             assert old["type"] == "io.nats.server.advisory.v1.account_connections"
-            assert new["conns"] == 1
+            assert (new["conns"], new["id"]) == (1, old["id"])
             asked = await listener.ask("$SYS.REQ.ACCOUNT.B.CONNS", {"acc": "B"})
             assert asked["received"] == {"msgs": 1, "bytes": 2, **NOWHERE}
             assert asked["sent"] == {"msgs": 0, "bytes": 0, **NOWHERE}
