@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.gojson import unmarshal_error
+
 __all__ = ["Selection", "members_of"]
 
 _TEXTS: Final = ("server_name", "host", "cluster")
@@ -20,12 +22,11 @@ _JSON_NAMES: Final = {str: "string", bool: "bool", list: "array", dict: "object"
 def members_of(body: bytes, go_type: str) -> dict[str, Any]:
     """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError that names their
     Go type."""
+    source = body.decode("utf-8", "replace")
     try:
-        decoded = json.loads(body) if body else {}
-    except RecursionError:  # brackets nested a thousand deep
-        raise ValueError("exceeded max depth") from None
-    except ValueError as error:
-        raise ValueError(f"invalid JSON: {error}") from None
+        decoded = json.loads(source, parse_constant=_refuse) if source else {}
+    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
+        raise ValueError(unmarshal_error(source)) from None
     if decoded is None:
         return {}
     if not isinstance(decoded, dict):
@@ -55,6 +56,10 @@ class Selection(NamedTuple):
             if value and (value != own if exact else value not in own):
                 return False
         return self.tags.issuperset(members.get("tags", ())) and members.get("domain", "") in ("", self.domain)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _has_only_texts(value: object) -> bool:
