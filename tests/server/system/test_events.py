@@ -156,6 +156,19 @@ async def test_shutdown() -> None:
         assert (ended["name"], ended["id"], ended["host"]) == (server.server_name, server.server_id, "127.0.0.1")
 
 
+async def test_a_server_that_serves_again(server: Server) -> None:
+    """As an owner that lost the store and won it back: its end is announced each time, and so are the clients between."""
+    for _ in range(2):
+        async with Listener(url(server), "$SYS.>") as listener:
+            async with Wire(server.port) as wire:
+                wire.send(connect("a"))
+                await wire.settled()
+                assert (await listener.next("$SYS.ACCOUNT.A.SERVER.CONNS"))["conns"] == 1
+            await server.close()
+            assert (await listener.next(f"$SYS.SERVER.{server.server_id}.SHUTDOWN"))["id"] == server.server_id
+        await server.start()
+
+
 async def test_nothing_is_built_for_nobody(server: Server) -> None:
     """Without subscribers no event is made: its number would be missing in the next one."""
     async with Listener(url(server)) as listener:
