@@ -152,8 +152,7 @@ def differences(ours: Any, real: Any, path: str = "") -> Iterator[str]:
             return
         if len(ours) != len(real):
             yield f"{path}: {len(ours)} and {len(real)} entries"
-        if all(isinstance(one, str) for one in (*ours, *real)):
-            ours, real = sorted(ours), sorted(real)
+        ours, real = sorted(ours, key=_place), sorted(real, key=_place)  # nats-server shows most lists in any order
         for one, other in zip(ours, real, strict=False):
             yield from differences(one, other, path)
     elif _is_inbox(ours) and _is_inbox(real):
@@ -164,6 +163,13 @@ def differences(ours: Any, real: Any, path: str = "") -> Iterator[str]:
 
 def _kind(value: object) -> str:
     return "number" if type(value) in (int, float) else type(value).__name__
+
+
+def _place(entry: Any) -> tuple[str, str]:
+    """Where an entry of a list is compared: by what names it."""
+    if isinstance(entry, dict):
+        return str(entry.get("sid", "")), str(entry.get("acc", entry.get("name", "")))
+    return "", str(entry)
 
 
 def _is_inbox(value: object) -> bool:
