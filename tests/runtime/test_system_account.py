@@ -39,7 +39,7 @@ DEPENDS_ON_PROCESS = {
     "out_client_bytes", "pending_bytes", "http_req_stats", "flags", "cid", "start_time", "num_cache", "num_inserts",
     "num_removes", "num_matches", "cache_hit_rate", "max_fanout", "avg_fanout", "total_connections", "stop",
     "subscriptions_list", "first_ts", "last_ts", "tls_timeout", "auth_timeout", "cores", "storage", "bytes", "api",
-    "connect_urls", "http_host"}
+    "connect_urls", "http_host", "msgs"}
 """Values that two processes may differ in; their types still agree."""
 
 ONLY_REAL = {
