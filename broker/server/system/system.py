@@ -59,7 +59,7 @@ class Host(Protocol):
 
 
 class System:
-    """``account`` is the system account. Requests are served at once; events are published from ``start`` on."""
+    """``account`` is the system account. Requests are served at once; statistics are published from ``start`` on."""
 
     def __init__(self, host: Host, account: Account, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._host = host
