@@ -17,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "errors", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest", "version"}
+LEAVES = {"clock", "errors", "gojson", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest",
+          "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
@@ -46,7 +47,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.filters": {"protocol"},
     "jetstream.inflight": {"config.settings"},
     "jetstream.usage": set(),
-    "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
+    "jetstream.wire": {"clock", "gojson", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
     "jetstream.config": {"config.settings", "gotime", "jetstream.settings", "jetstream.wire", "protocol", "version"},
     "jetstream.stream.state": STREAM,
@@ -73,7 +74,7 @@ MAY: dict[str, set[str]] = {
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
-    "server.system": {"clock", "config.access", "config.settings", "gotime", "protocol", "server.accounts",
+    "server.system": {"clock", "config.access", "config.settings", "gojson", "gotime", "protocol", "server.accounts",
                       "server.connection", "server.routing"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
                "server.accounts", "server.auth", "server.routing", "server.connection", "server.listeners", "server.system"},
@@ -103,7 +104,7 @@ MAY: dict[str, set[str]] = {
                 "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
-                "server.auth", "server.listeners", "server.routing",
+                "server.auth", "server.listeners", "server.routing", "server.system",
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},

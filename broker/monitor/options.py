@@ -262,24 +262,26 @@ def from_json(model: type[T], members: Mapping[str, Any]) -> T:
         if value is None:
             continue
         if not kind.is_valid(value):
-            raise BadOption(f"json: cannot unmarshal {_go_kind(value)} into Go struct field {_go_name(model)}.{name} "
+            raise BadOption(f"json: cannot unmarshal {_go_kind(value, kind)} into Go struct field {_go_name(model)}.{name} "
                             f"of type {kind.go_type}")
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return model(**values)
 
 
-_GO_NAMES: Final = {"AccstatzOptions": "AccountStatzOptions", "JszOptions": "JSzOptions"}
+_GO_NAMES: Final = {"AccstatzOptions": "AccountStatzEventOptions"}
 
 
 def _go_name(model: type) -> str:
-    return _GO_NAMES.get(model.__name__, model.__name__)
+    """The type that holds them in a request, with what selects servers."""
+    return _GO_NAMES.get(model.__name__) or model.__name__.replace("Options", "EventOptions")
 
 
-def _go_kind(value: Any) -> str:
+def _go_kind(value: Any, wanted: _Kind) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int | float):
-        return f"number {value}"
+        # A number that does not fit another kind of number is shown.
+        return f"number {value}" if type(wanted.default) is int else "number"
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"

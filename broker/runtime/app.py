@@ -31,8 +31,10 @@ from broker.errors import StartError
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
 from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
+from broker.runtime.system_pages import SystemPages
 from broker.server.listeners.certificates import TlsParameters
 from broker.server.server import Server
+from broker.server.system.requests import RequestError
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
@@ -64,6 +66,7 @@ class App:
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
         self.server = Server(settings, self.clock, self.rng)
+        self._serve_system_account()
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
         self.shard_host: ShardHost | None = None
@@ -158,6 +161,19 @@ class App:
         for line in lines(differences, new):
             log.info("%s", line)
         log.info("Reloaded server configuration")
+
+    def _serve_system_account(self) -> None:
+        """Let users of the system account ask for the monitoring pages, and reload."""
+        system = self.server.system
+        if system is not None:
+            pages = SystemPages(lambda: self.views)
+            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request)
+
+    def _reload_on_request(self) -> None:
+        try:
+            self.reload()
+        except ReloadError as error:
+            raise RequestError(str(error)) from None
 
     def _reload_jetstream(self) -> None:
         """Its accounts follow the server's."""

@@ -7,20 +7,22 @@ import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker import JETSTREAM_API_LEVEL, __version__
 from broker.clock import Clock
 from broker.config.settings import ServerLimits, Settings, WebSocketSettings
 from broker.gotime import format_time
-from broker.jetstream.engine import JetStream
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
 from broker.runtime.account_views import account_view
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_figures import Cpu, resident_bytes
-from broker.runtime.shard_host import ShardHost
 from broker.server.overview import certificates_of, subscriptions_of, subsz_rows
 from broker.server.server import Server
+
+if TYPE_CHECKING:
+    from broker.jetstream.engine import JetStream
+    from broker.runtime.shard_host import ShardHost
 
 __all__ = ["Parts", "Sources"]
 

@@ -34,13 +34,13 @@ def test_the_same_options_from_both() -> None:
 
 
 @pytest.mark.parametrize(("members", "why"), [
-    ({"limit": "x"}, "json: cannot unmarshal string into Go struct field ConnzOptions.limit of type int"),
-    ({"limit": 1.5}, "json: cannot unmarshal number 1.5 into Go struct field ConnzOptions.limit of type int"),
-    ({"limit": True}, "json: cannot unmarshal bool into Go struct field ConnzOptions.limit of type int"),
-    ({"cid": -1}, "json: cannot unmarshal number -1 into Go struct field ConnzOptions.cid of type uint64"),
-    ({"auth": 1}, "json: cannot unmarshal number 1 into Go struct field ConnzOptions.auth of type bool"),
-    ({"user": []}, "json: cannot unmarshal array into Go struct field ConnzOptions.user of type string"),
-    ({"acc": {}}, "json: cannot unmarshal object into Go struct field ConnzOptions.acc of type string"),
+    ({"limit": "x"}, "json: cannot unmarshal string into Go struct field ConnzEventOptions.limit of type int"),
+    ({"limit": 1.5}, "json: cannot unmarshal number 1.5 into Go struct field ConnzEventOptions.limit of type int"),
+    ({"limit": True}, "json: cannot unmarshal bool into Go struct field ConnzEventOptions.limit of type int"),
+    ({"cid": -1}, "json: cannot unmarshal number -1 into Go struct field ConnzEventOptions.cid of type uint64"),
+    ({"auth": 1}, "json: cannot unmarshal number into Go struct field ConnzEventOptions.auth of type bool"),
+    ({"user": []}, "json: cannot unmarshal array into Go struct field ConnzEventOptions.user of type string"),
+    ({"acc": {}}, "json: cannot unmarshal object into Go struct field ConnzEventOptions.acc of type string"),
 ])
 def test_wrong_type_in_json(members: dict[str, Any], why: str) -> None:
     """Go's text."""
