@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["AccountView", "Buckets", "Connections", "Health", "JetStreamAccount", "JetStreamView", "Sample",
-           "SublistFigures", "Subscriptions", "Traffic", "Views"]
+__all__ = ["ACCOUNTS_MAX", "STREAMS_MAX", "AccountView", "Buckets", "Connections", "Health", "JetStreamAccount",
+           "JetStreamView", "Sample", "SublistFigures", "Subscriptions", "Traffic", "Views"]
+
+STREAMS_MAX: Final = 500
+"""Streams with series of their own on /metrics, the first by account and name; totals are over all."""
+ACCOUNTS_MAX: Final = 100
+"""Accounts with series of their own, the first by name."""
 
 
 class Connections(Protocol):

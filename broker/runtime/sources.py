@@ -15,6 +15,7 @@ from broker.config.settings import ServerLimits, Settings, WebSocketSettings
 from broker.gotime import format_time
 from broker.jetstream.engine import JetStream
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
+from broker.runtime import samples
 from broker.runtime.account_views import account_view
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_figures import Cpu, resident_bytes
@@ -64,9 +65,6 @@ class Sources:
             jetstream=self._jetstream, samples=self._samples)
 
     def _samples(self) -> Iterator[Sample]:
-        # Imports prometheus-client, which takes 70 ms.
-        from broker.runtime import samples
-
         parts = self._parts
         yield from samples.server_samples(parts.server, parts.lag, self.views, self._health())
         if parts.shard_host is not None:
