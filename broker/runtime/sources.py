@@ -20,7 +20,7 @@ from broker.runtime.account_views import account_view
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_figures import Cpu, resident_bytes
 from broker.runtime.shard_host import ShardHost
-from broker.server.overview import certificates_of, subscriptions_of, subsz_rows
+from broker.server.overview import certificates_of, connections, subscriptions_of, subsz_rows
 from broker.server.server import Server
 
 __all__ = ["Parts", "Sources"]
@@ -59,7 +59,7 @@ class Sources:
         self.views = Views(
             server_id=server.server_id, server_name=server.server_name,
             now=lambda: format_time(parts.clock.now_ns()), varz=self._varz, health=self._health,
-            connections=server.connections, subscriptions_of=partial(subscriptions_of, server),
+            connections=partial(connections, server), subscriptions_of=partial(subscriptions_of, server),
             certificates_of=partial(certificates_of, server), subscriptions=partial(subsz_rows, server),
             accounts=self._accounts, system_account=accounts.system.name if accounts.system is not None else "",
             jetstream=self._jetstream, samples=self._samples)
