@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.gotime import parse_duration
@@ -12,7 +12,7 @@ from broker.protocol.subject import collide
 
 __all__ = ["connz"]
 
-_SORTS: Final[dict[str, tuple[Callable[[dict[str, Any]], Any], bool]]] = {
+_SORTS: Final[dict[str, tuple[Callable[[Mapping[str, Any]], Any], bool]]] = {
     # Option: sort key, and whether the highest comes first. Connection ids are in order of start.
     "cid": (lambda row: row["cid"], False), "start": (lambda row: row["cid"], False),
     "subs": (lambda row: row["subscriptions"], True), "pending": (lambda row: row["pending_bytes"], True),
@@ -50,7 +50,7 @@ def connz(views: Views, options: ConnzOptions) -> dict[str, Any]:
     if account and all(found.name != account for found in views.accounts()):
         return page | {"server_id": "", "connections": None}
 
-    def in_account(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def in_account(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [row for row in rows if row["account"] == account] if account else rows
 
     rows = in_account(views.connections()) if options.state != CLOSED else []
@@ -77,11 +77,11 @@ def connz(views: Views, options: ConnzOptions) -> dict[str, Any]:
                    "connections": [_shown(views, row, options) for row in rows]}
 
 
-def _receives(views: Views, row: dict[str, Any], subject: bytes) -> bool:
+def _receives(views: Views, row: Mapping[str, Any], subject: bytes) -> bool:
     return any(collide(subject, sub["subject"].encode()) for sub in views.subscriptions_of(row))
 
 
-def _shown(views: Views, row: dict[str, Any], options: ConnzOptions) -> dict[str, Any]:
+def _shown(views: Views, row: Mapping[str, Any], options: ConnzOptions) -> dict[str, Any]:
     """The members of a row that were asked for."""
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}
     if options.subscriptions_detail or options.subscriptions:

@@ -102,7 +102,11 @@ class MonitorServer:
             self._loading.cancel()
 
     async def _load(self) -> None:
-        web = await asyncio.to_thread(import_module, "broker.monitor.web")
+        try:
+            web = await asyncio.to_thread(import_module, "broker.monitor.web")
+        except Exception:
+            log.exception("the monitoring pages cannot be served")
+            return
         self._http = web.http_protocol(self._views, self._base_path)
         for connection in list(self._connections):
             connection.begin(self._http())

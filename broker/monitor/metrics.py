@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -16,12 +16,7 @@ from prometheus_client.registry import Collector
 
 from broker.monitor.views import Buckets, Sample
 
-__all__ = ["ACCOUNTS_MAX", "FAMILIES", "STREAMS_MAX", "Family", "Metrics"]
-
-STREAMS_MAX: Final = 500
-"""Streams with series of their own, the first by account and name; totals are over all."""
-ACCOUNTS_MAX: Final = 100
-"""Accounts with series of their own, the first by name."""
+__all__ = ["FAMILIES", "Family", "metrics_text"]
 
 
 class Family(NamedTuple):
@@ -109,25 +104,23 @@ FAMILIES: Final = (
 """All metrics but the process's and Python's own, which are prometheus-client's (``process_*``, ``python_*``)."""
 
 
-class Metrics:
-    """``samples`` gives the values of ``FAMILIES``, as they are."""
+def metrics_text(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
+    """The page and its content type, in the format that the header ``Accept`` asks for. May run in any thread.
 
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
-        # Not the global registry: several brokers may run in one process.
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(samples))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-
-    def text(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, in the format that the header ``Accept`` asks for."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    Args: ``samples`` are the values of ``FAMILIES``.
+    """
+    # Not the global registry: several brokers may run in one process.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(samples))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 class _Figures(Collector):
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, samples: Iterable[Sample]) -> None:
         self._samples = samples
 
     def describe(self) -> Iterable[Metric]:
@@ -135,7 +128,7 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         found: dict[str, list[Sample]] = {family.name: [] for family in FAMILIES}
-        for sample in self._samples():
+        for sample in self._samples:
             found[sample.name].append(sample)
         for family in FAMILIES:
             if samples := found[family.name]:
@@ -147,14 +140,19 @@ def _metric(family: Family, samples: Sequence[Sample]) -> Metric:
         histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
         for sample in samples:
             if isinstance(sample.value, Buckets):
-                histogram.add_metric(sample.labels, list(_cumulative(sample.value)), sample.value.sum_s)
+                histogram.add_metric(_written(sample.labels), list(_cumulative(sample.value)), sample.value.sum_s)
         return histogram
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
     for sample in samples:
         if not isinstance(sample.value, Buckets):
-            metric.add_metric(sample.labels, sample.value)
+            metric.add_metric(_written(sample.labels), sample.value)
     return metric
+
+
+def _written(labels: tuple[str, ...]) -> list[str]:
+    """Names as UTF-8 can write them: what clients named may hold half a surrogate pair."""
+    return [label.encode("utf-8", "replace").decode() for label in labels]
 
 
 def _cumulative(buckets: Buckets) -> Iterator[tuple[str, float]]:

@@ -7,18 +7,23 @@ the sources, which are called for each request, on the event loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["AccountView", "Buckets", "Connections", "Health", "JetStreamAccount", "JetStreamView", "Sample",
-           "SublistFigures", "Subscriptions", "Traffic", "Views"]
+__all__ = ["ACCOUNTS_MAX", "STREAMS_MAX", "AccountView", "Buckets", "Connections", "Health", "JetStreamAccount",
+           "JetStreamView", "Sample", "SublistFigures", "Subscriptions", "Traffic", "Views"]
+
+STREAMS_MAX: Final = 500
+"""Streams with series of their own on /metrics, the first by account and name; totals are over all."""
+ACCOUNTS_MAX: Final = 100
+"""Accounts with series of their own, the first by name."""
 
 
 class Connections(Protocol):
     """Rows of /connz in the order of their cid."""
 
-    def __call__(self, *, closed: bool = False) -> list[dict[str, Any]]:
+    def __call__(self, *, closed: bool = False) -> list[Mapping[str, Any]]:
         """Open or closed connections."""
 
 
@@ -165,9 +170,9 @@ class Views:
     """/varz, but for the sections ``jetstream``, ``http_req_stats`` and what all connections are counted by."""
     health: Callable[[], Health]
     connections: Connections
-    subscriptions_of: Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
+    subscriptions_of: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]]
     """The subscriptions of a row of ``connections``, as /connz shows them in detail."""
-    certificates_of: Callable[[dict[str, Any]], Sequence[dict[str, str]]]
+    certificates_of: Callable[[Mapping[str, Any]], Sequence[dict[str, str]]]
     """The certificate that the client of such a row was verified by, if any."""
     subscriptions: Subscriptions
     accounts: Callable[[], list[AccountView]]

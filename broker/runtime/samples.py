@@ -9,8 +9,7 @@ from broker import NATS_SERVER_VERSION, __version__
 from broker.histogram import Histogram
 from broker.jetstream.account.account import Account as JetStreamAccount
 from broker.jetstream.engine import JetStream
-from broker.monitor.metrics import ACCOUNTS_MAX, STREAMS_MAX
-from broker.monitor.views import Buckets, Health, JetStreamView, Sample, Views
+from broker.monitor.views import ACCOUNTS_MAX, STREAMS_MAX, Buckets, Health, JetStreamView, Sample, Views
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.shard_host import ShardHost
 from broker.server.server import Server

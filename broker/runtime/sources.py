@@ -14,10 +14,11 @@ from broker.clock import Clock
 from broker.config.settings import ServerLimits, Settings, WebSocketSettings
 from broker.gotime import format_time
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
+from broker.runtime import samples
 from broker.runtime.account_views import account_view
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_figures import Cpu, resident_bytes
-from broker.server.overview import certificates_of, subscriptions_of, subsz_rows
+from broker.server.overview import certificates_of, connections, subscriptions_of, subsz_rows
 from broker.server.server import Server
 
 if TYPE_CHECKING:
@@ -60,15 +61,12 @@ class Sources:
         self.views = Views(
             server_id=server.server_id, server_name=server.server_name,
             now=lambda: format_time(parts.clock.now_ns()), varz=self._varz, health=self._health,
-            connections=server.connections, subscriptions_of=partial(subscriptions_of, server),
+            connections=partial(connections, server), subscriptions_of=partial(subscriptions_of, server),
             certificates_of=partial(certificates_of, server), subscriptions=partial(subsz_rows, server),
             accounts=self._accounts, system_account=accounts.system.name if accounts.system is not None else "",
             jetstream=self._jetstream, samples=self._samples)
 
     def _samples(self) -> Iterator[Sample]:
-        # Imports prometheus-client, which takes 70 ms.
-        from broker.runtime import samples
-
         parts = self._parts
         yield from samples.server_samples(parts.server, parts.lag, self.views, self._health())
         if parts.shard_host is not None:

@@ -317,7 +317,7 @@ class Server:
                 account = client.account.name
                 subs = [{"account": account, "account_tag": account, **subscription_row(sub)}
                         for sub in islice(client.subs.values(), _CLOSED_SUBS_MAX)]
-                self._closed.append({**self._row(client), "subscriptions_list_detail": subs})
+                self._closed.append({**self.row(client), "subscriptions_list_detail": subs})
             if not self.clients:
                 self._no_clients.set()
         if self.system is not None:
@@ -429,9 +429,10 @@ class Server:
         """
         if closed:
             return list(self._closed)
-        return [self._row(client) for client in self.clients.values()]
+        return [self.row(client) for client in self.clients.values()]
 
-    def _row(self, client: Client) -> dict[str, Any]:
+    def row(self, client: Client) -> dict[str, Any]:
+        """The /connz entry of one connection."""
         return connection_row(client, self.clock.now_ns(), authenticated=client.entrance.authenticator is not None)
 
     def connect_urls(self) -> list[str]:

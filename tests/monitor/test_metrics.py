@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from broker.config.access import AccountLimits, AccountSettings, User
 from broker.config.settings import make_settings
-from broker.monitor.metrics import FAMILIES, Metrics
+from broker.monitor.metrics import FAMILIES, metrics_text
 from broker.monitor.views import Buckets, Sample
 from broker.runtime import samples as samples_module
 from broker.runtime.app import App
@@ -169,14 +169,15 @@ async def test_histogram_and_labels() -> None:
     """Buckets are cumulative, and labels may hold anything a stream's name may."""
     samples: list[Sample] = [
         Sample("jetblock_commit_duration_seconds", Buckets((0.5, 1.0), (3, 0, 2), 7.5)),
-        Sample("jetblock_stream_messages", 1, ("a\"b\\", "é\n"))]
-    text, _ = Metrics(lambda: samples).text("")
+        Sample("jetblock_stream_messages", 1, ("a\"b\\", "é\n")), Sample("jetblock_stream_messages", 2, ("A", "\ud800"))]
+    text, _ = metrics_text(samples, "")
     found: dict[Any, float] = {(sample.name, *sample.labels.values()): sample.value
                                for family in parser.text_string_to_metric_families(text.decode())
                                for sample in family.samples}
     assert [found["jetblock_commit_duration_seconds_bucket", le] for le in ("0.5", "1.0", "+Inf")] == [3, 3, 5]
     assert found["jetblock_commit_duration_seconds_sum",] == 7.5
     assert found["jetblock_stream_messages", "a\"b\\", "é\n"] == 1
+    assert found["jetblock_stream_messages", "A", "?"] == 2
 
 
 async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class Server:
             accounts=lambda: [AccountView("$G", connections=2, sublist=SublistFigures(7)), AccountView("OTHER"),
                               AccountView("$SYS", is_system=True)])
 
-    def connections(self, *, closed: bool = False) -> list[dict[str, Any]]:
+    def connections(self, *, closed: bool = False) -> list[Mapping[str, Any]]:
         return [dict(found) for found in (CLOSED if closed else OPEN)]
 
     def subscriptions_of(self, found: Mapping[str, Any]) -> list[dict[str, Any]]:
