@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
+from broker.config.digest import digest
 from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
@@ -45,6 +46,8 @@ class FileSettings:
     """Whether there is an ``authorization`` block, even an empty one."""
 
     notices: list[str] = field(default_factory=list)
+    digest: str = ""
+    """Changes with the contents."""
 
 
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
@@ -72,6 +75,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
     if meaning.report.errors:
         raise ConfigError("\n".join(meaning.report.errors))
     meaning.found.notices = meaning.report.notices
+    meaning.found.digest = digest(top)
     return meaning.found
 
 
@@ -155,6 +159,9 @@ class _Meaning:
 
     def http(self, value: Value) -> None:
         self.listen(value, "monitoring.host", "monitoring.port", "http")
+
+    def https(self, value: Value) -> None:
+        self.listen(value, "monitoring.host", "monitoring.https_port", "https")
 
     def authorization(self, value: Value) -> None:
         self.found.authorization = True
@@ -289,7 +296,7 @@ class _Meaning:
         "ws": websocket, "websocket": websocket, "websocket.listen": websocket_listen, "websocket.tls": websocket_tls,
         "websocket.tls.certs": websocket_certificates, "websocket.tls.certificates": websocket_certificates,
         "websocket.authentication": websocket_authorization,
-        "listen": listen, "http": http, "authorization": authorization, "authorization.users": users,
+        "listen": listen, "http": http, "https": https, "authorization": authorization, "authorization.users": users,
         **dict.fromkeys(("authorization.default_permissions", "authorization.default_permission",
                          "authorization.permissions"), permissions),
         **dict.fromkeys(("operator", "operators", "roots", "root", "root_operators", "root_operator"), operators),

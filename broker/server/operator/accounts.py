@@ -19,14 +19,15 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from broker.clock import Clock
 from broker.config.access import AccountSettings
 from broker.config.settings import OperatorSettings
+from broker.gotime import format_time
 from broker.jwt.access import account_settings
 from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims
-from broker.jwt.token import TokenError
+from broker.jwt.token import TokenError, decode_token
 from broker.jwt.validation import account_issues, blocking
 from broker.nkeys import ACCOUNT, is_public_key
 from broker.server.operator.resolver import Resolver, ResolverError, make_resolver
@@ -89,7 +90,22 @@ class KnownAccount:
         """Whether the accounts that it imports from were looked up."""
 
         self.updated_at_ns = 0
+        self._decoded_token = ""
+        self._values: dict[str, Any] = {}
         self.timer: asyncio.TimerHandle | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Its token as monitoring shows it."""
+        claims = self.claims
+        shown = {"expired": self.expired, "jwt": self.token, "issuer_key": claims.issuer, "tags": list(claims.tags),
+                 "decoded_jwt": self._decoded(),
+                 "revoked_user": {user: format_time(at * _SECOND) for user, at in claims.revocations.items()}}
+        return {name: value for name, value in shown.items() if value or name == "expired"}
+
+    def _decoded(self) -> dict[str, Any]:
+        if self._decoded_token != self.token:
+            self._decoded_token, self._values = self.token, decode_token(self.token).fields.values
+        return self._values
 
     @property
     def name(self) -> str:
@@ -129,6 +145,11 @@ class OperatorAccounts:
             self._refreshing.cancel()
 
     # Looking up
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """The account's token as monitoring shows it; nothing if it has none."""
+        account = self._known.get(name)
+        return account.shown() if account is not None else {}
 
     def known(self, name: str) -> KnownAccount | None:
         return self._known.get(name)

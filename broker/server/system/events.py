@@ -27,7 +27,7 @@ from broker.config.access import DEFAULT_ACCOUNT
 from broker.gotime import format_time
 from broker.server.accounts.account import Account
 from broker.server.connection.connection import Client
-from broker.server.connection.statistics import identity
+from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
 from broker.server.system.requests import compact
 
@@ -79,10 +79,12 @@ class Events:
         """An account has another number of connections, or this number is repeated."""
         if account.name == DEFAULT_ACCOUNT:
             return
-        for subject in (f"$SYS.SERVER.ACCOUNT.{account.name}.CONNS".encode(),
-                        f"$SYS.ACCOUNT.{account.name}.SERVER.CONNS".encode()):
-            if self._router.interest(subject):
-                self._put(self._router, subject, self.connections(account))
+        subjects = (f"$SYS.SERVER.ACCOUNT.{account.name}.CONNS".encode(),
+                    f"$SYS.ACCOUNT.{account.name}.SERVER.CONNS".encode())
+        if heard := [subject for subject in subjects if self._router.interest(subject)]:
+            event = self.connections(account)
+            for subject in heard:
+                self._put(self._router, subject, event)
 
     def connections(self, account: Account) -> dict[str, Any]:
         """The event about an account's connections."""
@@ -125,7 +127,8 @@ class Events:
 
 
 def _shown(client: Client) -> dict[str, Any]:
-    return identity(client, "") | {"name_tag": client.account.name}
+    return identity(client, "") | token_fields(client) | {
+        "name_tag": client.account.settings.name_tag or client.account.name}
 
 
 def connections_event(account: Account) -> dict[str, Any]:
