@@ -43,11 +43,10 @@ class Identities:
         self._accounts_at = value
         self._directory = read_accounts(value, self._found)
 
-    def mappings(self, value: Value, written: str) -> None:
+    def mappings(self, value: Value) -> None:
         """The default account's mappings."""
-        self._found.wrong(value, f'"{written}" {LATER}: subjects are used as they are published')
         mappings = read_mappings(value, self._found)
-        self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)]
+        self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)] if mappings else []
 
     def settings(self, *, user: str, token: str) -> dict[str, Any]:
         """Settings by path, checked against each other and the single user or token in the file."""

@@ -13,6 +13,7 @@ from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, Nk
 from broker.config.settings import AccountsSettings
 from broker.server.accounts.account import Account, Traffic
 from broker.server.routing.router import Router
+from broker.server.sharing.exchange import Exchange
 
 __all__ = ["Accounts", "user_of", "wanted_accounts"]
 
@@ -20,21 +21,23 @@ AnyUser = TypeVar("AnyUser", User, NkeyUser)
 
 
 class Accounts:
-    """The directory. ``make_router(name)`` makes the subject space of an account."""
+    """The directory. ``make_router(name)`` makes the subject space of an account; ``exchange`` connects them."""
 
-    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router]) -> None:
+    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange) -> None:
         self._make_router = make_router
+        self.exchange = exchange
         self._accounts: dict[str, Account] = {}
         self._deleted: set[str] = set()
         self._on_added: Callable[[Account], None] | None = None
         self._system_name = "" if settings.no_system else settings.system
         wanted = wanted_accounts(settings)
-        self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
-        self.system = self.add(wanted.pop(settings.system)) if not settings.no_system else None
+        self.default = self._add(wanted.pop(DEFAULT_ACCOUNT))
+        self.system = self._add(wanted.pop(settings.system)) if not settings.no_system else None
         """None: there is no system account."""
 
         for one in wanted.values():
-            self.add(one)
+            self._add(one)
+        self._share()
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
@@ -42,8 +45,17 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def add(self, settings: AccountSettings) -> Account:
-        """Add a new account."""
+    def put(self, settings: AccountSettings) -> Account:
+        """Add an account, or change one: what it shares changes at once, what its connections may do when told."""
+        account = self._accounts.get(settings.name)
+        if account is None:
+            account = self._add(settings)
+        else:
+            account.settings = settings
+        self.exchange.put((settings, account.router))
+        return account
+
+    def _add(self, settings: AccountSettings) -> Account:
         account = self._accounts[settings.name] = Account(
             settings, self._make_router(settings.name), is_system=settings.name == self._system_name)
         if self._on_added is not None:
@@ -65,13 +77,18 @@ class Accounts:
         for name, settings in wanted.items():
             account = self._accounts.get(name)
             if account is None:
-                self.add(settings)
+                self._add(settings)
             else:
                 account.settings = settings
+        self._share()
+
+    def _share(self) -> None:
+        self.exchange.put(*((account.settings, account.router) for account in self))
 
     def drop_deleted(self) -> None:
         """Delete the accounts no longer wanted, once their connections are closed."""
         for name in self._deleted:
+            self.exchange.remove(name)
             del self._accounts[name]
         self._deleted = set()
 

@@ -34,7 +34,7 @@ from broker.server.routing.inward import Inward
 from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
 from broker.server.routing.sublist import Match, Sublist
 
-__all__ = ["Columns", "Handle", "InterestWatch", "Router"]
+__all__ = ["Columns", "Handle", "InterestWatch", "Mapper", "Router", "Shadows", "Tracing"]
 
 ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half is dropped."""
@@ -42,7 +42,9 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOX: Final = b"_INBOX."
+_INBOXES: Final = (b"_INBOX.", b"_R_.")
+"""Beginnings of reply subjects: those of clients, and those of service imports."""
+
 _ACK: Final = b"$JS.ACK."
 _ACK_TOKENS: Final = 9
 _DOT: Final = ord(".")
@@ -72,6 +74,35 @@ class Columns(Protocol):
     pendings: Sequence[int]
 
     def __len__(self) -> int: ...
+
+
+class Mapper(Protocol):
+    """An account's subject mappings; clients' publishes are mapped before they are checked and routed."""
+
+    def map(self, subject: bytes) -> bytes:
+        """Where a message to ``subject`` goes; b"": nowhere."""
+
+    def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
+        """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
+
+
+class Tracing(Protocol):
+    """What an account does about messages that an outer trace (``traceparent``) samples."""
+
+    @property
+    def dest(self) -> bytes:
+        """Where their trace events go."""
+
+    def sampled(self) -> bool:
+        """Whether this one is traced."""
+
+
+class Shadows(Protocol):
+    """The stream imports of an account, which follow its subscriptions."""
+
+    def added(self, sub: Subscription) -> None: ...
+
+    def removed(self, sub: Subscription) -> None: ...
 
 
 class InterestWatch:
@@ -133,6 +164,12 @@ class Router:
         self._watches: dict[bytes, list[InterestWatch]] = {}
         self._nobody = Route(Match(), (), self._rng, self._inward)
         self._refusal = Refusal(Match(), (), self._rng, self._inward)
+        # What connects the account with others (broker/server/sharing); None: nothing does.
+        self.mapper: Mapper | None = None
+        self.shadows: Shadows | None = None
+        self.tracing: Tracing | None = None
+        self.on_removed: Callable[[Subscription], None] | None = None
+        """Called after a subscription has left, while responses are awaited that are measured."""
 
     @property
     def subscription_count(self) -> int:
@@ -222,14 +259,42 @@ class Router:
         msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
         now_ns = self._clock.now_ns()
         hidden = any(sub.hides is not None for sub in route.receivers)
-        taken = [self._show(route, msg, now_ns) for msg in msgs] if hidden else route.spread(msgs, None, now_ns)
+        taken = [self._show(route, msg, now_ns, to) for msg in msgs] if hidden else route.spread(msgs, None, now_ns, to)
         return taken.index(0) if 0 in taken else count
 
-    def _show(self, route: Route, msg: Msg, now_ns: int) -> int:
+    def _show(self, route: Route, msg: Msg, now_ns: int, to: bytes) -> int:
         """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
         If none may, it counts as received, since it would otherwise hold up the messages behind it."""
         match = route.shown(msg[0])
-        return self._build(match).spread([msg], None, now_ns)[0] if match.plain or match.groups else 1
+        return self._build(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
+
+    def import_msgs(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """Deliver messages that came through a service import; they do not go on into stream exports.
+
+        Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
+        Returns: the number of receivers of each message.
+        """
+        if to or len(msgs) == 1:
+            return self._import_route(to or msgs[0][0]).spread(msgs, source, now_ns, to)
+        taken: list[int] = []
+        while len(taken) < len(msgs):
+            start = end = len(taken)
+            route = self._import_route(msgs[start][0])
+            while end < len(msgs) and self._import_route(msgs[end][0]) is route:
+                end += 1
+            # At least one, should routes that leave shadows out not be the same object twice.
+            taken += route.spread(msgs[start:max(end, start + 1)], source, now_ns)
+        return taken
+
+    def _import_route(self, subject: bytes) -> Route:
+        route = self._routes.get(subject) or self._resolve(subject)
+        if not route.shadowed:
+            return route
+        match: Match[Subscription] = Match()
+        for sub in route.receivers:
+            if sub.original is None:
+                (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
+        return self._build(match)
 
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
@@ -291,7 +356,7 @@ class Router:
         """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
         route = self._routes.get(subject) or self._resolve(subject)
         if not queue:
-            return bool(route.receivers)
+            return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
@@ -303,7 +368,8 @@ class Router:
     def pending_bytes(self, subject: bytes) -> int:
         """Unsent bytes to the subscriber of ``subject`` that is furthest behind."""
         route = self._routes.get(subject) or self._resolve(subject)
-        return max((sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None), default=0)
+        behind = [sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None]
+        return max([*behind, *(relay.pending_bytes(subject) for relay in route.relays)], default=0)
 
     # For connections.
 
@@ -315,6 +381,12 @@ class Router:
         if _reads_acks(sub.subject):
             self._ack_readers += 1
         self._changed(sub.subject)
+        if self.shadows is not None:
+            self.shadows.added(sub)
+
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions, in no order."""
+        return self._subs.all()
 
     def remove(self, sub: Subscription) -> None:
         """Remove a subscription; an unknown one is ignored."""
@@ -325,6 +397,10 @@ class Router:
             if _reads_acks(sub.subject):
                 self._ack_readers -= 1
             self._changed(sub.subject)
+            if self.shadows is not None:
+                self.shadows.removed(sub)
+            if self.on_removed is not None:
+                self.on_removed(sub)
 
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
@@ -366,7 +442,7 @@ class Router:
         ack with an empty number is included; its consumer will reject it.
         """
         if subject[-1:] != b".":
-            if subject.startswith(_INBOX):
+            if subject.startswith(_INBOXES):
                 head = subject.rpartition(b".")[0]
                 route = self._inbox(head)
                 if route is not None:
