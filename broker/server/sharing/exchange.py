@@ -21,6 +21,7 @@ from typing import Protocol
 from broker.config.sharing import Export, Import, SubjectMapping, export_of, import_problem
 from broker.protocol.subject_transform import TransformError
 from broker.server.routing.router import Router
+from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.mapping import Mappings
 from broker.server.sharing.responses import CallLater
 from broker.server.sharing.service_imports import Service, ServiceImport
@@ -54,6 +55,7 @@ class _Member:
     settings: Sharer
     router: Router
     streams: StreamImports
+    lost: LostInterest
     services: dict[Export, Service] = field(default_factory=dict)
     imports: dict[Import, ServiceImport | StreamImport] = field(default_factory=dict)
 
@@ -73,7 +75,8 @@ class Exchange:
         for settings, router in accounts:
             member = self._members.get(settings.name)
             if member is None:
-                member = self._members[settings.name] = _Member(settings, router, StreamImports(router))
+                member = self._members[settings.name] = _Member(
+                    settings, router, StreamImports(router), LostInterest(router))
                 router.mapper = self._mappings(settings)
             elif member.settings == settings:
                 continue
@@ -149,7 +152,7 @@ class Exchange:
         if service is None:
             service = exporter.services[export] = Service(export, exporter.router, self._rng, self._call_later, self._now_ns)
         return known if isinstance(known, ServiceImport) and known.service is service else ServiceImport(
-            one, service, member.router)
+            one, service, member.router, member.lost)
 
     @staticmethod
     def _use(member: _Member, wanted: dict[Import, ServiceImport | StreamImport]) -> None:

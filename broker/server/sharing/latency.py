@@ -69,7 +69,7 @@ class Meter:
 class Measurement:
     """One request's."""
 
-    __slots__ = ("_account", "_began_ns", "_headers", "_meter", "_share", "_source")
+    __slots__ = ("_account", "_began_ns", "_headers", "_meter", "_share", "_source", "on_end")
 
     def __init__(self, meter: Meter, source: Peer | None, account: str, found: Headers, began_ns: int, share: bool) -> None:
         self._meter = meter
@@ -78,6 +78,7 @@ class Measurement:
         self._headers = found
         self._began_ns = began_ns
         self._share = share
+        self.on_end: Callable[[], None] | None = None
 
     def answered(self, responder: Peer | None) -> None:
         """The response came from ``responder``; None: from the broker itself."""
@@ -94,7 +95,14 @@ class Measurement:
         status, text = _ERRORS[why]
         self._publish(status, text, None, {"service": 0, "system": 0, "total": 0})
 
+    def dropped(self) -> None:
+        """The service is not exported any more: there is nothing to tell."""
+        if self.on_end is not None:
+            self.on_end()
+
     def _publish(self, status: int, error: str, responder: dict[str, Any] | None, times: dict[str, int]) -> None:
+        if self.on_end is not None:
+            self.on_end()
         members: dict[str, Any] = {"status": status}
         if error:
             members["description"] = error

@@ -20,6 +20,7 @@ __all__ = ["REQUEST_INFO", "describe", "with_info", "with_service"]
 
 REQUEST_INFO: Final = b"Nats-Request-Info"
 _SERVER: Final = ("server", "cluster")
+_ORDER: Final = ("start", "host", "id", "acc", "svc", "user", "name", "lang", "ver", "rtt", *_SERVER)
 
 
 def describe(source: Peer | None, account: str, *, share: bool) -> bytes:
@@ -50,7 +51,11 @@ def with_service(block: bytes, account: str, source: Peer, *, share: bool) -> by
     if share:
         known = source.identity()
         info |= {name: known[name] for name in _SERVER if name in known}
-    return _json(info)
+    return _json({name: info[name] for name in sorted(info, key=_place)})
+
+
+def _place(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _json(info: dict[str, Any]) -> bytes:

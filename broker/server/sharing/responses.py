@@ -119,6 +119,9 @@ class Responses:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for response in self._waiting.values():
+            if response.measurement is not None:
+                response.measurement.dropped()
         self._waiting.clear()
         if self._subscription is not None:
             self._router.remove(self._subscription)
@@ -155,7 +158,8 @@ class Responses:
                 places.append(at)
         if router is not None and ready:
             self._send(router, ready, places, taken, source, now_ns, msgs, to)
-        return taken
+        # A client is not told that its response came to nobody; a consumer takes its delivery back.
+        return taken if source is None else [1] * len(msgs)
 
     def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Peer | None, now_ns: int,
               msgs: Sequence[Msg], to: bytes) -> None:

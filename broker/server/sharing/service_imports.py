@@ -25,6 +25,7 @@ from broker.protocol.subject_transform import SubjectTransform, numbered, unnumb
 from broker.server.routing.route import Hop, Peer, Subscription
 from broker.server.routing.router import Router
 from broker.server.sharing.latency import Measurement, Meter
+from broker.server.sharing.lost_interest import LostInterest
 from broker.server.sharing.request_info import describe, with_info, with_service
 from broker.server.sharing.responses import ACK, CallLater, Response, Responses
 
@@ -103,7 +104,8 @@ class Requester:
 class ServiceImport:
     """One import, of ``service`` into the account of ``router``; a relay. Raises: TransformError."""
 
-    def __init__(self, settings: Import, service: Service, router: Router) -> None:
+    def __init__(self, settings: Import, service: Service, router: Router, lost: LostInterest) -> None:
+        self._lost = lost
         self.settings = settings
         self.service = service
         self._router = router
@@ -153,7 +155,7 @@ class ServiceImport:
         for subject, reply, hlen, body in msgs:
             measurement = self._measure(source, body[:hlen]) if service.meter is not None else None
             if reply and not reply.startswith(ACK):
-                reply = service.responses.expect(Response(reply, self._router, to or subject, source, now_ns, measurement))
+                reply = self._expect(Response(reply, self._router, to or subject, source, now_ns, measurement))
             elif measurement is not None and not reply:
                 measurement.failed("bad request")
             block = with_info(body[:hlen], self._info(source, body[:hlen]))
@@ -170,6 +172,14 @@ class ServiceImport:
             if not count and reply:
                 service.responses.undelivered(reply)
         return taken
+
+    def _expect(self, response: Response) -> bytes:
+        expected = self.service.responses.expect(response)
+        if response.measurement is not None:
+            reply, lost = response.reply, self._lost
+            lost.watch(reply, expected, self.service.responses.lost)
+            response.measurement.on_end = lambda: lost.forget(reply, expected)
+        return expected
 
     def interested(self, subject: bytes) -> bool:
         return self.service.router.interest(self.target(subject))
