@@ -12,7 +12,6 @@ from typing import Any
 from broker.config import kinds
 from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
-from broker.config.reading.refused import LATER
 from broker.config.reading.sharing import read_exports, read_imports, read_mappings
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems

@@ -10,7 +10,6 @@ from typing import Any
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.reading.accounts import Directory, read_accounts
 from broker.config.reading.findings import Findings
-from broker.config.reading.refused import LATER
 from broker.config.reading.sharing import read_mappings
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.syntax import Value

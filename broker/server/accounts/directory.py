@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
 from broker.config.settings import AccountsSettings
+from broker.config.sharing import Destination, SubjectMapping
 from broker.server.accounts.account import Account, Traffic
 from broker.server.routing.router import Router
 from broker.server.sharing.exchange import Exchange
@@ -21,10 +22,16 @@ AnyUser = TypeVar("AnyUser", User, NkeyUser)
 
 
 class Accounts:
-    """The directory. ``make_router(name)`` makes the subject space of an account; ``exchange`` connects them."""
+    """The directory.
 
-    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange) -> None:
+    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects them; ``domain``: JetStream's, if
+    it has one.
+    """
+
+    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
+                 domain: str = "") -> None:
         self._make_router = make_router
+        self._domain = domain
         self.exchange = exchange
         self._accounts: dict[str, Account] = {}
         self._deleted: set[str] = set()
@@ -52,7 +59,7 @@ class Accounts:
             account = self._add(settings)
         else:
             account.settings = settings
-        self.exchange.put((settings, account.router))
+        self.exchange.put((self._shared(account), account.router))
         return account
 
     def _add(self, settings: AccountSettings) -> Account:
@@ -83,7 +90,16 @@ class Accounts:
         self._share()
 
     def _share(self) -> None:
-        self.exchange.put(*((account.settings, account.router) for account in self))
+        self.exchange.put(*((self._shared(account), account.router) for account in self))
+
+    def _shared(self, account: Account) -> AccountSettings:
+        """The account's settings with JetStream's domain among its mappings: clients may name it in their requests."""
+        settings = account.settings
+        if not self._domain or account.is_system:
+            return settings
+        own = {mapping.source for mapping in settings.mappings}
+        more = (mapping for mapping in domain_mappings(self._domain) if mapping.source not in own)
+        return replace(settings, mappings=(*settings.mappings, *more))
 
     def drop_deleted(self) -> None:
         """Delete the accounts no longer wanted, once their connections are closed."""
@@ -103,6 +119,16 @@ class Accounts:
         for account in self:
             total = total.plus(account.traffic())
         return total
+
+
+def domain_mappings(domain: str) -> list[SubjectMapping]:
+    """The subjects of JetStream under the name of its domain.
+
+    Source: nats-server, server/jetstream_api.go generateJSMappingTable.
+    """
+    api = ("STREAM.>", "CONSUMER.>", "DIRECT.>", "META.>", "SERVER.>", "ACCOUNT.>", "INFO")
+    subjects = [*((name, f"$JS.API.{name}") for name in api), ("$KV.>", "$KV.>"), ("$OBJ.>", "$OBJ.>")]
+    return [SubjectMapping(f"$JS.{domain}.API.{name}", (Destination(subject),)) for name, subject in subjects]
 
 
 def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:

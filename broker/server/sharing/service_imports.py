@@ -54,15 +54,16 @@ class Service:
 class Requester:
     """A client as the exporting account sees it: its requests' "no responders" go back through the import."""
 
-    __slots__ = ("__weakref__", "_service", "source")
+    __slots__ = ("__weakref__", "_service", "_share", "source")
 
     headers: bool = True
     no_echo = False
     wants_no_responders = True
 
-    def __init__(self, source: Peer, service: Service) -> None:
+    def __init__(self, source: Peer, service: Service, *, share: bool) -> None:
         self.source = source
         self._service = service
+        self._share = share
 
     @property
     def pending_bytes(self) -> int:
@@ -92,7 +93,11 @@ class Requester:
         self.source.refuse_publish(subject)
 
     def identity(self) -> dict[str, Any]:
-        return {**self.source.identity(), "svc": self._service.router.name}
+        """As much as the import shares."""
+        known = self.source.identity()
+        if not self._share:
+            known = {name: known[name] for name in ("acc", "rtt", "server") if name in known}
+        return {**known, "svc": self._service.router.name}
 
     def hold(self) -> None:
         self.source.hold()
@@ -196,7 +201,8 @@ class ServiceImport:
             return None
         requester = self._requesters.get(id(source))
         if requester is None:
-            requester = self._requesters[id(source)] = Requester(source, self.service)
+            requester = self._requesters[id(source)] = Requester(
+                source, self.service, share=self.settings.share)
         return requester
 
     def _measure(self, source: Peer | None, block: bytes) -> Measurement | None:

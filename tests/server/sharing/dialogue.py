@@ -80,8 +80,12 @@ def _frames(data: bytes) -> list[Frame]:
         body, at = data[at:at + size], at + size + 2
         reply = words[2] if len(words) == (5 if hlen else 4) else b""
         frames.append(("msg", (_plain(words[0]), _headers(body[:hlen]), _payload(body[hlen:]), _plain(reply), words[1].decode())))
-    return sorted(frames, key=lambda frame: [frames.index(one) for one in frames if one[1][:4] == frame[1][:4]][0:1]
-                  + [frame[1][4] if frame[0] == "msg" else ""])
+
+    def place(frame: Frame) -> tuple[int, str]:
+        first = next(at for at, other in enumerate(frames) if other[1][:4] == frame[1][:4])
+        return first, frame[1][4] if frame[0] == "msg" else ""
+
+    return sorted(frames, key=place)
 
 
 def _plain(subject: bytes) -> str:

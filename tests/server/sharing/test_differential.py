@@ -96,11 +96,13 @@ DIALOGUES: dict[str, list[Step]] = {
         INBOX, ("a", b"SUB req.* 1\r\n"), ("b", hpub(b"api.u", b"_INBOX.1", {"X": "1", "Y": "2"}, b"hi")),
         ("a", hpub(b"{R}", b"", {"Z": "3"}, b"yes"))],
     "request information of the client's own is replaced": [
-        INBOX, ("a", b"SUB req.* 1\r\n"), ("b", hpub(b"api.u", b"_INBOX.1", {"Nats-Request-Info": '{"acc":"X"}', "Y": "2"}, b""))],
+        INBOX, ("a", b"SUB req.* 1\r\n"),
+        ("b", hpub(b"api.u", b"_INBOX.1", {"Nats-Request-Info": '{"acc":"X"}', "Y": "2"}, b""))],
     "a request without a reply subject": [("a", b"SUB req.* 1\r\n"), ("b", b"PUB api.u 2\r\nhi\r\n")],
     "nobody responds": [INBOX, ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"), ("b", b"PUB nothing _INBOX.2 2\r\nhi\r\n")],
     "somebody responds in the own account": [
-        INBOX, ("b2", b"SUB api.u 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"), ("b2", b"PUB _INBOX.1 2\r\nok\r\n")],
+        INBOX, ("b2", b"SUB api.u 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
+        ("b2", b"PUB _INBOX.1 2\r\nok\r\n")],
     "both accounts respond": [
         INBOX, ("a", b"SUB req.* 1\r\n"), ("b2", b"SUB api.u 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
         ("b2", b"PUB _INBOX.1 2\r\nok\r\n"), ("a", b"PUB {R} 3\r\nyes\r\n")],
@@ -116,10 +118,13 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB {R} 1\r\n4\r\n")],
     "chunks of a response": [
         INBOX, ("a", b"SUB chunks 1\r\n"), ("b", b"PUB chunks _INBOX.1 2\r\nhi\r\n"),
-        ("a", b"PUB {R} 1\r\n1\r\n"), ("a", hpub(b"{R}", b"", {"End": "no"}, b"")), ("a", b"PUB {R} 0\r\n\r\nPUB {R} 1\r\n4\r\n")],
+        ("a", b"PUB {R} 1\r\n1\r\n"), ("a", hpub(b"{R}", b"", {"End": "no"}, b"")),
+        ("a", b"PUB {R} 0\r\n\r\nPUB {R} 1\r\n4\r\n")],
     "a stream of responses that nobody wants any more": [
-        INBOX, ("a", b"SUB many 1\r\nSUB x 2\r\n"), ("b", b"PUB many _INBOX.1 2\r\nhi\r\n"), ("a", b"PUB {R} x 1\r\n1\r\n"),
-        ("b", b"UNSUB 1\r\n"), ("a", b"PUB {R} x 1\r\n2\r\n"), ("b", b"SUB _INBOX.> 1\r\n"), ("a", b"PUB {R} x 1\r\n3\r\n")],
+        INBOX, ("a", b"SUB many 1\r\nSUB x 2\r\n"), ("b", b"PUB many _INBOX.1 2\r\nhi\r\n"),
+        ("a", b"PUB {R} x 1\r\n1\r\n"),
+        ("b", b"UNSUB 1\r\n"), ("a", b"PUB {R} x 1\r\n2\r\n"), ("b", b"SUB _INBOX.> 1\r\n"),
+        ("a", b"PUB {R} x 1\r\n3\r\n")],
     "shared information": [INBOX, ("a", b"SUB shared 1\r\n"), ("b", b"PUB shared _INBOX.1 2\r\nhi\r\n")],
     "a queue group responds": [
         INBOX, ("a", b"SUB req.* q 1\r\n"), ("a2", b"SUB other q 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
@@ -145,45 +150,59 @@ DIALOGUES: dict[str, list[Step]] = {
         ("deny", b"SUB _INBOX.> 1\r\n"), ("a", b"SUB req.* 1\r\n"), ("deny", b"PUB api.no _INBOX.1 2\r\nhi\r\n"),
         ("deny", b"PUB api.yes _INBOX.1 2\r\nhi\r\n")],
     "permission to respond": [
-        INBOX, ("ares", b"SUB req.* 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"), ("ares", b"PUB {R} 3\r\nyes\r\n"),
+        INBOX, ("ares", b"SUB req.* 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
+        ("ares", b"PUB {R} 3\r\nyes\r\n"),
         ("ares", b"PUB {R} 3\r\nyes\r\n")],
     # Stream imports
     "a prefix": [
-        ("b", b"SUB from.a.ev.> 1\r\nSUB from.a.ev.x 2\r\nSUB ev.x 3\r\n"), ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev 2\r\nno\r\n"),
+        ("b", b"SUB from.a.ev.> 1\r\nSUB from.a.ev.x 2\r\nSUB ev.x 3\r\n"),
+        ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev 2\r\nno\r\n"),
         ("a", b"PUB ev.x.y reply 2\r\nhi\r\n"), ("b", b"PUB from.a.ev.x 3\r\nown\r\n"), ("b", b"UNSUB 1\r\n"),
         ("a", b"PUB ev.x 2\r\nhi\r\n")],
     "wider subscriptions": [
-        ("b", b"SUB > 1\r\nSUB from.> 2\r\nSUB *.a.*.* 3\r\nSUB *.*.ev.x 4\r\nSUB from.a.x.> 5\r\n"), ("a", b"PUB ev.x 2\r\nhi\r\n"),
+        ("b", b"SUB > 1\r\nSUB from.> 2\r\nSUB *.a.*.* 3\r\nSUB *.*.ev.x 4\r\nSUB from.a.x.> 5\r\n"),
+        ("a", b"PUB ev.x 2\r\nhi\r\n"),
         ("a", b"PUB ev.y 2\r\nhi\r\nPUB other 2\r\nno\r\n")],
     "a literal": [("b", b"SUB local.* 1\r\nSUB lit 2\r\n"), ("a", b"PUB lit 2\r\nhi\r\n")],
     "streams' tokens change places": [
-        ("b", b"SUB swapped.*.x 1\r\nSUB swapped.y.* 2\r\nSUB swapped.> 3\r\nSUB swapped.y.z 4\r\n"), ("a", b"PUB swap.x.y 2\r\nhi\r\n")],
+        ("b", b"SUB swapped.*.x 1\r\nSUB swapped.y.* 2\r\nSUB swapped.> 3\r\nSUB swapped.y.z 4\r\n"),
+        ("a", b"PUB swap.x.y 2\r\nhi\r\n")],
     "a token at the front": [
-        ("b", b"SUB *.token 1\r\nSUB z.token 2\r\nSUB y.* 3\r\n"), ("a", b"PUB sometoken.z 2\r\nhi\r\nPUB sometoken.y 2\r\nhi\r\n")],
-    "an import of a part": [("c", b"SUB ev.> 1\r\nSUB ev.* 2\r\nSUB ev.x 3\r\n"), ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev.y 2\r\nno\r\n")],
+        ("b", b"SUB *.token 1\r\nSUB z.token 2\r\nSUB y.* 3\r\n"),
+        ("a", b"PUB sometoken.z 2\r\nhi\r\nPUB sometoken.y 2\r\nhi\r\n")],
+    "an import of a part": [("c", b"SUB ev.> 1\r\nSUB ev.* 2\r\nSUB ev.x 3\r\n"),
+        ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev.y 2\r\nno\r\n")],
     "queue groups": [
-        ("b", b"SUB from.a.ev.x q 1\r\n"), ("b2", b"SUB from.a.ev.y q 1\r\n"), ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev.y 2\r\nhi\r\n")],
+        ("b", b"SUB from.a.ev.x q 1\r\n"), ("b2", b"SUB from.a.ev.y q 1\r\n"),
+        ("a", b"PUB ev.x 2\r\nhi\r\nPUB ev.y 2\r\nhi\r\n")],
     "headers": [("b", b"SUB from.> 1\r\n"), ("a", hpub(b"ev.x", b"rep", {"X": "1"}, b"hi"))],
     "subscribers elsewhere are responders": [
-        ("b", b"SUB from.> 1\r\n"), ("a", b"SUB _INBOX.> 1\r\n"), ("a", b"PUB ev.x _INBOX.1 2\r\nhi\r\nPUB lit _INBOX.1 1\r\nx\r\n")],
-    "denied deliveries": [("deny", b"SUB from.> 1\r\nSUB from.a.ev.no 2\r\n"), ("a", b"PUB ev.no 2\r\nno\r\nPUB ev.ok 2\r\nhi\r\n")],
-    "permitted subscriptions": [("sub", b"SUB from.> 1\r\nSUB from.a.ev.yes 2\r\n"), ("a", b"PUB ev.yes 2\r\nhi\r\nPUB ev.no 2\r\nno\r\n")],
+        ("b", b"SUB from.> 1\r\n"), ("a", b"SUB _INBOX.> 1\r\n"),
+        ("a", b"PUB ev.x _INBOX.1 2\r\nhi\r\nPUB lit _INBOX.1 1\r\nx\r\n")],
+    "denied deliveries": [("deny", b"SUB from.> 1\r\nSUB from.a.ev.no 2\r\n"),
+        ("a", b"PUB ev.no 2\r\nno\r\nPUB ev.ok 2\r\nhi\r\n")],
+    "permitted subscriptions": [("sub", b"SUB from.> 1\r\nSUB from.a.ev.yes 2\r\n"),
+        ("a", b"PUB ev.yes 2\r\nhi\r\nPUB ev.no 2\r\nno\r\n")],
     "imports do not chain": [("c", b"SUB from.> 1\r\n"), ("a", b"PUB ev.x 2\r\nhi\r\n")],
     "a private stream": [("b", b"SUB only 1\r\n"), ("c", b"SUB only 1\r\n"), ("a", b"PUB only 2\r\nhi\r\n")],
     "the same message for two subscriptions of a connection": [
-        ("b", b"SUB from.a.ev.x 1\r\nSUB from.a.ev.x 2\r\nSUB from.a.ev.* 3\r\n"), ("a", b"PUB ev.x 1\r\n1\r\nPUB ev.x 1\r\n2\r\n")],
+        ("b", b"SUB from.a.ev.x 1\r\nSUB from.a.ev.x 2\r\nSUB from.a.ev.* 3\r\n"),
+        ("a", b"PUB ev.x 1\r\n1\r\nPUB ev.x 1\r\n2\r\n")],
     # Mappings
     "subjects are mapped": [
-        ("m", b"SUB > 1\r\n"), ("m", b"PUB plain 1\r\nx\r\nPUB swap.1.2 1\r\nx\r\nPUB rest.1.2 1\r\nx\r\nPUB other 1\r\nx\r\n"),
+        ("m", b"SUB > 1\r\n"),
+        ("m", b"PUB plain 1\r\nx\r\nPUB swap.1.2 1\r\nx\r\nPUB rest.1.2 1\r\nx\r\nPUB other 1\r\nx\r\n"),
         ("m", b"PUB part.a 1\r\nx\r\nPUB part.b 1\r\nx\r\nPUB part.abc 1\r\nx\r\n"),
         ("m", b"PUB left.abcdef 1\r\nx\r\nPUB split.a-b-c 1\r\nx\r\nPUB cut.abcdef 1\r\nx\r\nPUB slice.abcde 1\r\nx\r\n"),
         ("m", b"PUB none 1\r\nx\r\nPUB lost 1\r\nx\r\nPUB all 1\r\nx\r\nPUB clustered 1\r\nx\r\n"),
         ("m", b"PUB loop.a 1\r\nx\r\nPUB loop.b 1\r\nx\r\n")],
     "no responders are told of the mapped subject": [
-        ("m", b"SUB _INBOX.> 1\r\n"), ("m", b"PUB plain _INBOX.1 1\r\nx\r\nPUB other _INBOX.1 1\r\nx\r\nPUB lost _INBOX.1 1\r\nx\r\n")],
+        ("m", b"SUB _INBOX.> 1\r\n"),
+        ("m", b"PUB plain _INBOX.1 1\r\nx\r\nPUB other _INBOX.1 1\r\nx\r\nPUB lost _INBOX.1 1\r\nx\r\n")],
     "the source has no subscribers": [("m", b"SUB plain 1\r\nSUB to.plain 2\r\n"), ("m", b"PUB plain 1\r\nx\r\n")],
     "permissions are for mapped subjects": [
-        ("mp", b"SUB > 1\r\n"), ("mp", b"PUB plain 1\r\nx\r\n"), ("mp", b"PUB allowed 1\r\nx\r\n"), ("mp", b"PUB denied 1\r\nx\r\n"),
+        ("mp", b"SUB > 1\r\n"), ("mp", b"PUB plain 1\r\nx\r\n"), ("mp", b"PUB allowed 1\r\nx\r\n"),
+        ("mp", b"PUB denied 1\r\nx\r\n"),
         ("mp", b"PUB to.allowed 1\r\nx\r\n")],
     # Latency
     "a measured request": [
@@ -197,10 +216,12 @@ DIALOGUES: dict[str, list[Step]] = {
         INBOX, ("a2", b"SUB lat.> 1\r\n"), ("a", b"SUB timedslow 1\r\n"), ("b", b"PUB timedslow _INBOX.1 2\r\nhi\r\n"),
         ("a2", b"", b"}\r\n"), ("a", b"PUB {R} 4\r\nlate\r\n")],
     "a measured request whose sender is gone": [
-        ("b", b"SUB _INBOX.1 1\r\n"), ("a2", b"SUB lat.> 1\r\n"), ("a", b"SUB timed 1\r\n"), ("b", b"PUB timed _INBOX.1 2\r\nhi\r\n"),
+        ("b", b"SUB _INBOX.1 1\r\n"), ("a2", b"SUB lat.> 1\r\n"), ("a", b"SUB timed 1\r\n"),
+        ("b", b"PUB timed _INBOX.1 2\r\nhi\r\n"),
         ("b", b"UNSUB 1\r\n"), ("a2", b"", b"}\r\n")],
     **{f"measured because of {name}": [
-        INBOX, ("a2", b"SUB lat.> 1\r\n"), ("a", b"SUB asked 1\r\n"), ("b", hpub(b"asked", b"_INBOX.1", {**given, "Other": "x"}, b"")),
+        INBOX, ("a2", b"SUB lat.> 1\r\n"), ("a", b"SUB asked 1\r\n"),
+        ("b", hpub(b"asked", b"_INBOX.1", {**given, "Other": "x"}, b"")),
         ("a", b"PUB {R} 3\r\nyes\r\n"), ("a2", b"", b"}\r\n")] for name, given in {
             "uber": {"Uber-Trace-Id": "479fefe9525eddb:5adb976bfc1f95c1:479fefe9525eddb:1", "Uberctx-X": "alice"},
             "b3": {"b3": "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1-05e3ac9a4f6e3b90"},
@@ -210,12 +231,18 @@ DIALOGUES: dict[str, list[Step]] = {
             "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Tracestate": "x=y"},
         }.items()},
     **{f"not measured because of {name}": [
-        INBOX, ("a2", b"SUB lat.> 1\r\nSUB end 2\r\n"), ("a", b"SUB asked 1\r\n"), ("b", hpub(b"asked", b"_INBOX.1", given, b"")),
+        INBOX, ("a2", b"SUB lat.> 1\r\nSUB end 2\r\n"), ("a", b"SUB asked 1\r\n"),
+        ("b", hpub(b"asked", b"_INBOX.1", given, b"")),
         ("a", b"PUB {R} 3\r\nyes\r\nPUB end 0\r\n\r\n")] for name, given in {
             "uber": {"Uber-Trace-Id": "479fefe9525eddb:5adb976bfc1f95c1:479fefe9525eddb:0"},
             "b3": {"b3": "0"}, "b3 with a span": {"B3": "a-b-0"}, "b3 sampled": {"X-B3-Sampled": "0", "X-B3-TraceId": "a"},
             "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}, "nothing": {"X": "1"},
         }.items()},
+    # What users may ask about themselves
+    "user information": [
+        ("sub", b"SUB _INBOX.> 1\r\n"), ("sub", b"PUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n", b"}\r\n"),
+        ("c", b"SUB _INBOX.> 1\r\n"), ("c", b"PUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n", b"}\r\n"),
+        ("c", b"PUB $SYS.REQ.USER.INFO 0\r\n\r\n")],
     # Expiry
     "a response that comes too late": [
         INBOX, ("a", b"SUB slow 1\r\nSUB x 2\r\n"), ("a2", b"SUB lat.slow 1\r\nSUB timedslow 2\r\n"),
