@@ -69,7 +69,7 @@ class Server:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
         self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
-                                 Exchange(self.rng, self._call_later, self.clock.now_ns),
+                                 Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
                                  settings.jetstream.domain if settings.jetstream.enabled else "")
         self.server_id = _server_id(self.rng)
         self._event_seq = 0

@@ -177,7 +177,6 @@ REFUSED: list[tuple[str, str]] = [
     ("websocket { port: -1, no_tls: true, prot: 1 }", 'unknown field "prot"; did you mean port?'),
     ("cluster { name: c }", '"cluster" needs other servers'),
     ("leafnodes { port: -1 }", '"leafnodes" needs other servers'),
-    ("accounts { A { trace_dest: a } }", ':1:15: "trace_dest" is not supported'),
     ("system_account: A", ":1:0: error resolving system account: account missing"),
     ("accounts { A {} }\nsystem_account: A\nno_system: true", "there cannot be no system account and one that is named"),
     ("operator: x", '"operator" is not supported'),

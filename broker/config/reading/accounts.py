@@ -13,6 +13,7 @@ from broker.config import kinds
 from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.reading.sharing import read_exports, read_imports, read_mappings
+from broker.config.reading.tracing import read_outer_trace
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
@@ -101,8 +102,7 @@ def _read_account(name: str, block: Value, found: Findings, directory: Directory
         elif key in _SHARING:
             parts[key] = _SHARING[key](value, found)
         elif key == "msg_trace":
-            found.wrong(value, f'"{written}" is not supported by this version of jetblock: messages are traced by their '
-                               f"Nats-Trace-Dest header only")
+            parts["outer_trace"] = read_outer_trace(written, value, found)
         elif not isinstance(value.value, str) or not is_public_key(value.value, ACCOUNT):
             found.wrong(value, f'Not a valid public nkey for an account: "{value.value}"')
         else:

@@ -5,6 +5,7 @@ Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -13,6 +14,7 @@ from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, Nk
 from broker.config.settings import AccountsSettings
 from broker.config.sharing import Destination, SubjectMapping
 from broker.server.accounts.account import Account, Traffic
+from broker.server.accounts.tracing import OuterTracing
 from broker.server.routing.router import Router
 from broker.server.sharing.exchange import Exchange
 
@@ -29,8 +31,9 @@ class Accounts:
     """
 
     def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
-                 domain: str = "") -> None:
+                 rng: random.Random, domain: str = "") -> None:
         self._make_router = make_router
+        self._rng = rng
         self._domain = domain
         self.exchange = exchange
         self._accounts: dict[str, Account] = {}
@@ -44,7 +47,7 @@ class Accounts:
 
         for one in wanted.values():
             self._add(one)
-        self._share()
+        self._share(*self)
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
@@ -59,7 +62,7 @@ class Accounts:
             account = self._add(settings)
         else:
             account.settings = settings
-        self.exchange.put((self._shared(account), account.router))
+        self._share(account)
         return account
 
     def _add(self, settings: AccountSettings) -> Account:
@@ -87,10 +90,14 @@ class Accounts:
                 self._add(settings)
             else:
                 account.settings = settings
-        self._share()
+        self._share(*self)
 
-    def _share(self) -> None:
-        self.exchange.put(*((self._shared(account), account.router) for account in self))
+    def _share(self, *accounts: Account) -> None:
+        """Connect the routers of these accounts with others as their settings say."""
+        for account in accounts:
+            outer = account.settings.outer_trace
+            account.router.tracing = OuterTracing(outer, self._rng) if outer is not None else None
+        self.exchange.put(*((self._shared(account), account.router) for account in accounts))
 
     def _shared(self, account: Account) -> AccountSettings:
         """The account's settings with JetStream's domain among its mappings: clients may name it in their requests."""

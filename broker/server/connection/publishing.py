@@ -87,13 +87,10 @@ class Publishing:
             msg = ops[at]
             trace = traced(msg, client.router.tracing)
             mapper = client.router.mapper
-            if mapper is not None and (mapped := mapper.map_run(ops, at, at + 1)) is not None:
-                [msg] = run = mapped
-                where = 0
+            if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
+                msg = (mapped, *msg[1:])
                 if trace is not None:
-                    trace.map(msg[0])
-            else:
-                run, where = ops, at
+                    trace.map(mapped)
             if trace is not None and not client.router.refuses(msg[0]) and self._permits(msg[0]):
                 if trace.publishable and not self._may_trace_to(trace.dest):
                     client.refuse_publish(trace.dest)
@@ -103,7 +100,7 @@ class Publishing:
                     if self._verbose:
                         client.send_line(encoder.OK)
                     continue
-            self._publish_checked(run, where, where + 1, now_ns)
+            self._publish_checked((msg,), 0, 1, now_ns)
 
     def _may_trace_to(self, dest: bytes) -> bool:
         """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""
