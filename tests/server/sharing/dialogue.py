@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 from tests.server.raw_client import Wire
 
-__all__ = ["Frame", "Step", "hpub", "play"]
+__all__ = ["BETWEEN", "Frame", "Step", "both", "hpub", "masked", "play"]
 
 Step = tuple[str, bytes] | tuple[str, bytes, bytes]
 """Connection, what it sends, and a mark that it has received at last: for what a server sends in its own time."""
+
+BETWEEN: Step = ("-", b"")
 
 Frame = tuple[str, Any]
 
@@ -35,14 +38,22 @@ def hpub(subject: bytes, reply: bytes, headers: dict[str, str], body: bytes) -> 
     return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject, reply and reply + b" ", len(block), len(block) + len(body), block, body)
 
 
-async def play(port: int, steps: list[Step]) -> list[tuple[str, list[Frame]]]:
-    """What all connections received after each step; of those with marks, everything together at the end."""
+async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[object]] | None = None,
+               ) -> list[tuple[str, list[Frame]]]:
+    """What all connections received after each step; of those with marks, everything together at the end.
+
+    Args: ``between`` is called by the step ``BETWEEN``.
+    """
     transcript: list[tuple[str, list[Frame]]] = []
     pooled = {name: b"" for name, _, *end in steps if end}
     wires: dict[str, Wire] = {}
     replies: dict[str, bytes] = {}
     async with AsyncExitStack() as stack:
         for name, data, *end in steps:
+            if name == BETWEEN[0]:
+                assert between is not None
+                await between()
+                continue
             if name not in wires:
                 wires[name] = wire = await stack.enter_async_context(Wire(port))
                 user = name.rstrip("0123456789")
