@@ -234,7 +234,7 @@ class Route:
         count = len(msgs)
         taken = [0] * count
         silent = source if source is not None and source.no_echo else None
-        run = encoder.Run(msgs)
+        run = encoder.Run(msgs) if self.clients or self.groups else _NOTHING
         for sub in self.clients:
             if sub.peer is silent and silent is not None:
                 continue
@@ -314,6 +314,10 @@ class Route:
                     chosen.setdefault(at, []).append(i)
                     break
         return [(group[at], indexes) for at, indexes in chosen.items()]
+
+
+_NOTHING = encoder.Run([(b"", b"", 0, b"")])
+"""Where no client is sent anything."""
 
 
 class Refusal(Route):

@@ -71,7 +71,7 @@ class Responses:
         self._rng = rng
         self._call_later = call_later
         self._now_ns = now_ns
-        self._prefix = ""
+        self._prefix = b""
         self._subscription: Subscription | None = None
         # Oldest first.
         self._waiting: dict[bytes, Response] = {}
@@ -85,10 +85,10 @@ class Responses:
         """Wait for a response. Returns: the reply subject for it in this account."""
         waiting = self._waiting
         if not self._prefix:
-            self._prefix = f"_R_.{''.join(self._rng.choices(_DIGITS, k=6))}."
-            self._subscription = Subscription(self._prefix.encode() + b">", b"", relay=self)
+            self._prefix = f"_R_.{''.join(self._rng.choices(_DIGITS, k=6))}.".encode()
+            self._subscription = Subscription(self._prefix + b">", b"", relay=self)
             self._router.add(self._subscription)
-        while (reply := b"%b%012x" % (self._prefix.encode(), self._rng.getrandbits(48))) in waiting:
+        while (reply := b"%b%012x" % (self._prefix, self._rng.getrandbits(48))) in waiting:
             pass
         if len(waiting) >= WAITING_MAX:
             self._end(next(iter(waiting)), "timeout")
@@ -126,7 +126,7 @@ class Responses:
         if self._subscription is not None:
             self._router.remove(self._subscription)
             self._subscription = None
-            self._prefix = ""
+            self._prefix = b""
         for onward in self._onward.values():
             onward.close()
 

@@ -33,6 +33,9 @@ __all__ = ["Requester", "Service", "ServiceImport"]
 
 THRESHOLD_NS: Final = 120_000_000_000
 
+_TARGETS_MAX: Final = 4096
+"""Subjects remembered; past it all are forgotten."""
+
 _TRACE_DEST: Final = b"Nats-Trace-Dest"
 
 _DEPTH_MAX: Final = 64
@@ -124,6 +127,7 @@ class ServiceImport:
         else:
             self.local = unnumbered(local)
             self._target = SubjectTransform(unnumbered(source), numbered(local), strict=True).reverse().apply
+        self._targets: dict[bytes, bytes] = {}
         self.subscription = Subscription(self.local, b"", relay=self)
         self._requesters: WeakValueDictionary[int, Requester] = WeakValueDictionary()
         self._described: tuple[Callable[[], Peer | None], int, bytes] = (lambda: None, -1, b"")
@@ -143,7 +147,11 @@ class ServiceImport:
 
     def target(self, subject: bytes) -> bytes:
         """The subject in the exporting account, after its mappings."""
-        target = self._target(subject)
+        target = self._targets.get(subject)
+        if target is None:
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[subject] = self._target(subject)
         mapper = self.service.router.mapper
         return target if mapper is None else mapper.map(target)
 
@@ -155,6 +163,8 @@ class ServiceImport:
         if again or self._depth >= _DEPTH_MAX:
             return [0] * len(msgs)
         requester = self._requester(source)
+        info = self._describe(source)
+        alone = with_info(b"", info)
         ready: list[Msg] = []
         replies: list[bytes] = []
         for subject, reply, hlen, body in msgs:
@@ -163,10 +173,7 @@ class ServiceImport:
                 reply = self._expect(Response(reply, self._router, to or subject, source, now_ns, measurement))
             elif measurement is not None and not reply:
                 measurement.failed("bad request")
-            block = with_info(body[:hlen], self._info(source, body[:hlen]))
-            if hlen and _TRACE_DEST in block:
-                # The event is published already; nothing is to be traced into the exporting account's subjects.
-                block = headers.set(block, _TRACE_DEST, b"trace disabled")
+            block = self._block(body[:hlen], source, info) if hlen else alone
             ready.append((subject if to else self.target(subject), reply, len(block), block + body[hlen:]))
             replies.append(reply)
         self._depth += 1
@@ -211,12 +218,19 @@ class ServiceImport:
         assert meter is not None
         return meter.measure(source, self._router.name, block, share=self.settings.share)
 
-    def _info(self, source: Peer | None, block: bytes) -> bytes:
-        share = self.settings.share
+    def _block(self, block: bytes, source: Peer | None, info: bytes) -> bytes:
+        """The header of a request that has one already."""
         if isinstance(source, Requester):
-            info = with_service(block, self._router.name, source, share=share)
-            if info is not None:
-                return info
+            info = with_service(block, self._router.name, source, share=self.settings.share) or info
+        block = with_info(block, info)
+        if _TRACE_DEST in block:
+            # The event is published already; nothing is to be traced into the exporting account's subjects.
+            block = headers.set(block, _TRACE_DEST, b"trace disabled")
+        return block
+
+    def _describe(self, source: Peer | None) -> bytes:
+        """The request information of ``source``, remembered for the last one."""
+        share = self.settings.share
         if source is None:
             return describe(None, self._router.name, share=share)
         last, rtt_ns, info = self._described
