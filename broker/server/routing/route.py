@@ -190,7 +190,8 @@ class Route:
         """The receivers whose clients may be shown ``subject``."""
         match: Match[Subscription] = Match()
         for sub in self.receivers:
-            if sub.hides is None or not sub.hides(subject):
+            hides = (sub.original or sub).hides
+            if hides is None or not hides(subject):
                 (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
         return match
 

@@ -258,7 +258,7 @@ class Router:
             b""] * count
         msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
         now_ns = self._clock.now_ns()
-        hidden = any(sub.hides is not None for sub in route.receivers)
+        hidden = any((sub.original or sub).hides is not None for sub in route.receivers)
         taken = [self._show(route, msg, now_ns, to) for msg in msgs] if hidden else route.spread(msgs, None, now_ns, to)
         return taken.index(0) if 0 in taken else count
 

@@ -68,6 +68,10 @@ class Exchange:
         self._call_later = call_later
         self._now_ns = now_ns
         self._members: dict[str, _Member] = {}
+        # By name: the settings; the imports in use; the accounts that import from one, also from one that is unknown.
+        self._settings: dict[str, Sharer] = {}
+        self._used: dict[str, list[Import]] = {}
+        self._importers: dict[str, set[str]] = {}
 
     def put(self, *accounts: tuple[Sharer, Router]) -> None:
         """Add accounts, or change them, together; the router of an account stays the same one."""
@@ -82,17 +86,26 @@ class Exchange:
                 continue
             elif member.settings.mappings != settings.mappings:
                 router.mapper = self._mappings(settings)
-            member.settings = settings
+            self._set(member, settings)
             for export in member.services.keys() - set(settings.exports):
                 member.services.pop(export).responses.close()
             changed.append(member)
-        names = {member.settings.name for member in changed}
         # Old imports first: a new one might form a cycle with them.
         for member in changed:
             self._use(member, {one: used for one, used in member.imports.items() if one in member.settings.imports})
-        for member in self._members.values():
-            if member in changed or any(one.account in names for one in member.settings.imports):
-                self._connect(member)
+        names = {member.settings.name: None for member in changed}
+        for name in list(names):
+            names.update(dict.fromkeys(sorted(self._importers.get(name, ()))))
+        for name in names:
+            self._connect(self._members[name])
+
+    def _set(self, member: _Member, settings: Sharer) -> None:
+        name = settings.name
+        for one in member.settings.imports:
+            self._importers.get(one.account, set()).discard(name)
+        for one in settings.imports:
+            self._importers.setdefault(one.account, set()).add(name)
+        member.settings = self._settings[name] = settings
 
     def remove(self, name: str) -> None:
         """Remove an account; an unknown one is ignored."""
@@ -103,9 +116,11 @@ class Exchange:
         member.router.mapper = None
         for service in member.services.values():
             service.responses.close()
-        for other in self._members.values():
-            if any(one.account == name for one in other.settings.imports):
-                self._connect(other)
+        del self._settings[name], self._used[name]
+        for one in member.settings.imports:
+            self._importers.get(one.account, set()).discard(name)
+        for other in sorted(self._importers.get(name, ())):
+            self._connect(self._members[other])
 
     def imports_service(self, name: str, subject: bytes) -> bool:
         """Whether the account of that name has a service import for the literal ``subject``."""
@@ -124,21 +139,21 @@ class Exchange:
 
     def _connect(self, member: _Member) -> None:
         """Bring the imports in use in line with the settings; those that stay the same are not touched."""
-        accounts = {name: other.settings for name, other in self._members.items()}
-        used = {name: list(other.imports) for name, other in self._members.items() if other is not member}
         wanted: dict[Import, ServiceImport | StreamImport] = {}
-        for one in member.settings.imports:
-            if one in wanted:
-                continue
-            why = import_problem(member.settings, one, accounts, used | {member.settings.name: list(wanted)})
+        used = self._used[member.settings.name] = []
+        for one in dict.fromkeys(member.settings.imports):
+            why = import_problem(member.settings, one, self._settings, self._used)
             if not why:
                 try:
                     wanted[one] = self._import(member, one)
+                    used.append(one)
                     continue
                 except TransformError as error:
                     why = str(error)
-            _log.warning("Account %s does not import %s %r of account %s: %s", member.settings.name, one.kind, one.subject,
-                         one.account, why)
+            # An account that is not here may still come.
+            level = logging.WARNING if one.account in self._members else logging.DEBUG
+            _log.log(level, "Account %s does not import %s %r of account %s: %s", member.settings.name, one.kind, one.subject,
+                     one.account, why)
         self._use(member, wanted)
 
     def _import(self, member: _Member, one: Import) -> ServiceImport | StreamImport:
@@ -154,8 +169,8 @@ class Exchange:
         return known if isinstance(known, ServiceImport) and known.service is service else ServiceImport(
             one, service, member.router, member.lost)
 
-    @staticmethod
-    def _use(member: _Member, wanted: dict[Import, ServiceImport | StreamImport]) -> None:
+    def _use(self, member: _Member, wanted: dict[Import, ServiceImport | StreamImport]) -> None:
+        self._used[member.settings.name] = list(wanted)
         before, member.imports = member.imports, wanted
         kept = {id(one) for one in wanted.values()}
         known = {id(one) for one in before.values()}

@@ -97,22 +97,19 @@ class Responses:
             self._set_timer(self._threshold_ns)
         return reply
 
-    def take(self, reply: bytes) -> Response | None:
-        """Stop waiting, and let the caller answer."""
-        return self._waiting.pop(reply, None)
-
-    def undelivered(self, reply: bytes) -> None:
-        """Nobody received the request."""
-        self._end(reply, "no delivery")
+    def undelivered(self, reply: bytes) -> Response | None:
+        """Nobody received the request. Returns: the response that does not come."""
+        return self._end(reply, "no delivery")
 
     def lost(self, reply: bytes) -> None:
         """Nobody waits for the response any more."""
         self._end(reply, "interest lost")
 
-    def _end(self, reply: bytes, why: str) -> None:
+    def _end(self, reply: bytes, why: str) -> Response | None:
         response = self._waiting.pop(reply, None)
         if response is not None and response.measurement is not None:
             response.measurement.failed(why)
+        return response
 
     def close(self) -> None:
         """Wait for nothing any more."""

@@ -88,7 +88,7 @@ class Requester:
         raise RuntimeError("a requester has no subscriptions")
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        response = self._service.responses.take(reply)
+        response = self._service.responses.undelivered(reply)
         if response is not None:
             self.source.no_responders(response.subject, response.reply)
 

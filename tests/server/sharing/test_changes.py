@@ -147,3 +147,22 @@ async def test_what_ends_leaves_nothing_behind() -> None:
             server.accounts.put(AccountSettings("A"))
             assert router_b.on_removed is None
             assert (router_a.subscription_count, router_b.subscription_count) == (before[0] + 1, before[1] + 1)
+
+
+async def test_a_limit_counts_messages_of_both_accounts() -> None:
+    """UNSUB with a maximum ends a subscription after that many messages, wherever they were published."""
+    streams = (AccountSettings("A", exports=(Export("stream", "ev"),)),
+               AccountSettings("B", imports=(Import("stream", "A", "ev"),)))
+    async with running(streams, **LOGINS) as server, Wire(server.port) as theirs, Wire(server.port) as own:
+        theirs.send((CONNECT % ("a", "a")).encode())
+        own.send(b"%bSUB ev 1\r\nUNSUB 1 3\r\n" % (CONNECT % ("b", "b")).encode())
+        await own.settled()
+        theirs.send(b"PUB ev 1\r\n1\r\n")
+        await theirs.settled()
+        own.send(b"PUB ev 1\r\n2\r\n")
+        await own.settled()
+        theirs.send(b"PUB ev 1\r\n3\r\nPUB ev 1\r\n4\r\n")
+        await theirs.settled()
+        assert (await own.settled()).count(b"MSG ev 1 1\r\n3") == 1
+        router = server.accounts.exchange._members["A"].router
+        assert not router.interest(b"ev")

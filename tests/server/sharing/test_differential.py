@@ -50,9 +50,18 @@ accounts {
       {stream: {account: A, subject: "only"}}
       {stream: {account: A, subject: "sometoken.*"}, to: "{{wildcard(1)}}.token"}
       {stream: {account: A, subject: "open"}, allow_trace: true}
+      {service: {account: D, subject: "both"}}, {service: {account: E, subject: "both"}}
+      {stream: {account: D, subject: "st.*"}, prefix: "x"}, {stream: {account: E, subject: "st.*"}, prefix: "x"}
+      {service: {account: D, subject: "lit"}, to: "wide.*"}, {stream: {account: D, subject: "evs"}, to: "back"}
     ]
-    exports: [ {service: "api.*"} ]
+    exports: [ {service: "api.*"}, {stream: "loop"} ]
   }
+  D {
+    users: [ {user: d, password: d} ]
+    exports: [ {service: "both"}, {stream: "st.*"}, {service: "lit"}, {service: "own"}, {stream: "evs"} ]
+    imports: [ {service: {account: D, subject: "own"}, to: "self"}, {stream: {account: B, subject: "loop"}, to: "evs2"} ]
+  }
+  E { users: [ {user: e, password: e} ], exports: [ {service: "both"}, {stream: "st.*"} ] }
   C {
     users: [ {user: c, password: c} ]
     imports: [ {service: {account: B, subject: "api.*"}, to: "far.*", share: true}
@@ -188,6 +197,34 @@ DIALOGUES: dict[str, list[Step]] = {
     "the same message for two subscriptions of a connection": [
         ("b", b"SUB from.a.ev.x 1\r\nSUB from.a.ev.x 2\r\nSUB from.a.ev.* 3\r\n"),
         ("a", b"PUB ev.x 1\r\n1\r\nPUB ev.x 1\r\n2\r\n")],
+    "two accounts have the service": [
+        INBOX, ("d", b"SUB both 1\r\n"), ("b", b"PUB both _INBOX.1 1\r\n1\r\n"), ("e", b"SUB both 1\r\n"),
+        ("b", b"PUB both _INBOX.2 1\r\n2\r\n"), ("d", b"PUB {R} 1\r\nd\r\n"), ("e", b"PUB {R} 1\r\ne\r\n")],
+    "two accounts have the stream": [
+        ("b", b"SUB x.st.* 1\r\nSUB x.st.1 q 2\r\n"), ("d", b"PUB st.1 1\r\nd\r\n"), ("e", b"PUB st.1 1\r\ne\r\n")],
+    "a wide subject for a literal one": [
+        INBOX, ("d", b"SUB lit 1\r\n"), ("b", b"PUB wide.x _INBOX.1 1\r\n1\r\nPUB wide.y 1\r\n2\r\n"),
+        ("d", b"PUB {R} 1\r\nd\r\n")],
+    "an account imports its own service": [
+        ("d", b"SUB own 1\r\nSUB _INBOX.> 2\r\n"), ("d", b"PUB self _INBOX.1 1\r\n1\r\n"),
+        ("d", b"PUB {R} 1\r\nd\r\n")],
+    "clients without headers": [
+        ("a", b'CONNECT {"verbose":false,"user":"a","pass":"a"}\r\nSUB req.* 1\r\n'), INBOX,
+        ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"), ("a", b"PUB {R} 3\r\nyes\r\n")],
+    "verbose clients": [
+        ("b", b'CONNECT {"headers":true,"no_responders":true,"user":"b","pass":"b"}\r\nSUB _INBOX.> 1\r\n'),
+        ("a", b"SUB req.* 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\nPUB none _INBOX.1 2\r\nhi\r\n"),
+        ("a", b"PUB {R} 3\r\nyes\r\n")],
+    "no echo": [
+        ("b", b'CONNECT {"verbose":false,"echo":false,"user":"b","pass":"b"}\r\nSUB _INBOX.> 1\r\nSUB api.u 2\r\n'),
+        ("a", b"SUB req.* 1\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"), ("a", b"PUB {R} 3\r\nyes\r\n")],
+    "a subscription ends after some messages in its own account": [
+        ("b", b"SUB from.a.ev.x 1\r\nUNSUB 1 2\r\n"), ("b2", b"PUB from.a.ev.x 1\r\n1\r\nPUB from.a.ev.x 1\r\n2\r\n"),
+        ("a", b"PUB ev.x 1\r\n3\r\n"), ("b2", b"PUB from.a.ev.x 1\r\n4\r\n")],
+    "connections end": [
+        ("b", b"SUB from.a.ev.x 1\r\nSUB _INBOX.> 2\r\n"), ("a", b"SUB req.* 1\r\n"),
+        ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
+        ("b", b"UNSUB 1\r\nUNSUB 2\r\n"), ("a", b"PUB ev.x 1\r\nx\r\nPUB {R} 1\r\nx\r\n")],
     # Mappings
     "subjects are mapped": [
         ("m", b"SUB > 1\r\n"),
