@@ -147,6 +147,10 @@ class Subscription:
         return shadow
 
 
+_Renamed = dict[Callable[[bytes], bytes], tuple[Sequence[Msg], encoder.Run]]
+"""The messages of one run under the subjects of an import."""
+
+
 class Route:
     """The receivers of some subjects. Only ``limited`` ever changes, so iterating is safe while subscriptions change.
 
@@ -245,12 +249,16 @@ class Route:
                 _send_limited(sub, own, run if own is msgs else encoder.Run(own))
                 for i in range(room):
                     taken[i] += 1
+        renamed: _Renamed = {}
         for sub in self.shadows:
             if sub.peer is silent and silent is not None:
                 continue
             room = _room(sub, count)
             if room:
-                self._to_shadow(sub, msgs[:room], source, now_ns, to)
+                if room == count:
+                    self._to_shadow(sub, msgs, source, now_ns, to, renamed)
+                else:
+                    self._to_shadow(sub, msgs[:room], source, now_ns, to, {})
                 for i in range(room):
                     taken[i] += 1
         for relay in self.relays:
@@ -261,7 +269,7 @@ class Route:
                     taken[i] += 1
                 own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
                 if sub.original is not None:
-                    self._to_shadow(sub, own, source, now_ns, to)
+                    self._to_shadow(sub, own, source, now_ns, to, {})
                 elif sub.handler is not None:
                     if source is None:
                         self.inward.put(sub, own, 0, len(own), now_ns)
@@ -278,15 +286,25 @@ class Route:
                 taken[i] += 1
         return taken
 
-    def _to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> None:
-        """Send ``msgs`` to the shadow's original, under the subjects of its account."""
+    def _to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes,
+                   renamed: _Renamed) -> None:
+        """Send ``msgs`` to the shadow's original, under the subjects of its account.
+
+        Args: ``renamed`` has what other shadows of the same import were sent, and gets this.
+        """
         sub, rename = shadow.original, shadow.rename
         assert sub is not None
         assert rename is not None
-        if not to or sub.handler is not None:
-            msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
+        known = renamed.get(rename)
+        if known is None:
+            if not to or sub.handler is not None:
+                msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
+            known = msgs, encoder.Run(msgs)
+            if not to:
+                renamed[rename] = known
+        msgs, run = known
         if sub.handler is None:
-            _send_limited(sub, msgs, encoder.Run(msgs))
+            _send_limited(sub, msgs, run)
         elif source is None:
             self.inward.put(sub, msgs, 0, len(msgs), now_ns)
         else:

@@ -123,7 +123,8 @@ def masked(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: f"<{type(inner).__name__}>" if name in _VARIES else masked(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [masked(inner) for inner in value]
+        # nats-server shows patterns in any order.
+        return sorted(value) if all(isinstance(inner, str) for inner in value) else [masked(inner) for inner in value]
     return _REPLY.sub("_R_", value) if isinstance(value, str) else value
 
 

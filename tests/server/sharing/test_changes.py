@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,29 @@ async def test_a_limit_counts_messages_of_both_accounts() -> None:
         assert (await own.settled()).count(b"MSG ev 1 1\r\n3") == 1
         router = server.accounts.exchange._members["A"].router
         assert not router.interest(b"ev")
+
+
+async def test_mappings_of_the_default_account() -> None:
+    """Those at the top of a configuration; JetStream's domain adds its own, which the account's precede."""
+    mappings = (SubjectMapping("x.*", (Destination("y.$1"),)), SubjectMapping("$JS.dom.API.INFO", (Destination("z"),)))
+    async with running((AccountSettings("$G", mappings=mappings),)) as server, Wire(server.port) as client:
+        client.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\nPUB x.1 1\r\na\r\nPUB $JS.dom.API.INFO 1\r\nb\r\n')
+        assert (await client.settled()).startswith(b"MSG y.1 1 1\r\na\r\nMSG z 1 1\r\nb\r\n")
+
+
+async def test_many_importers() -> None:
+    """A crowd's subscriptions to one import, limits among them: each gets its messages, in order."""
+    streams = (AccountSettings("A", exports=(Export("stream", "ev.>"),)),
+               AccountSettings("B", imports=(Import("stream", "A", "ev.>", prefix="a"),)))
+    async with running(streams, **LOGINS) as server, AsyncExitStack() as stack:
+        theirs = await stack.enter_async_context(Wire(server.port))
+        theirs.send((CONNECT % ("a", "a")).encode())
+        crowd = [await stack.enter_async_context(Wire(server.port)) for _ in range(20)]
+        for at, wire in enumerate(crowd):
+            wire.send(b"%bSUB a.ev.* 1\r\n" % (CONNECT % ("b", "b")).encode() + (b"UNSUB 1 2\r\n" if at % 2 else b""))
+            await wire.settled()
+        theirs.send(b"".join(b"PUB ev.%d 1\r\n%d\r\n" % (at, at) for at in range(3)))
+        await theirs.settled()
+        for at, wire in enumerate(crowd):
+            wanted = b"".join(b"MSG a.ev.%d 1 1\r\n%d\r\n" % (one, one) for one in range(2 if at % 2 else 3))
+            assert (await wire.settled()).startswith(wanted + b"PONG")
