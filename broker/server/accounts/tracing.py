@@ -13,7 +13,7 @@ __all__ = ["OuterTracing"]
 
 
 class OuterTracing:
-    """One account's (``broker.server.routing.router.Tracing``)."""
+    """One account's (``broker.server.routing.neighbours.Tracing``)."""
 
     def __init__(self, settings: OuterTrace, rng: random.Random) -> None:
         self.dest = settings.dest.encode()

@@ -23,8 +23,9 @@ from broker.gotime import format_time
 from broker.protocol import headers
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, is_valid
+from broker.server.routing.neighbours import Tracing
 from broker.server.routing.route import Peer, Relay, Subjects, Subscription
-from broker.server.routing.router import Router, Tracing
+from broker.server.routing.router import Router
 
 __all__ = ["Traced", "asks_for_trace", "traced"]
 

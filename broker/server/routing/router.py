@@ -23,18 +23,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
+from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
+from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
 from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
 from broker.server.routing.sublist import Match, Sublist
 
-__all__ = ["Columns", "Handle", "InterestWatch", "Mapper", "Router", "Shadows", "Tracing"]
+__all__ = ["Router"]
 
 ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half is dropped."""
@@ -52,91 +54,6 @@ _NO_FAMILY: Final = (b"", 0)
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
 _SYSTEM: Final = "$SYS"
 _REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
-
-
-class Handle(Protocol):
-    """The result of ``subscribe``, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
-
-    subject: bytes
-
-
-class Columns(Protocol):
-    """A batch of JetStream deliveries (``broker.jetstream.bus.Deliveries``)."""
-
-    reply_prefix: bytes
-    subjects: Sequence[bytes]
-    hlens: Sequence[int] | None
-    bodies: Sequence[bytes]
-    delivered: Sequence[int]
-    stream_seqs: Sequence[int]
-    consumer_seqs: Sequence[int]
-    times_ns: Sequence[int]
-    pendings: Sequence[int]
-
-    def __len__(self) -> int: ...
-
-
-class Mapper(Protocol):
-    """An account's subject mappings; clients' publishes are mapped before they are checked and routed."""
-
-    def map(self, subject: bytes) -> bytes:
-        """Where a message to ``subject`` goes; b"": nowhere."""
-
-    def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
-        """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
-
-
-class Tracing(Protocol):
-    """What an account does about messages that an outer trace (``traceparent``) samples."""
-
-    @property
-    def dest(self) -> bytes:
-        """Where their trace events go."""
-
-    def sampled(self) -> bool:
-        """Whether this one is traced."""
-
-
-class Shadows(Protocol):
-    """The stream imports of an account, which follow its subscriptions."""
-
-    def added(self, sub: Subscription) -> None: ...
-
-    def removed(self, sub: Subscription) -> None: ...
-
-
-class InterestWatch:
-    """A watch on a subject; ``interested`` is always current, ``changed`` is called on a later turn of the loop."""
-
-    __slots__ = ("_cancelled", "_router", "_scheduled", "_told", "changed", "interested", "queue", "subject")
-
-    def __init__(self, router: Router, subject: bytes, queue: bytes, changed: Callable[[bool], None],
-                 interested: bool) -> None:
-        self._router = router
-        self._cancelled = False
-        self._scheduled = False
-        self._told = interested
-        self.subject = subject
-        self.queue = queue
-        self.changed = changed
-        self.interested = interested
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._router._unwatch(self)
-
-    def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self.interested = interested
-        # Never within a delivery or another handler: the watcher may itself be delivering.
-        if not self._scheduled:
-            self._scheduled = True
-            call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._scheduled = False
-        if not self._cancelled and self._told != self.interested:
-            self._told = self.interested
-            self.changed(self.interested)
 
 
 class Router:
@@ -361,7 +278,7 @@ class Router:
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(self, subject, queue, changed, self.interest(subject, queue))
+        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
@@ -536,7 +453,7 @@ class Router:
         for watch in list(watches):
             interested = self.interest(watch.subject, watch.queue)
             if interested != watch.interested:
-                watch._update(interested, self._call_soon)
+                watch.update(interested, self._call_soon)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -58,7 +58,7 @@ class _Mapping:
 
 
 class Mappings:
-    """The mappings of one account (``broker.server.routing.router.Mapper``).
+    """The mappings of one account (``broker.server.routing.neighbours.Mapper``).
 
     Raises: TransformError for a destination that its source cannot fill.
     """

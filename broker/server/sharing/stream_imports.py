@@ -61,7 +61,7 @@ class StreamImport:
 
 
 class StreamImports:
-    """The imports of one account (``broker.server.routing.router.Shadows``)."""
+    """The imports of one account (``broker.server.routing.neighbours.Shadows``)."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
