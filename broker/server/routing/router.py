@@ -309,7 +309,7 @@ class Router:
 
     def subscriptions(self) -> list[Subscription]:
         """All subscriptions, in no order."""
-        return self._subs.all()
+        return self.subs.all()
 
     def remove(self, sub: Subscription) -> None:
         """Remove a subscription; an unknown one is ignored."""
