@@ -196,11 +196,8 @@ class _Meaning:
         self.found.places["accounts.configured"] = value.place
         self.identities.accounts(value)
 
-    def mappings(self, value: Value, written: str = "mappings") -> None:
-        self.identities.mappings(value, written)
-
-    def maps(self, value: Value) -> None:
-        self.mappings(value, "maps")
+    def mappings(self, value: Value) -> None:
+        self.identities.mappings(value)
 
     def jetstream(self, value: Value) -> None:
         inner = value.value
@@ -304,7 +301,7 @@ class _Meaning:
         **dict.fromkeys(("trusted", "trusted_keys"), trusted_keys),
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
-        "accounts": accounts, "mappings": mappings, "maps": maps,
+        "accounts": accounts, "mappings": mappings, "maps": mappings,
         "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,

@@ -41,6 +41,7 @@ from broker.server.connection.statistics import connection_row, identity, subscr
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
+from broker.server.sharing.exchange import Exchange
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Server:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
         self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
+                                 Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
+                                 settings.jetstream.domain if settings.jetstream.enabled else "",
                                  operator=settings.operator.enabled)
         self.operator: OperatorAccounts | None = None
         """The accounts that come with tokens; None: there is no operator, or nothing is loaded yet."""
@@ -377,10 +380,7 @@ class Server:
 
     def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
         """Add the account, or change it. Returns: what to wait for until it can be used."""
-        account = self.accounts.get(settings.name)
-        if account is None:
-            account = self.accounts.add(settings)
-        account.settings = settings
+        account = self.accounts.put(settings)
         return self.on_account(account) if self.on_account is not None else None
 
     def judge_clients(self, name: str) -> None:
@@ -416,6 +416,10 @@ class Server:
     def _call_soon(self, callback: Any) -> None:
         # The loop running at that time: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
+
+    @staticmethod
+    def _call_later(seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
     # For connections
 
