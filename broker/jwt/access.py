@@ -11,7 +11,14 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from broker.config.access import AccountLimits, AccountSettings, Permissions, ResponsePermission, SubjectPermission
+from broker.config.access import (
+    AccountLimits,
+    AccountSettings,
+    OuterTrace,
+    Permissions,
+    ResponsePermission,
+    SubjectPermission,
+)
 from broker.config.sharing import Destination, SubjectMapping
 from broker.jwt.claims import NO_LIMIT, AccountClaims, JetStreamLimits, PermissionClaims, UserPermissions
 
@@ -29,6 +36,7 @@ def account_settings(claims: AccountClaims) -> AccountSettings:
     return AccountSettings(
         claims.subject, name_tag=claims.name, jetstream=_jetstream(claims),
         default_permissions=permissions_of(claims.default_permissions),
+        outer_trace=OuterTrace(claims.trace[0], claims.trace[1] or 100) if claims.trace is not None else None,
         max_connections=_limit(limits.conn), max_subscriptions=_limit(limits.subs), max_payload=_limit(limits.payload),
         mappings=tuple(SubjectMapping(source, tuple(Destination(one.subject, one.weight or 100, one.cluster)
                                                     for one in destinations))

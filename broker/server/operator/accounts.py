@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -27,6 +28,7 @@ from broker.config.settings import OperatorSettings
 from broker.gotime import format_time
 from broker.jwt.access import account_settings
 from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims
+from broker.jwt.sharing import exports_of, imports_of, next_expiry
 from broker.jwt.token import TokenError, decode_token
 from broker.jwt.validation import account_issues, blocking
 from broker.nkeys import ACCOUNT, is_public_key
@@ -93,6 +95,7 @@ class KnownAccount:
         self._decoded_token = ""
         self._values: dict[str, Any] = {}
         self.timer: asyncio.TimerHandle | None = None
+        self.activation_timer: asyncio.TimerHandle | None = None
 
     def shown(self) -> dict[str, Any]:
         """Its token as monitoring shows it."""
@@ -271,7 +274,9 @@ class OperatorAccounts:
         account.token, account.claims, account.ready = token, claims, False
         account.updated_at_ns = self._host.clock.now_ns()
         self._watch_expiry(account)
-        waiting = self._host.put_account(self.settings_of(account))
+        self._watch_activations(account)
+        waiting = self._host.put_account(self._settings_of(account))
+        self._permit_imports(name)
         if waiting is not None:
             await waiting
         self._host.judge_clients(name)
@@ -288,8 +293,28 @@ class OperatorAccounts:
                               error)
         account.ready = True
 
-    def settings_of(self, account: KnownAccount) -> AccountSettings:
-        return account_settings(account.claims)
+    def _settings_of(self, account: KnownAccount) -> AccountSettings:
+        """The account with what it shares; an import that nobody permits is not used until somebody does."""
+        def exporter(name: str) -> AccountClaims | None:
+            known = self._known.get(name)
+            return known.claims if known is not None else None
+
+        def signs(name: str, key: str) -> bool:
+            known = self._known.get(name)
+            return known is not None and known.signer(key)[0]
+
+        claims = account.claims
+        return replace(account_settings(claims), exports=exports_of(claims),
+                       imports=imports_of(claims, exporter, signs, self._now()))
+
+    def _permit_imports(self, name: str) -> None:
+        """An account's keys or revocations may have changed: look again at what others import from it by a token."""
+        for other in list(self._known.values()):
+            if any(one.account == name and one.token for one in other.claims.imports):
+                self._host.put_account(self._settings_of(other))
+
+    def _now(self) -> int:
+        return self._host.clock.now_ns() // _SECOND
 
     def _verified(self, token: str) -> AccountClaims:
         """Raises: AccountError."""
@@ -301,7 +326,7 @@ class OperatorAccounts:
         except ValueError as error:
             log.error("the claims of an account have invalid permissions: %s", error)
             raise AccountError("account validation failed") from None
-        if claims.issuer not in self.trust.keys or blocking(account_issues(claims, self._host.clock.now_ns() // _SECOND)):
+        if claims.issuer not in self.trust.keys or blocking(account_issues(claims, self._now())):
             raise AccountError("account validation failed")
         return claims
 
@@ -313,13 +338,28 @@ class OperatorAccounts:
         ends = account.claims.expires
         if not ends:
             return
-        left = ends - self._host.clock.now_ns() // _SECOND
+        left = ends - self._now()
         if left <= 0:
             account.expired = True
             return
         # Far ends are looked at again: timers have a bound.
         seconds = min(float(left), _TIMER_SECONDS_MAX)
         account.timer = asyncio.get_running_loop().call_later(seconds, self._expire, account)
+
+    def _watch_activations(self, account: KnownAccount) -> None:
+        if account.activation_timer is not None:
+            account.activation_timer.cancel()
+            account.activation_timer = None
+        ends = next_expiry(account.claims, now := self._now())
+        if ends is not None:
+            account.activation_timer = asyncio.get_running_loop().call_later(
+                min(float(ends - now), _TIMER_SECONDS_MAX), self._activation_ended, account)
+
+    def _activation_ended(self, account: KnownAccount) -> None:
+        account.activation_timer = None
+        if self._known.get(account.name) is account:
+            self._watch_activations(account)
+            self._host.put_account(self._settings_of(account))
 
     def _expire(self, account: KnownAccount) -> None:
         account.timer = None
