@@ -91,7 +91,7 @@ class App:
             log.warning("%s", notice)
         try:
             server.load()
-            await server.resolve_system()
+            await server.delegation.resolve_system()
         except ValueError as error:
             raise StartError(str(error)) from None
         await self._bind()
@@ -235,7 +235,7 @@ class App:
         for account in self.server.accounts:
             if self._answers_in(account):
                 await self._add_to_jetstream(account)
-        self.server.on_account = self._account_came
+        self.server.delegation.on_account = self._account_came
         self.jetstream.listen()
 
     def _answers_in(self, account: Account) -> bool:
@@ -272,10 +272,10 @@ class App:
         """Have the accounts that own stored streams, which no user has asked for yet."""
         from broker.server.operator.accounts import AccountError
 
-        assert self.server.operator is not None
+        assert self.server.delegation.operator is not None
         for name in names:
             try:
-                await self.server.operator.get(name)
+                await self.server.delegation.operator.get(name)
             except AccountError as error:
                 log.warning("Account %s, which has streams, is not known: %s", name, error)
 
@@ -300,7 +300,7 @@ class App:
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, shard.log.store.puts_cost))
-        if self.server.operator is not None:
+        if self.server.delegation.operator is not None:
             owners = {state.account for state in shard.state.streams.values()} - self.jetstream.apis.keys()
             await self._look_up_owners(sorted(owners))
         await self.jetstream.open(shard.log, self.shard_host.reader)

@@ -19,18 +19,16 @@ import secrets
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock, SystemClock
-from broker.config.access import SYSTEM_ACCOUNT
 from broker.config.settings import AccountSettings, AuthSettings, Settings
 from broker.gotime import format_time
 from broker.listen_socket import Bound
-from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator
@@ -38,6 +36,7 @@ from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
 from broker.server.connection.statistics import connection_row, identity, subscription_row, uptime
+from broker.server.delegation import Delegation
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
@@ -45,11 +44,7 @@ from broker.server.sharing.exchange import Exchange
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
-    from broker.config.callout import CalloutSettings
-    from broker.server.auth.callout import Callouts
     from broker.server.listeners.websocket import WebSocketListener
-    from broker.server.operator.accounts import OperatorAccounts
-    from broker.server.operator.claims_requests import ClaimsRequests
 
 __all__ = ["Server"]
 
@@ -82,15 +77,8 @@ class Server:
                                  Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
                                  settings.jetstream.domain if settings.jetstream.enabled else "",
                                  operator=settings.operator.enabled)
-        self.operator: OperatorAccounts | None = None
-        """The accounts that come with tokens; None: there is no operator, or nothing is loaded yet."""
-
-        self._claims_requests: ClaimsRequests | None = None
-        self.on_account: Callable[[Account], Awaitable[object] | None] | None = None
-        """Called when an account was added, or its settings have changed, by a token. Returns: what its users wait for."""
-
-        self._callouts = self._make_callouts(settings)
-        self.server_id = self._callouts.keys.public if self._callouts is not None else _server_id(self.rng)
+        self.delegation = Delegation(self, settings)
+        self.server_id = self.delegation.server_id or _server_id(self.rng)
         self._event_seq = 0
         self.clients: dict[int, Client] = {}
         self.server_name = settings.server_name or self.server_id
@@ -167,7 +155,7 @@ class Server:
         self.flusher = Flusher(self.loop)
         if not self._loaded:
             self.load()
-        await self.resolve_system()
+        await self.delegation.resolve_system()
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
@@ -188,10 +176,7 @@ class Server:
     async def close(self) -> None:
         """Stop accepting, send each client what is queued for it, and close them all."""
         self.stop_listening()
-        if self.operator is not None:
-            self.operator.close()
-        if self._claims_requests is not None:
-            self._claims_requests.close()
+        self.delegation.close()
         if self.system is not None:
             self.system.stop()
         for client in list(self.clients.values()):
@@ -246,38 +231,10 @@ class Server:
 
     def load(self) -> None:
         """Load the certificates and users; ``start`` does so if this was not called before. Raises: ValueError."""
-        if self.settings.operator.enabled:
-            # Takes 30 ms to import, and is rarely needed.
-            from broker.server.operator.accounts import OperatorAccounts
-            from broker.server.operator.claims_requests import ClaimsRequests
-
-            self.operator = OperatorAccounts(self.settings.operator, self)
-            system = self.accounts.system
-            if self.system is not None and system is not None:
-                self._claims_requests = ClaimsRequests(self.operator, self.system.requests, system.router, self.clock,
-                                                       system.name)
+        self.delegation.load(self.settings)
         for apply in self._prepare_entrances(self.settings, wanted_accounts(self.settings.accounts)):
             apply()
         self._loaded = True
-
-    async def resolve_system(self) -> None:
-        """Take the system account's token; ``start`` does so if this was not called before. Raises: ValueError."""
-        system = self.accounts.system
-        if self.operator is None or (system is not None and self.operator.known(system.name) is not None):
-            return
-        from broker.server.operator.accounts import AccountError
-        from broker.server.operator.resolver import ResolverError
-
-        try:
-            await self.operator.resolver.check()
-        except ResolverError as error:
-            raise ValueError(str(error)) from None
-        if system is None or system.name == SYSTEM_ACCOUNT:
-            return
-        try:
-            await self.operator.get(system.name)
-        except AccountError as error:
-            raise ValueError(f"error resolving system account: {error}") from None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Prepare for new settings. Returns: what applies them, at once. Raises: ValueError; nothing has changed.
@@ -285,19 +242,16 @@ class Server:
         Source: nats-server, server/reload.go (reloadAuthorization, maxConnOption).
         """
         wanted = wanted_accounts(settings.accounts, operator=settings.operator.enabled)
-        if self.operator is not None:
+        if self.delegation.operator is not None:
             wanted |= {account.name: account.settings for account in self.accounts}
-        refresh = self.operator.prepare(settings.operator) if self.operator is not None else None
+        delegate = self.delegation.prepare(settings)
         entrances = self._prepare_entrances(settings, wanted)
 
         def apply() -> None:
             before = self.settings
             access_changed = (settings.auth, settings.accounts, settings.operator) != (
                 before.auth, before.accounts, before.operator)
-            if refresh is not None:
-                refresh()
-            if self._callouts is not None:
-                self._callouts.timeout_ns = settings.auth.timeout_ns
+            delegate()
             self.settings = settings
             self.configured_at_ns = self.clock.now_ns()
             for apply_entrance in entrances:
@@ -327,91 +281,20 @@ class Server:
 
     def _prepare_entrances(self, settings: Settings, accounts: Mapping[str, AccountSettings]) -> list[Callable[[], None]]:
         def chain_of(auth: AuthSettings, by_certificate: bool) -> AuthenticatorChain | None:
-            if self.operator is not None:
-                return self._operator_chain(settings)
+            by_tokens = self.delegation.by_tokens(settings, self._authenticators)
+            if by_tokens is not None:
+                return by_tokens
             auth = replace(auth, users=tuple(user_of(user, accounts.get(user.account)) for user in auth.users),
                            nkeys=tuple(user_of(user, accounts.get(user.account)) for user in auth.nkeys))
             chain = authenticator(auth, self.password_checks, self._authenticators, by_certificate=by_certificate,
                                   certificate_only=certificate_only)
-            return chain if chain is None or auth.callout is None else self._with_callout(chain, auth.callout)
+            return self.delegation.with_service(chain, auth)
 
         certificate_only = users_by_certificate(settings)
         ready = [self.entrance.prepare(settings, chain_of)]
         if self.websocket is not None:
             ready.append(self.websocket.entrance.prepare(settings, chain_of))
         return ready
-
-    def _operator_chain(self, settings: Settings) -> AuthenticatorChain:
-        from broker.server.auth.tokens import JwtAuthenticator
-
-        assert self.operator is not None
-        pinned = settings.operator.pinned_accounts
-        if pinned and self.accounts.system is not None:
-            pinned = (*pinned, self.accounts.system.name)
-        tokens = JwtAuthenticator(self.operator, self.clock, settings.operator.default_sentinel, pinned)
-        if self._callouts is None:
-            return AuthenticatorChain([*self._authenticators, tokens])
-        from broker.server.auth.callout import OperatorCalloutAuthenticator
-
-        return AuthenticatorChain([*self._authenticators, OperatorCalloutAuthenticator(tokens, self.operator, self._callouts)])
-
-    def _make_callouts(self, settings: Settings) -> Callouts | None:
-        """None: no authorization service can be asked."""
-        if settings.auth.callout is None and not settings.operator.enabled:
-            return None
-        # Takes 50 ms to import, and is rarely needed.
-        from broker.nkeys import SERVER, KeyPair
-        from broker.server.auth.callout import Callouts
-
-        return Callouts(self, KeyPair(SERVER, secrets.token_bytes(32)), settings.auth.timeout_ns)
-
-    def _with_callout(self, chain: AuthenticatorChain, settings: CalloutSettings) -> AuthenticatorChain:
-        from broker.server.auth.callout import CalloutAuthenticator
-
-        assert self._callouts is not None, "whether there is a service cannot change while the broker runs"
-        return AuthenticatorChain([CalloutAuthenticator(chain, settings, self._callouts)])
-
-    def callout_identity(self) -> dict[str, Any]:
-        """This server as authorization requests show it."""
-        return {"name": self.server_name, "host": self.settings.clients.host or "0.0.0.0", "id": self.server_id,
-                "version": NATS_SERVER_VERSION, "tags": list(self.settings.server_tags)}
-
-    # For accounts that come with tokens
-
-    def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
-        """Add the account, or change it. Returns: what to wait for until it can be used."""
-        account = self.accounts.put(settings)
-        return self.on_account(account) if self.on_account is not None else None
-
-    def judge_clients(self, name: str) -> None:
-        """The claims of an account have changed: its clients may have to go, or their permissions changed."""
-        from broker.server.auth.tokens import decided_again
-
-        known = self.operator.known(name) if self.operator is not None else None
-        if known is None:
-            return
-        clients = self._clients_of(name)
-        most = known.claims.limits.conn
-        for client in clients[most:] if most >= 0 else ():
-            client.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
-        for client in clients:
-            if not client.closed:
-                client.judged(decided_again(client.login, known))
-
-    def check_clients(self, name: str) -> None:
-        """Have all clients of an account log in again, with what they sent."""
-        for client in self._clients_of(name):
-            client.users_changed(())
-
-    def expire_clients(self, name: str) -> None:
-        """Disconnect all clients of an account, which has expired."""
-        for client in self._clients_of(name):
-            log.debug("%s - Account Authentication Expired", client.label)
-            client.fail("Account Authentication Expired", "Authentication Expired")
-
-    def _clients_of(self, name: str) -> list[Client]:
-        """The clients that logged in to an account, the oldest first."""
-        return [client for client in self.clients.values() if client.account.name == name and client.connected]
 
     def _call_soon(self, callback: Any) -> None:
         # The loop running at that time: JetStream watches subjects before the server listens.

@@ -55,9 +55,11 @@ class _Accounts(Protocol):
 class _Host(Protocol):
     """The server."""
 
-    clock: Clock
+    @property
+    def clock(self) -> Clock: ...
 
-    loop: asyncio.AbstractEventLoop
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
 
     @property
     def accounts(self) -> _Accounts: ...

@@ -52,7 +52,8 @@ class AccountError(Exception):
 class Host(Protocol):
     """The server."""
 
-    clock: Clock
+    @property
+    def clock(self) -> Clock: ...
 
     def put_account(self, settings: AccountSettings) -> Awaitable[object] | None:
         """Add the account, or change it. Returns: what to wait for until it can be used."""

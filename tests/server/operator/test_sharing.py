@@ -74,7 +74,7 @@ async def arrives(a: Client, b: Client, kind: str, sent: str, got: str) -> bool:
         sub = await a.subscribe(got, cb=answer)
         await a.flush()
         try:
-            return (await b.request(sent, b"x", timeout=1)).data == b"answer"
+            return (await b.request(sent, b"x", timeout=5)).data == b"answer"
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
             return False
         finally:
