@@ -5,7 +5,7 @@
     Client    requests to it, and answers
     Record    all requests and their answers                Judge    a fresh reader of the store, which compares
 
-Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
+With odd seeds blocks are compacted, as often as can be. Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
 unanswered, lost or late. Locked, as on a directory: one process at a time, no lease, so that idle days cost nothing.
 
 What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
@@ -41,6 +41,7 @@ from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost, StreamRecord
 from tests.sim.streams.usage import CONSUMERS, STREAMS
+from tests.sim.world import eager_compaction
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -199,7 +200,8 @@ class World:
                           put_timeout_ns=2 * SECOND if self.leased else None)
         checkpoint = CheckpointSettings(segments=rng.choice((3, 8, 25)), empty_segments=rng.choice((4, 12)),
                                         replayed_segments=10, replayed_epochs=3)
-        return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0)
+        return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0,
+                             compaction=eager_compaction(rng.choice) if self.seed % 2 else None)
 
     # The course of things.
 

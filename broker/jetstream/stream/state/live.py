@@ -37,9 +37,13 @@ from broker.jetstream.stream.state.loading import Look, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
 from broker.jetstream.usage import ServerUsage, Usage
+from broker.storage.format.block import BlockRef
 from broker.storage.state.dead import DeadSet
+from broker.storage.state.swap import dead_in
+from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
+    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.stream import StreamState
@@ -128,8 +132,8 @@ class Live:
         """Take up to ``count`` blocks, 0: only if a few are left, from the applied state; returns whether it has all."""
         assert self._stored is not None
         look = self._looking
-        if look is None or look.first_seq != look.state.first_seq:
-            # The latter: nothing of ours was live in what the applied state has dropped meanwhile.
+        if look is None or look.first_seq != look.state.first_seq or look.swaps != look.state.blocks.swaps:
+            # The second: nothing of ours was live in what the applied state has dropped meanwhile.
             state = self._stored()
             if state is None:
                 return self._looked([], [])
@@ -438,6 +442,30 @@ class Live:
             raise ValueError("a block may take the place of its neighbours only with all that lives in them")
         self.blocks[i:i + len(old)] = [new]
         self._begins[i:i + len(old)] = [new.first_seq]
+
+    def swap(self, adopted: Adopted) -> tuple[list[LiveBlock], LiveBlock | None]:
+        """Read from a run's block what the blocks that it was made of hold; what was removed of those stays removed.
+
+        Returns: the blocks that left, and the one in their place; None: nothing of it lives, or it is there already.
+        Raises: ValueError when the blocks are not what the record says.
+        """
+        ref = BlockRef.unpack(adopted.ref)
+        start = self.index_at(adopted.first_seq)
+        end = bisect_right(self._starts, adopted.last_seq)
+        old = self.blocks[start:end]
+        if not old or (len(old) == 1 and old[0].ref == ref):
+            return [], None
+        if (old[0].first_seq < adopted.first_seq or old[-1].last_seq > adopted.last_seq
+                or any(block.ref is None or block.ref.position > ref.position for block in old)):
+            raise ValueError(f"{ref!r} cannot take the place of {old}")
+        new = LiveBlock.of_entry(BlockEntry(ref))
+        new.dead = dead_in(ref, old, adopted.inputs, adopted.marks)
+        new.live_msgs = sum(block.live_msgs for block in old)
+        new.live_bytes = sum(block.live_bytes for block in old)
+        stays = [new] if new.live_msgs else []
+        self.blocks[start:end] = stays
+        self._begins[start:end] = [new.first_seq] * len(stays)
+        return old, new if stays else None
 
     def leave(self) -> None:
         """The stream is gone: neither what it holds nor what still happens to that counts in ``usage``."""
