@@ -245,7 +245,7 @@ class Compactor(LogListener):
         """The pieces with their bytes; one whose object has gone is left out."""
         now_ns = self._clock.now_ns()
         wanted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        pieces: list[tuple[_Found, int, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
+        pieces: list[tuple[_Found, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
         for one in found:
             stream = one.stream
             window_ns = stream.config.get("duplicate_window", _DUPLICATE_WINDOW_NS)
@@ -259,7 +259,7 @@ class Compactor(LogListener):
                 wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
                                 (ref.index_offset, ref.index_offset + ref.index_bytes),
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
-            pieces.append((one, stream.first_seq, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
+            pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
         ranges = [(key, start, end) for key, parts in wanted.items() for start, end in _together(parts)]
         stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for at in range(0, len(ranges), _READS_AT_ONCE):
@@ -269,9 +269,9 @@ class Compactor(LogListener):
                     stored[key].append((start, data))
                     self.read_bytes += len(data)
         out: list[Piece] = []
-        for one, first_seq, keep_ids, inputs in pieces:
+        for one, keep_ids, inputs in pieces:
             if all(key in stored and len(stored[key]) == len(_together(wanted[key])) for _, _, key in inputs):
-                out.append(Piece(one.stream.stream_id, first_seq, keep_ids, [
+                out.append(Piece(one.stream.stream_id, keep_ids, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
                           _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))

@@ -9,7 +9,7 @@ their record, and the messages that have one even if they are dead: they stay de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.compaction.settings import CompactionSettings
@@ -25,7 +25,6 @@ from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.state.dead import DeadSet
-from broker.storage.state.swap import marks_of
 
 __all__ = ["Damaged", "Input", "Piece", "Run", "merge"]
 
@@ -41,10 +40,10 @@ class Input(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring blocks of one stream. What is below ``first_seq`` is gone."""
+    """Neighbouring blocks of one stream. Messages below the stream's first sequence count as live: a block's number of dead
+    ones, from which that of the joined block is made, leaves them out too."""
 
     stream_id: int
-    first_seq: int
     keep_ids: bool
     inputs: Sequence[Input]
 
@@ -72,7 +71,6 @@ class _Output:
         self.block: OpenBlock[None] = OpenBlock(stream_id, None)
         self.inputs: list[Input] = []
         self.ids: list[tuple[int, bytes]] = []
-        self.holds_dead = False
 
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: Codec,
@@ -112,12 +110,11 @@ def _add(output: _Output, piece: Piece, one: Input) -> None:
     ref, joined = one.ref, output.block
     head = decode_index(one.index_data, ref, one.key)
     ids = _ids(one, head) if piece.keep_ids else {}
-    keep = frozenset(ids)
     left_out = 0
     before = joined.count
     for number, frame in enumerate(head.frames):
         chunk = decode_frame(head, number, one.frames_data[frame.offset:frame.offset + frame.stored_bytes], one.key)
-        left_out += _copy(chunk, one.dead, piece.first_seq, keep, joined, output)
+        left_out += _copy(chunk, one.dead, ids, joined)
     if joined.count - before + left_out != ref.count:
         raise Corrupt(one.key, "index", ref.index_offset, f"{ref.count} messages were to be copied, and some were not found")
     if ids:
@@ -129,37 +126,26 @@ def _add(output: _Output, piece: Piece, one: Input) -> None:
     output.inputs.append(one)
 
 
-def _copy(chunk: Chunk, dead: DeadSet | None, first_seq: int, keep: frozenset[int], joined: OpenBlock[None],
-          output: _Output) -> int:
-    """Append the messages of ``chunk`` that are live, or in ``keep``; returns how many were left out."""
-    count, times = len(chunk), chunk.times
+def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: OpenBlock[None]) -> int:
+    """Append the messages of ``chunk`` that are not dead, or in ``keep``; returns how many were left out."""
+    count, times, seq_of = len(chunk), chunk.times, chunk.seq
     left_out = start = 0
-    all_live = dead is None and chunk.first_seq >= first_seq
     while start < count:
-        seq = chunk.seq(start)
-        if not all_live and (seq < first_seq or (dead is not None and seq in dead)):
-            if seq not in keep:
-                left_out += 1
-                start += 1
-                continue
-            output.holds_dead = True
-            _append(joined, chunk, start, start + 1, seq)
+        seq, time_ns = seq_of(start), times[start]
+        if dead is not None and seq in dead and seq not in keep:
+            left_out += 1
             start += 1
             continue
-        end, time_ns = start + 1, times[start]
-        if all_live and chunk.seqs is None and times[count - 1] == time_ns:
+        end = start + 1
+        if dead is None and chunk.seqs is None and times[count - 1] == time_ns:
             end = count  # times never fall
-        while end < count and times[end] == time_ns and chunk.seq(end) == seq + end - start and (
-                all_live or dead is None or seq + end - start not in dead):
+        while end < count and times[end] == time_ns and (next_seq := seq_of(end)) == seq + end - start and (
+                dead is None or next_seq not in dead or next_seq in keep):
             end += 1
-        _append(joined, chunk, start, end, seq)
+        hlens = None if chunk.hlens is None else chunk.hlens[start:end]
+        joined.append_run(seq, chunk.subjects[start:end], hlens, chunk.bodies[start:end], time_ns)
         start = end
     return left_out
-
-
-def _append(joined: OpenBlock[Any], chunk: Chunk, start: int, end: int, seq: int) -> None:
-    hlens = None if chunk.hlens is None else chunk.hlens[start:end]
-    joined.append_run(seq, chunk.subjects[start:end], hlens, chunk.bodies[start:end], chunk.times[start])
 
 
 def _seqs_of(joined: OpenBlock[Any], start: int) -> Iterator[int]:
@@ -183,11 +169,8 @@ def _ids(one: Input, head: Head) -> dict[int, bytes]:
 
 
 def _adopted(output: _Output, block: SealedBlock[None]) -> Adopted:
-    inputs = output.inputs
-    marks = {one.ref.first_seq: marked for one in inputs if (marked := marks_of(one.dead))}
     assert block.packed is not None
-    return Adopted(inputs[0].ref.first_seq, inputs[-1].ref.last_seq, 0 if output.holds_dead else len(inputs),
-                   {} if output.holds_dead else marks, block.packed)
+    return Adopted(output.inputs[0].ref.first_seq, output.inputs[-1].ref.last_seq, block.packed)
 
 
 def _check(data: Sequence[bytes], position: Position, run_id: int, blocks: Sequence[Adopted]) -> None:

@@ -338,9 +338,9 @@ class ShardState:
         if any(part.ref.position > ref.position for part in parts):
             raise ValueError(f"{ref!r} was made before a block that it takes the place of")
         entry = BlockEntry(ref)
-        entry.dead = dead_in(ref, parts, adopted.inputs, adopted.marks)
+        entry.dead = dead_in(ref, parts)
         if entry.dead is not None:
-            # Of the first block, what is below the stream's first sequence may be counted as live: then this is too low.
+            # Exact where those of the parts are: the run's block has every message that lives in them.
             entry.dead_count = max(0, ref.count - sum(part.live_msgs for part in parts))
             entry.dead_bytes = max(0, ref.bytes - sum(part.ref.bytes - part.dead_bytes for part in parts))
         stays = entry.dead_count < ref.count

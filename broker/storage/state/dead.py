@@ -36,13 +36,6 @@ class DeadSet:
         i = bisect_right(self.ranges, (seq, 1 << 64)) - 1
         return i >= 0 and self.ranges[i][1] >= seq
 
-    @property
-    def marked(self) -> int:
-        """How many sequences are marked."""
-        if self.bits is None:
-            return sum(last - first + 1 for first, last in self.ranges)
-        return int.from_bytes(self.bits, "little").bit_count()
-
     def add(self, first: int, last: int) -> int:
         """Mark ``first`` to ``last``, which are within the block; returns how many sequences were not yet marked."""
         if self.bits is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -12,15 +11,12 @@ from broker.clock import ManualClock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockPlace
-from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.faulty import Faults
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.put import Fenced
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
-from tests.storage.rig import MS, SECOND, Publisher, Rig, Stream, dump, in_virtual_time, read_all
+from tests.storage.rig import MS, SECOND, Rig, Stream, dump, in_virtual_time, read_all
 
 MINUTE = 60.0
 

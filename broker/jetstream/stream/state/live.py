@@ -459,7 +459,7 @@ class Live:
                 or any(block.ref is None or block.ref.position > ref.position for block in old)):
             raise ValueError(f"{ref!r} cannot take the place of {old}")
         new = LiveBlock.of_entry(BlockEntry(ref))
-        new.dead = dead_in(ref, old, adopted.inputs, adopted.marks)
+        new.dead = dead_in(ref, old)
         new.live_msgs = sum(block.live_msgs for block in old)
         new.live_bytes = sum(block.live_bytes for block in old)
         stays = [new] if new.live_msgs else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -11,22 +11,17 @@ from broker.storage.format.records.kinds import RecordKind
 
 __all__ = ["Adopted", "Adoption"]
 
-_FIELDS: Final = 5
+_FIELDS: Final = [int, int, list]
 
 
 class Adopted(NamedTuple):
-    """One block of a run, and what it was made of: as many blocks as ``inputs`` says, all that its stream had within
-    ``first_seq`` to ``last_seq``; 0: some of its messages were removed already.
+    """One block of a run, and what it was made of: all blocks that its stream had within ``first_seq`` to ``last_seq``.
 
-    It holds every message that was live when they were read. ``marks``: how many sequences of the block that begins at a
-    sequence were marked removed by then; a block without any is not listed. Where the table still has as many blocks there,
-    with as many marks, nothing was removed meanwhile. ``ref`` is a packed BlockRef.
+    It holds every message that was live in them when they were read. ``ref`` is a packed BlockRef.
     """
 
     first_seq: int
     last_seq: int
-    inputs: int
-    marks: Mapping[int, int]
     ref: Sequence[Any]
 
 
@@ -39,19 +34,11 @@ class Adoption(RecordBody):
     blocks: Sequence[Adopted]
 
     def encode(self) -> dict[str, Any]:
-        return {"blocks": [(one.first_seq, one.last_seq, one.inputs, list(one.marks.items()), one.ref)
-                           for one in self.blocks]}
+        return {"blocks": list(map(tuple, self.blocks))}
 
     @classmethod
     def decode(cls, body: Any) -> Adoption:
         rows = required(cls.KIND, as_map(cls.KIND, body), "blocks", list)
-        return cls([_decode(row) for row in rows])
-
-
-def _decode(row: Any) -> Adopted:
-    if type(row) is not list or len(row) != _FIELDS or [*map(type, row)] != [int, int, int, list, list]:
-        raise damaged(RecordKind.ADOPTION, "blocks", "not a list of blocks and what they replace")
-    first_seq, last_seq, inputs, marks, ref = row
-    if not all(type(pair) is list and [*map(type, pair)] == [int, int] for pair in marks):
-        raise damaged(RecordKind.ADOPTION, "blocks", "marks are not pairs of numbers")
-    return Adopted(first_seq, last_seq, inputs, dict(marks), ref)
+        if not all(type(row) is list and [*map(type, row)] == _FIELDS for row in rows):
+            raise damaged(cls.KIND, "blocks", "not a list of blocks and what they replace")
+        return cls([Adopted(*row) for row in rows])
