@@ -5,8 +5,10 @@
     Client    requests to it, and answers
     Record    all requests and their answers                Judge    a fresh reader of the store, which compares
 
-With odd seeds blocks are compacted, as often as can be. Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
+Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
 unanswered, lost or late. Locked, as on a directory: one process at a time, no lease, so that idle days cost nothing.
+
+With odd seeds blocks are compacted, as often as can be.
 
 What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
 stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
