@@ -25,6 +25,7 @@ from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
@@ -286,7 +287,7 @@ class JetStream(LogListener):
             if stream is None or stream.offline is not None:
                 continue
             try:
-                if not stream.adopt(one):
+                if not follow(stream, one):
                     again.append(one)
             except ValueError as error:
                 _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight
     from broker.storage.format.frame import Chunk
-    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.memory_log import MemoryLog
     from broker.storage.log.open_block import OpenBlock
@@ -145,10 +144,10 @@ class Stream:
         self.retention.one_by_one = self.ttls
         self.scheduler = Scheduler(self.live, self.subjects, self.queries, log, self._tasks, clock, self._publish_own)
         replies = Replies(self, log, bus, domain)
-        self._rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
+        self.rollups = Rollups(self.live, self.heads, self.subjects, self.retention)
         context = CheckContext(
             self.live, self.dedupe, self.subjects, LastSeqs(self.live, self.subjects, self.queries.last_seq_of),
-            self.retention, self._rollups,
+            self.retention, self.rollups,
             Totals(self.subjects, self.queries.get), self.scheduler, self.msg_ids.load, self.enforcement.trim,
             self._publish_when_stored, self.interest)
         self._batching = Batching(log, context, replies, inflight,
@@ -295,19 +294,6 @@ class Stream:
         if last_seq > live.persisted_seq:
             live.persisted_seq = last_seq
             self.listeners.wake()
-
-    def adopt(self, adopted: Adopted) -> bool:
-        """Blocks of ours were joined in the store: read from the new one. False: not now, since an operation holds them.
-        Raises: ValueError when it does not fit."""
-        if not self.live.looked:
-            return True  # they are loaded from the applied state, which has it
-        if self.queue.busy or self.heads.walks or self.msg_ids.loading:
-            return False
-        old, new = self.live.swap(adopted)
-        if old:
-            self.msg_ids.swapped(old, new)
-            self._rollups.forget()
-        return True
 
     def _tidy_memory(self) -> None:
         """Keep the blocks of a memory stream few and free of removed messages."""

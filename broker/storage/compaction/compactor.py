@@ -72,14 +72,14 @@ class _Found(NamedTuple):
 class Compactor(LogListener):
     """Compaction of one shard, by its owner.
 
-    Attributes: ``merges``, ``read_bytes``, ``written_bytes``, ``puts``, ``blocks_in``, ``blocks_out``: since the start.
+    Attributes: ``merges``, ``read_bytes``, ``written_bytes``, ``blocks_in``, ``blocks_out``: since the start.
     """
 
     def __init__(self, log: Log, paths: ShardPaths, checkpointer: Checkpointer, sweeper: Sweeper, clock: Clock,
                  rng: random.Random, settings: CompactionSettings, *, executor: Executor | None = None,
                  clock_trusted: Callable[[], bool] = lambda: True) -> None:
         self.settings = settings
-        self.merges = self.read_bytes = self.written_bytes = self.puts = self.blocks_in = self.blocks_out = 0
+        self.merges = self.read_bytes = self.written_bytes = self.blocks_in = self.blocks_out = 0
         self._log = log
         self._store = log.store
         self._paths = paths
@@ -99,6 +99,11 @@ class Compactor(LogListener):
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
         self._task: asyncio.Task[None] | None = None
+
+    def figures(self) -> dict[str, int]:
+        """For monitoring."""
+        return {"merges": self.merges, "blocks_in": self.blocks_in, "blocks_out": self.blocks_out,
+                "read_bytes": self.read_bytes, "written_bytes": self.written_bytes}
 
     def start(self) -> None:
         """Work from now on; what was there before the start is looked at once it is quiet."""
@@ -207,7 +212,6 @@ class Compactor(LogListener):
         if run is not None:
             key = self._paths.run(position, run_id)
             await self._put(key, run.data)
-            self.puts += 1
             self.written_bytes += run.size
             adopted = await self._adopt(run, key)
             self.merges += 1

@@ -66,7 +66,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (10, "roots", [[-1, 2]]), (10, "done", {}), (11, "owner", 5), (11, "ends", [[1]]), (11, "ends", None),
     (11, "at_ns", None), (11, "reader_version", "1"), (12, "seqs", None), (12, "seqs", [1.5]), (12, "expires_at_ns", None),
     (10, "runs", "key"), (10, "runs", [5]), (14, "blocks", None), (14, "blocks", {}), (14, "blocks", [[1, 2]]),
-    (14, "blocks", [[1, "2", []]]), (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
+    (14, "blocks", [[1, "2", []]]),
+    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)

@@ -37,13 +37,9 @@ from broker.jetstream.stream.state.loading import Look, let_go
 from broker.jetstream.stream.state.removal import Front, Removal
 from broker.jetstream.stream.state.rows import NotLoaded, OpenRows, Rows, size_between
 from broker.jetstream.usage import ServerUsage, Usage
-from broker.storage.format.block import BlockRef
 from broker.storage.state.dead import DeadSet
-from broker.storage.state.swap import dead_in
-from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
-    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.stream import StreamState
@@ -250,6 +246,10 @@ class Live:
             return OpenRows(block.open)
         return block.head or self._stored_rows(block)
 
+    def within(self, first: int, last: int) -> list[LiveBlock]:
+        """The blocks that begin within first..last, and one before them that reaches into it."""
+        return self.blocks[self.index_at(first):bisect_right(self._starts, last)]
+
     def index_at(self, seq: int) -> int:
         """Place of the first block that ends at or after ``seq``; ``len(blocks)`` when there is none."""
         i = bisect_right(self._starts, seq) - 1
@@ -435,37 +435,14 @@ class Live:
             self._forget(block)
         return [Removal(block, first, last, msgs, 0 if i else size) for i, (first, last, msgs) in enumerate(removed)]
 
-    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock) -> None:
-        """Put ``new``, which holds exactly the live messages of the neighbours ``old``, in their place."""
+    def replace_blocks(self, old: Sequence[LiveBlock], new: LiveBlock | None) -> None:
+        """Put ``new``, in which exactly the live messages of the neighbours ``old`` live, in their place; None: none do."""
         i = bisect_right(self._starts, old[0].first_seq) - 1
-        if i < 0 or self.blocks[i:i + len(old)] != list(old) or new.count != sum(block.live_msgs for block in old):
+        live_msgs = 0 if new is None else new.live_msgs
+        if i < 0 or self.blocks[i:i + len(old)] != list(old) or live_msgs != sum(block.live_msgs for block in old):
             raise ValueError("a block may take the place of its neighbours only with all that lives in them")
-        self.blocks[i:i + len(old)] = [new]
-        self._begins[i:i + len(old)] = [new.first_seq]
-
-    def swap(self, adopted: Adopted) -> tuple[list[LiveBlock], LiveBlock | None]:
-        """Read from a run's block what the blocks that it was made of hold; what was removed of those stays removed.
-
-        Returns: the blocks that left, and the one in their place; None: nothing of it lives, or it is there already.
-        Raises: ValueError when the blocks are not what the record says.
-        """
-        ref = BlockRef.unpack(adopted.ref)
-        start = self.index_at(adopted.first_seq)
-        end = bisect_right(self._starts, adopted.last_seq)
-        old = self.blocks[start:end]
-        if not old or (len(old) == 1 and old[0].ref == ref):
-            return [], None
-        if (old[0].first_seq < adopted.first_seq or old[-1].last_seq > adopted.last_seq
-                or any(block.ref is None or block.ref.position > ref.position for block in old)):
-            raise ValueError(f"{ref!r} cannot take the place of {old}")
-        new = LiveBlock.of_entry(BlockEntry(ref))
-        new.dead = dead_in(ref, old)
-        new.live_msgs = sum(block.live_msgs for block in old)
-        new.live_bytes = sum(block.live_bytes for block in old)
-        stays = [new] if new.live_msgs else []
-        self.blocks[start:end] = stays
-        self._begins[start:end] = [new.first_seq] * len(stays)
-        return old, new if stays else None
+        self.blocks[i:i + len(old)] = [] if new is None else [new]
+        self._begins[i:i + len(old)] = [] if new is None else [new.first_seq]
 
     def leave(self) -> None:
         """The stream is gone: neither what it holds nor what still happens to that counts in ``usage``."""
