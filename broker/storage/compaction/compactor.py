@@ -95,6 +95,7 @@ class Compactor(LogListener):
         self._quiet = False
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
+        self._working = asyncio.Lock()
         self._swapping = 0
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
@@ -150,8 +151,7 @@ class Compactor(LogListener):
             self._wake.clear()
             quiet, self._quiet, self._segments = self._quiet, False, 0
             try:
-                while await self._round(quiet):
-                    pass
+                await self.work(quiet)
             except StoreError as error:
                 if self._log.failure is not None:
                     return
@@ -162,6 +162,13 @@ class Compactor(LogListener):
                 _log.error("compaction failed; it goes on later", exc_info=error)
             if self._timer is None:
                 self._arm()
+
+    async def work(self, quiet: bool) -> None:
+        """Merge what there is to merge now; ``quiet``: as if nothing had been committed for a while. Not more than one at a
+        time. Raises: StoreError once the log has failed."""
+        async with self._working:
+            while await self._round(quiet):
+                pass
 
     async def _round(self, quiet: bool) -> bool:
         """Carry out what there is to merge now; returns whether there may be more."""
