@@ -51,7 +51,7 @@ async def compact(broker: Broker) -> None:
     assert len(freed) > 5
     async with asyncio.timeout(20):
         while set(freed) & {info.key for info in await shard.log.store.list("v1/")}:
-            await asyncio.sleep(0.01)
+            await shard.log.drain()
 
 
 async def connected(broker: Broker) -> tuple[Client, JetStreamContext]:

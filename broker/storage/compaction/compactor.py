@@ -183,6 +183,7 @@ class Compactor(LogListener):
                 merged = await self._merge(group) or merged
             except Damaged as error:
                 self._damaged.add(error.block)
+                merged = True  # the others of its group are to be tried again, without it
                 _log.warning("compaction leaves a damaged block where it is: %s", error)
         return merged
 
