@@ -4,7 +4,8 @@
              merged. So many of one tier, the oldest, become one object, which is of a higher tier: each message is written
              once a tier. From ``object_bytes`` on an object is left alone.
     quiet    while nothing is written, ``few`` objects are enough: the newest, and each older one that is at most
-             eight times as large as all newer ones together. So the old are not written again for the sake of a few.
+             eight times as large as all newer ones together, so that the old are not written again for the sake of a few;
+             else those of one tier, to the base of ``few``
     dead     large blocks of which much is dead are rewritten once there is enough of that, or while it is quiet
 
 The number of objects with small blocks is thus at most (segments - 1) for each tier, of which there are four.
@@ -34,24 +35,24 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
         found += _cut(rewritten, settings.merge_bytes)
     taken = {one.key for group in found for one in group}
     small = [one for one in objects if one.key not in taken and one.live_bytes < settings.object_bytes]
-    tiers: defaultdict[int, list[StoredObject]] = defaultdict(list)
-    for one in small:
-        tiers[_tier(one.live_bytes, settings.segments)].append(one)
-    for tier in sorted(tiers):
-        members = tiers[tier]
+    for members in _tiers(small, settings.segments):
         while len(members) >= settings.segments or sum(one.live_bytes for one in members) >= settings.merge_bytes:
             group = _first(members[:settings.segments], settings.merge_bytes)
             del members[:len(group)]
             found.append(group)
     if quiet and not found:
-        group = _newest(small, settings)
-        if len(group) >= settings.few:
-            found.append(group)
+        newest = _newest(small, settings)
+        enough = [members for members in (newest, *_tiers(small, settings.few)) if len(members) >= settings.few]
+        found += [_first(members, settings.merge_bytes) for members in enough[:1]]
     return [group for group in found if len(group) > 1 or group[0].large_dead_bytes]
 
 
-def _tier(size: int, base: int) -> int:
-    return int(log(max(size, 1), base))
+def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]:
+    """Objects of one tier together, the smallest first."""
+    tiers: defaultdict[int, list[StoredObject]] = defaultdict(list)
+    for one in small:
+        tiers[int(log(max(one.live_bytes, 1), base))].append(one)
+    return [tiers[tier] for tier in sorted(tiers)]
 
 
 def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
