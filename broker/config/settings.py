@@ -414,6 +414,23 @@ class StorageSettings:
     reader_grace_ns: int = _setting(
         10 * MINUTE, kinds.duration_ns(0), "How long the store keeps an object after nothing names it: a Spark query has at "
         "least so long, from its plan, to read it. Costs the space of what is removed in that time.", "jetblock.reader_grace")
+    compaction: bool = _setting(
+        True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
+        "jetblock.compaction")
+    compaction_segments: int = _setting(
+        64, kinds.integer(2, 1024), "Objects of about one size that are merged into one.", "jetblock.compaction_segments")
+    compaction_quiet_ns: int = _setting(
+        30 * SECOND, kinds.duration_ns(10 * MS), "After so long without a commit as few as 8 small objects are merged.",
+        "jetblock.compaction_quiet")
+    compaction_bytes_per_second: int = _setting(
+        16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
+        "jetblock.compaction_bytes_per_second")
+    compaction_cpu: int = _setting(
+        20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
+        "jetblock.compaction_cpu")
+    compaction_dead_share: int = _setting(
+        50, kinds.integer(1, 100), "Share of removed bytes, in percent, from which on a large block is written again "
+        "without them.", "jetblock.compaction_dead_share")
     compression: str = _setting(
         "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
 

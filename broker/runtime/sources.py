@@ -121,6 +121,8 @@ class Sources:
                     "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
                     "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
                     "store_error": str(shard_log.store_error or "")}
+                if (compactor := shard_host.shard.compactor) is not None:
+                    figures["log"]["compaction"] = compactor.figures()
         return figures
 
     def _health(self) -> Health:
