@@ -386,9 +386,15 @@ class Router:
                     self._family = (head + b".", _ACK_TOKENS - 1)
                     return route
         self._family = _NO_FAMILY
-        route = self._refusal if subject.startswith(self._refused) else self._build(self._match(subject))
+        refused = subject.startswith(self._refused)
         if len(self._routes) >= ROUTES_KEPT:
+            # With more subjects than the cache takes, such as the keys of a bucket, their prefix mostly tells as much.
+            head = subject.rpartition(b".")[0]
+            if head and not refused and subject[-1] != _DOT and (common := self._inbox(head)) is not None:
+                self._family = (head + b".", head.count(b".") + 1)
+                return common
             _halve(self._routes)
+        route = self._refusal if refused else self._build(self._match(subject))
         self._routes[subject] = route
         return route
 
