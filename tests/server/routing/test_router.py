@@ -161,7 +161,7 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     """Those of a prefix share a route, until a subscription tells them apart; others, and malformed ones, are not of the family."""
     every, one, two = Heard(), Heard(), Heard()
     router.subscribe(b"kv.>", every)
-    ops = [msg(b"kv.%d.k%d" % (i % 7, i)) for i in range(2 * ROUTES_KEPT)]
+    ops = [msg(b"kv.%d.k%d" % (i % 7, i)) for i in range(3 * ROUTES_KEPT)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
     again = ops[ROUTES_KEPT:]
     every.runs.clear()
@@ -176,6 +176,16 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     assert [op for run in every.runs for op in run] == [some[0], some[1], some[4]]
     assert one.runs == [[some[1]]]
     assert two.runs == [[some[4]]]
+
+
+def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
+    """Ever new prefixes are remembered up to a bound, and none gets a route of its own."""
+    router.subscribe(b"kv.>", Heard())
+    for i in range(3 * ROUTES_KEPT):
+        router.publish(b"kv.%d.state" % i, b"", 0, b"")
+    assert len(router._routes) <= ROUTES_KEPT
+    assert len(router._heads) <= ROUTES_KEPT
+    assert not router._inboxes
 
 
 def test_publish_counts_takers(router: Router) -> None:
