@@ -138,7 +138,9 @@ class Sources:
     def _accounts(self) -> list[AccountView]:
         server, js = self._parts.server, self._parts.jetstream
         updated = format_time(server.configured_at_ns)
-        return [account_view(account, updated, js.accounts.keys() if js is not None else ())
+        operator = server.delegation.operator
+        return [account_view(account, updated, js.accounts.keys() if js is not None else (),
+                             operator.shown(account.name) if operator is not None else None)
                 for account in server.accounts]
 
     def _jetstream(self) -> JetStreamView | None:
