@@ -102,7 +102,7 @@ class Rollups:
 
     def forget(self) -> None:
         """Blocks of the stream were replaced: search again."""
-        self._searched = None
+        self._searched = {}
 
     def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]:
         """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
