@@ -1,4 +1,5 @@
-"""The mirrors and sources of one account's streams, as the streams' configurations name them."""
+"""The mirrors and sources of one account's streams, as the streams' configurations name them; and which of them, in all
+accounts, read streams of other accounts."""
 
 from __future__ import annotations
 
@@ -13,18 +14,46 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.stream.upstream.origin import Find
 
-__all__ = ["Upstreams"]
+__all__ = ["ExternalFollowers", "Upstreams"]
 
 _MIRROR = ""
 """A mirror's key among the followers of its stream: no source has this name."""
 
 
+class ExternalFollowers:
+    """The followers, in all accounts, whose origins are named with ``external``."""
+
+    def __init__(self) -> None:
+        self._by_origin: dict[str, set[Follower]] = {}
+
+    def add(self, follower: Follower) -> None:
+        self._by_origin.setdefault(follower.given.name, set()).add(follower)
+
+    def discard(self, follower: Follower) -> None:
+        others = self._by_origin.get(follower.given.name)
+        if others is not None:
+            others.discard(follower)
+            if not others:
+                del self._by_origin[follower.given.name]
+
+    def changed(self, name: str) -> None:
+        """A stream of that name was created or removed in some account."""
+        for follower in self._by_origin.get(name, ()):
+            follower.wake()
+
+    def look_again(self) -> None:
+        """Accounts, or what they share, have changed."""
+        for name in self._by_origin:
+            self.changed(name)
+
+
 class Upstreams:
     """The followers of one account's streams."""
 
-    def __init__(self, find: Find, clock: Clock) -> None:
+    def __init__(self, find: Find, clock: Clock, external: ExternalFollowers) -> None:
         self._find = find
         self._clock = clock
+        self._external = external
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
         """Name of an origin → follower → name of the stream that copies."""
@@ -41,6 +70,8 @@ class Upstreams:
             if name not in followers:
                 follower = followers[name] = (Source if name else Mirror)(stream, given, self._find, self._clock)
                 self._by_origin.setdefault(given.name, {})[follower] = stream.name
+                if given.external is not None:
+                    self._external.add(follower)
         if followers:
             self._followers[stream.name] = followers
 
@@ -58,6 +89,7 @@ class Upstreams:
         """A stream of that name was created or removed: followers of it look for it again."""
         for follower in self._by_origin.get(name, ()):
             follower.wake()
+        self._external.changed(name)
 
     def info(self, stream: Target) -> dict[str, Any]:
         """Members of a stream's info: its mirror, or its sources."""
@@ -75,6 +107,7 @@ class Upstreams:
 
     def _stop(self, follower: Follower) -> None:
         follower.stop()
+        self._external.discard(follower)
         others = self._by_origin[follower.given.name]
         del others[follower]
         if not others:
