@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from broker.clock import Clock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
+from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.stream.stream import Stream
-from broker.jetstream.stream.upstream.upstreams import ExternalFollowers
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.log.listener import LogListener

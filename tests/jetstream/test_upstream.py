@@ -178,11 +178,17 @@ async def test_publishes_and_copies_share_a_stream() -> None:
         assert [body for body in bodies if body[:1] == b"s"] == [b"s%d" % n for n in range(200)]
 
 
-async def test_an_origin_of_another_account_is_refused_by_name() -> None:
+async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> None:
     async with Inside() as broker:
-        answer = await broker.api("STREAM.CREATE.M", {
-            "name": "M", "mirror": {"name": "S", "external": {"api": "JS.other.API", "deliver": "d"}}})
-        assert "external" in answer["error"]["description"]
+        external = {"api": "JS.other.API", "deliver": "d"}
+        await make(broker, "M", mirror={"name": "S", "external": external})
+        await make(broker, "D", sources=[{"name": "S", "external": external}])
+
+        async def shown() -> bool:
+            found = [(await info(broker, "M"))["mirror"], *(await info(broker, "D"))["sources"]]
+            return [one.get("error", {}).get("err_code") for one in found] == [10029, 10045]
+        await until(shown)
+        assert "import of that service" in (await info(broker, "M"))["mirror"]["error"]["description"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -24,8 +24,9 @@ from broker.protocol.subject import is_literal, is_valid
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamSource
+    from broker.jetstream.stream.upstream.follower import Follower
 
-__all__ = ["account_of"]
+__all__ = ["ExternalFollowers", "account_of"]
 
 _API = b"$JS.API."
 _CREATE = b"CONSUMER.CREATE."
@@ -69,3 +70,30 @@ def _create_request(given: StreamSource, *, mirror: bool) -> bytes:
 
 def _joined(*parts: str) -> bytes:
     return ".".join(parts).replace("..", ".").encode()
+
+
+class ExternalFollowers:
+    """The followers, in all accounts, whose origins are named with ``external``."""
+
+    def __init__(self) -> None:
+        self._by_origin: dict[str, set[Follower]] = {}
+
+    def add(self, follower: Follower) -> None:
+        self._by_origin.setdefault(follower.given.name, set()).add(follower)
+
+    def discard(self, follower: Follower) -> None:
+        others = self._by_origin.get(follower.given.name)
+        if others is not None:
+            others.discard(follower)
+            if not others:
+                del self._by_origin[follower.given.name]
+
+    def changed(self, name: str) -> None:
+        """A stream of that name was created or removed in some account."""
+        for follower in self._by_origin.get(name, ()):
+            follower.wake()
+
+    def look_again(self) -> None:
+        """Accounts, or what they share, have changed."""
+        for name in self._by_origin:
+            self.changed(name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.stream.listeners import Listener
 from broker.jetstream.stream.stream import Stream
-from broker.jetstream.stream.upstream.upstreams import ExternalFollowers
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus

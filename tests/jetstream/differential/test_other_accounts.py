@@ -25,8 +25,8 @@ accounts {{
   A {{ jetstream: enabled, users: [ {{user: a, password: a}} ]
       exports: [ {{service: "$JS.API.>", response_type: stream}}, {{service: "$JS.FC.>"}}, {{stream: "deliver.>"}} ] }}
   B {{ jetstream: enabled, users: [ {{user: b, password: b}} ]
-      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}, to: "JS.a.API.>"}}, {{service: {{account: A, subject: "$JS.FC.>"}}}}
-                 {{stream: {{account: A, subject: "deliver.>"}}}} ] }}
+      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}, to: "JS.a.API.>"}}
+                 {{service: {{account: A, subject: "$JS.FC.>"}}}}, {{stream: {{account: A, subject: "deliver.>"}}}} ] }}
   C {{ jetstream: enabled, users: [ {{user: c, password: c}} ]
       imports: [ {{service: {{account: A, subject: "$JS.API.CONSUMER.CREATE.S.>"}}, to: "JS.s.API.CONSUMER.CREATE.S.>"}}
                  {{service: {{account: A, subject: "$JS.API.CONSUMER.CREATE.S"}}, to: "JS.t.API.CONSUMER.CREATE.T"}}
@@ -40,6 +40,7 @@ accounts {{
 """
 
 _A = '"external": {"api": "JS.a.API", "deliver": "deliver.b"}'
+_TRANSFORMED = f'{{"name": "S", "subject_transforms": [{{"src": "s.*", "dest": "x.$1"}}], {_A}}}'
 
 SCENARIOS = {
     "mirror": f"""a stream
@@ -69,7 +70,7 @@ SCENARIOS = {
         b msgs D""",
     "two sources of one name": f"""a stream
         b stream
-        b make D {{"sources": [{{"name": "S", {_A}}}, {{"name": "S", "filter_subject": "s.b"}}, {{"name": "S", "subject_transforms": [{{"src": "s.*", "dest": "x.$1"}}], {_A}}}]}}
+        b make D {{"sources": [{{"name": "S", {_A}}}, {{"name": "S", "filter_subject": "s.b"}}, {_TRANSFORMED}]}}
         a pub s.a 1
         b grown D 2
         b pub s.b 3

@@ -1,9 +1,8 @@
-"""The mirrors and sources of one account's streams, as the streams' configurations name them; and which of them, in all
-accounts, read streams of other accounts."""
+"""The mirrors and sources of one account's streams, as the streams' configurations name them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.upstream.follower import Follower, Target
@@ -14,43 +13,24 @@ if TYPE_CHECKING:
     from broker.clock import Clock
     from broker.jetstream.stream.upstream.origin import Find
 
-__all__ = ["ExternalFollowers", "Upstreams"]
+__all__ = ["External", "Upstreams"]
 
 _MIRROR = ""
 """A mirror's key among the followers of its stream: no source has this name."""
 
 
-class ExternalFollowers:
+class External(Protocol):
     """The followers, in all accounts, whose origins are named with ``external``."""
 
-    def __init__(self) -> None:
-        self._by_origin: dict[str, set[Follower]] = {}
-
-    def add(self, follower: Follower) -> None:
-        self._by_origin.setdefault(follower.given.name, set()).add(follower)
-
-    def discard(self, follower: Follower) -> None:
-        others = self._by_origin.get(follower.given.name)
-        if others is not None:
-            others.discard(follower)
-            if not others:
-                del self._by_origin[follower.given.name]
-
-    def changed(self, name: str) -> None:
-        """A stream of that name was created or removed in some account."""
-        for follower in self._by_origin.get(name, ()):
-            follower.wake()
-
-    def look_again(self) -> None:
-        """Accounts, or what they share, have changed."""
-        for name in self._by_origin:
-            self.changed(name)
+    def add(self, follower: Follower) -> None: ...
+    def discard(self, follower: Follower) -> None: ...
+    def changed(self, name: str) -> None: ...
 
 
 class Upstreams:
     """The followers of one account's streams."""
 
-    def __init__(self, find: Find, clock: Clock, external: ExternalFollowers) -> None:
+    def __init__(self, find: Find, clock: Clock, external: External) -> None:
         self._find = find
         self._clock = clock
         self._external = external
