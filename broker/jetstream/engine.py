@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from broker.clock import Clock
 from broker.config.settings import AccountLimits, ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
+from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
@@ -56,7 +57,8 @@ class JetStream(LogListener):
     Args: ``settings`` from the configuration; ``direct_bytes_max`` are the bytes after which a batched direct get ends
         (nats-server: max_pending).
     Attributes: ``accounts`` that have JetStream, and ``apis`` of all accounts, by name; ``failed_streams``: those
-        that cannot store anything until the next ``open``, by id, with the reason.
+        that cannot store anything until the next ``open``, by id, with the reason; ``external``: mirrors and sources
+        of other accounts' streams, which are to look again when accounts share other things.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
@@ -76,6 +78,7 @@ class JetStream(LogListener):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
+        self.external = ExternalFollowers()
         self._inflight = Inflight(BatchLimits.of(limits))
         self._usage = {storage: ServerUsage(storage, limits.bytes_max(storage)) for storage in STORAGES}
 
@@ -143,6 +146,7 @@ class JetStream(LogListener):
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
         api.stop_listening()
+        self.external.look_again()
         task = self._start(self._leave(api, account, self._leaving.get(name)), "remove account")
         self._leaving[name] = task
         task.add_done_callback(lambda _: self._left(name, task))
@@ -235,6 +239,8 @@ class JetStream(LogListener):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for account in self.accounts.values():
+            account.upstreams.leave_all()
+        for account in self.accounts.values():
             await account.openings.cancel()
             account.release()
         if self._memory_log is not None:
@@ -256,6 +262,13 @@ class JetStream(LogListener):
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
         """The total max_bytes of all accounts' streams of a storage kind, except one stream."""
         return sum(reserved(account.streams, storage, except_stream=except_stream) for account in self.accounts.values())
+
+    def stream(self, account: str, name: str) -> Stream:
+        """The live stream of an account. Raises: ApiError, as that account's API answers."""
+        found = self.accounts.get(account)
+        if found is None:
+            raise ApiError(10039)
+        return found.stream(name)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None, *,
                     listeners: Mapping[str, Listener], usage: Usage) -> Stream:

@@ -194,6 +194,7 @@ class App:
                     js.add_account(name, account.router, account.settings.jetstream)
             except ApiError as error:
                 log.error("Error enabling jetstream on account %r: %s", name, error)
+        js.external.look_again()
 
     async def lame_duck(self) -> None:
         """Send the clients elsewhere; returns when the lame duck period is over."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from broker.clock import Clock
 from broker.config.settings import StorageSettings
@@ -110,8 +110,10 @@ class Shard:
         checkpointer.start()
         compactor = None
         if settings.compaction is not None:
+            # A thread of its own: those of the commits are as many as there are puts in flight.
+            own = None if executor is None else ThreadPoolExecutor(1, thread_name_prefix="compaction")
             compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
-                                  settings.compaction, executor=executor, clock_trusted=clock_trusted)
+                                  settings.compaction, executor=own, clock_trusted=clock_trusted)
             compactor.start()
         return cls(log, checkpointer, sweeper, snapshot, compactor)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -121,6 +122,8 @@ class Compactor(LogListener):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -150,8 +153,10 @@ class Compactor(LogListener):
             await self._wake.wait()
             self._wake.clear()
             quiet, self._quiet, self._segments = self._quiet, False, 0
+            done = False
             try:
                 await self.work(quiet)
+                done = quiet
             except StoreError as error:
                 if self._log.failure is not None:
                     return
@@ -160,7 +165,7 @@ class Compactor(LogListener):
                 if self._log.failure is not None:
                     return
                 _log.error("compaction failed; it goes on later", exc_info=error)
-            if self._timer is None:
+            if self._timer is None and not done:
                 self._arm()
 
     async def work(self, quiet: bool) -> None:
@@ -300,7 +305,7 @@ class Compactor(LogListener):
         if self._executor is None:
             return merge(pieces, position, run_id, nonce, codec, self.settings)
         return await asyncio.get_running_loop().run_in_executor(
-            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings)
+            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, _give_way)
 
     async def _put(self, key: str, data: list[bytes]) -> None:
         async def put() -> None:
@@ -335,6 +340,8 @@ class Compactor(LogListener):
         """Record that the run's blocks take their places, wait until that is persisted, and tell live streams; returns
         whether any of them does."""
         adopted = 0
+        # Until the last record: between two of them the run may have no live block, and is needed all the same.
+        self._swapping += 1
         for at in range(0, len(run.blocks), _ADOPTED_AT_ONCE):
             some = run.blocks[at:at + _ADOPTED_AT_ONCE]
             recorded: list[Adopted] = []
@@ -342,7 +349,6 @@ class Compactor(LogListener):
             def record(some: Sequence[Adopted] = some, recorded: list[Adopted] = recorded) -> None:
                 recorded += filter(self._fits, some)
                 if recorded:
-                    self._swapping += 1
                     self._log.block(self._log.shard).add(Adoption(recorded))
 
             await self._checkpointer.between_rounds(record)
@@ -350,7 +356,7 @@ class Compactor(LogListener):
                 adopted += len(recorded)
                 await self._log.persisted()
                 await self._tell(recorded)
-                self._swapping -= 1
+        self._swapping -= 1
         if not adopted:
             self._sweeper.abandon_run(key)
         return adopted > 0
@@ -361,7 +367,11 @@ class Compactor(LogListener):
         stream = self._log.state.streams.get(ref.stream_id)
         if stream is None or stream.offline is not None:
             return False
-        parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
+        try:
+            parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
+        except ValueError:
+            _log.exception("compaction made a block of others than stream %s has", stream.name)
+            return False
         return bool(parts) and all(part.ref.position <= ref.position for part in parts)
 
     async def _tell(self, adopted: Sequence[Adopted]) -> None:
@@ -370,6 +380,11 @@ class Compactor(LogListener):
         while adopted := self._log.tell_adopted(adopted):
             await asyncio.sleep(delay)
             delay = min(2 * delay, _TELL_SECONDS_MAX)
+
+
+def _give_way() -> None:
+    """Let the loop's thread run, if it has something to do: it would otherwise wait for a switch interval, again and again."""
+    time.sleep(0.0005)
 
 
 def _copy_of(entry: BlockEntry) -> DeadSet | None:

@@ -9,8 +9,8 @@ their record, and the messages that have one even if they are dead: they stay de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockPlace, BlockRef, decode_core
@@ -27,6 +27,9 @@ from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.state.dead import DeadSet
 
 __all__ = ["Damaged", "Input", "Piece", "Run", "merge"]
+
+_MANY: Final = 256
+"""Messages of a frame after which there is a pause: fewer take less than a millisecond."""
 
 class Input(NamedTuple):
     """One block: its bytes, what was dead when it was looked up, and the key of its object, for errors."""
@@ -74,9 +77,9 @@ class _Output:
 
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: Codec,
-          settings: CompactionSettings, place: BlockPlace = BlockPlace.RUN) -> Run | None:
-    """The run of what lives in ``pieces``; None where nothing does. Raises: Damaged."""
-    outputs = [output for piece in pieces for output in _outputs(piece, settings) if output.block.count]
+          settings: CompactionSettings, pause: Callable[[], object] = lambda: None) -> Run | None:
+    """The run of what lives in ``pieces``; None where nothing does. ``pause`` is called between two frames. Raises: Damaged."""
+    outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]
     if not outputs:
         return None
     sealed: list[SealedBlock[None]] = []
@@ -84,14 +87,15 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
         if output.ids:
             output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
         sealed.append(seal_block(output.block, position, object_id=run_id))
-    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=place)
+        pause()
+    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=BlockPlace.RUN)
     blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]
     size = sum(map(len, data))
     _check(data, position, run_id, blocks)
     return Run(data, blocks, size)
 
 
-def _outputs(piece: Piece, settings: CompactionSettings) -> Iterator[_Output]:
+def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], object]) -> Iterator[_Output]:
     output = _Output(piece.stream_id)
     for one in piece.inputs:
         joined = output.block
@@ -100,13 +104,13 @@ def _outputs(piece: Piece, settings: CompactionSettings) -> Iterator[_Output]:
             yield output
             output = _Output(piece.stream_id)
         try:
-            _add(output, piece, one)
+            _add(output, piece, one, pause)
         except FormatError as error:
             raise Damaged((piece.stream_id, one.ref.first_seq), error) from error
     yield output
 
 
-def _add(output: _Output, piece: Piece, one: Input) -> None:
+def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object]) -> None:
     ref, joined = one.ref, output.block
     head = decode_index(one.index_data, ref, one.key)
     ids = _ids(one, head) if piece.keep_ids else {}
@@ -115,6 +119,8 @@ def _add(output: _Output, piece: Piece, one: Input) -> None:
     for number, frame in enumerate(head.frames):
         chunk = decode_frame(head, number, one.frames_data[frame.offset:frame.offset + frame.stored_bytes], one.key)
         left_out += _copy(chunk, one.dead, ids, joined)
+        if len(chunk) >= _MANY:
+            pause()
     if joined.count - before + left_out != ref.count:
         raise Corrupt(one.key, "index", ref.index_offset, f"{ref.count} messages were to be copied, and some were not found")
     if ids:

@@ -330,7 +330,7 @@ class ShardState:
 
     def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:
         """Raises: ValueError when the table does not have what the record replaces."""
-        if not adopted.first_seq <= ref.first_seq <= ref.last_seq <= adopted.last_seq:
+        if ref.place is BlockPlace.LOG or not adopted.first_seq <= ref.first_seq <= ref.last_seq <= adopted.last_seq:
             raise ValueError(f"{ref!r} takes the place of {adopted.first_seq}..{adopted.last_seq}")
         parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
         if not parts or any(part.ref.position == ref.position and part.ref == ref for part in parts):
@@ -349,6 +349,7 @@ class ShardState:
         if not self.replaying and self.wanted is None:
             run = next(run_keys(stream.stream_id, [ref.pack()]))
             self.runs[run] = self.runs.get(run, 0) + 1
+            self.freed_runs.pop(run, None)  # an earlier record has adopted others of its blocks, which left since
             self._left(stream, [list(parts), [] if stays else [entry]])
 
     def _drop(self, stream: StreamState) -> None:
