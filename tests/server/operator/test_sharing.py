@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
-from nats.aio.client import Client
 
 from broker.nkeys import ACCOUNT
 from tests import tokens
 from tests.harness import BrokerProcess, ServerProcess
 from tests.keys import key
 from tests.server.operator.clients import BOTH, ask, connected, directory, write
+from tests.server.raw_client import Wire
 
 A, B, SIGNER = key(ACCOUNT, "A").public, key(ACCOUNT, "B").public, key(ACCOUNT, "signer")
 ADMIN = tokens.user("admin", "SYS")
@@ -65,30 +67,32 @@ IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
 }
 
 
-async def arrives(a: Client, b: Client, kind: str, sent: str, got: str) -> bool:
-    """Whether a message of A's stream gets to B, or a request of B to A and its answer back."""
-    if kind == "service":
-        async def answer(msg: Any) -> None:
-            await msg.respond(b"answer")
+@asynccontextmanager
+async def two(server: ServerProcess) -> AsyncIterator[tuple[Wire, Wire]]:
+    """A client of each account."""
+    async with Wire(server.port) as a, Wire(server.port) as b:
+        for wire, name in ((a, "A"), (b, "B")):
+            wire.send(tokens.connect(wire.info, tokens.user(name, name), name))
+            assert await wire.settled() == b"PONG\r\n"
+        yield a, b
 
-        sub = await a.subscribe(got, cb=answer)
-        await a.flush()
-        try:
-            return (await b.request(sent, b"x", timeout=5)).data == b"answer"
-        except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-            return False
-        finally:
-            await sub.unsubscribe()
-    heard = await b.subscribe(">")
-    await b.flush()
-    await a.publish(sent, b"x")
-    await a.flush()
-    await b.publish("end")
-    subjects = []
-    while (subject := (await heard.next_msg(5)).subject) != "end":
-        subjects.append(subject)
-    await heard.unsubscribe()
-    return got in subjects
+
+async def arrives(a: Wire, b: Wire, kind: str, sent: str, got: str) -> bool:
+    """Whether a message of A's stream gets to B, or a request of B to A and its answer back."""
+    asked, heard = (b, a) if kind == "service" else (a, b)
+    heard.send(f"SUB {got if kind == 'service' else '>'} 1\r\n".encode())
+    await heard.settled()
+    asked.send(f"SUB back 2\r\nPUB {sent} back 0\r\n\r\n".encode())
+    await asked.settled()
+    found = re.search(rf"MSG {re.escape(got)} 1 (\S+) 0\r", (await heard.settled()).decode())
+    if found is not None and kind == "service":
+        heard.send(f"PUB {found[1]} 0\r\n\r\n".encode())
+        await heard.settled()
+        assert b"MSG back 2 0\r\n" in await asked.settled()
+    for wire, sid in ((heard, 1), (asked, 2)):
+        wire.send(f"UNSUB {sid}\r\n".encode())
+        await wire.settled()
+    return found is not None
 
 
 @BOTH
@@ -97,7 +101,7 @@ async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
     a_token = tokens.account("A", exports=EXPORTS, signing_keys=[SIGNER.public])
     config = write(tmp_path, directory(tmp_path, A=a_token, B=tokens.account("B")))
     async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
-                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+                two(server) as (a, b)):
         for case, (row, sent, got, wanted) in IMPORTS.items():
             said = await ask(admin, UPDATE, tokens.account("B", imports=[row]))
             assert said["data"]["message"] == "jwt updated", case
@@ -113,7 +117,7 @@ async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path
     revoked = [{**row, "revocations": {B: 2000}} if row["subject"] == "private.>" else row for row in EXPORTS]
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A", **before), B=tokens.account("B", imports=[imported])))
     async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
-                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+                two(server) as (a, b)):
         for change in ({**before, "exports": revoked}, {**before, "signing_keys": []}, {**before, "exports": []}):
             assert await arrives(a, b, "stream", "private.x", "private.x")
             await ask(admin, UPDATE, tokens.account("A", **change))
@@ -141,10 +145,11 @@ async def test_mappings(process: type[ServerProcess], tmp_path: Path) -> None:
 async def test_an_exporter_that_comes_later(tmp_path: Path) -> None:
     """An account imports from one that has no token yet, and works when that has."""
     config = write(tmp_path, directory(tmp_path, B=tokens.account("B", imports=[stream("open.>")])))
-    async with (BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
-                connected(server, tokens.user("b", "B"), "b") as b):
+    async with BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
+        async with connected(server, tokens.user("b", "B"), "b") as early:
+            await early.flush()
         await ask(admin, UPDATE, tokens.account("A", exports=EXPORTS))
-        async with connected(server, tokens.user("a", "A"), "a") as a:
+        async with two(server) as (a, b):
             assert await arrives(a, b, "stream", "open.x", "open.x")
 
 
@@ -154,7 +159,7 @@ async def test_accounts_that_import_from_each_other(tmp_path: Path) -> None:
     accounts = {"A": tokens.account("A", exports=exports, imports=[{"type": "stream", "account": B, "subject": "b"}]),
                 "B": tokens.account("B", exports=[{"type": "stream", "subject": "b"}], imports=[stream("a")])}
     async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
-                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+                two(server) as (a, b)):
         assert await arrives(a, b, "stream", "a", "a")
         assert await arrives(b, a, "stream", "b", "b")
 
@@ -167,5 +172,5 @@ async def test_imports_that_make_no_sense(row: dict[str, Any], tmp_path: Path) -
     accounts = {"A": tokens.account("A", exports=[*EXPORTS, {"type": "stream", "subject": "a.>.b"}]),
                 "B": tokens.account("B", imports=[row, stream("open.>")])}
     async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
-                connected(server, tokens.user("a", "A"), "a") as a, connected(server, tokens.user("b", "B"), "b") as b):
+                two(server) as (a, b)):
         assert await arrives(a, b, "stream", "open.x", "open.x")
