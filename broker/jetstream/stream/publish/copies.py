@@ -47,6 +47,7 @@ class Room(Protocol):
     """The log's back-pressure."""
 
     def room(self) -> bool: ...
+    async def persisted(self) -> None: ...
     def when_room(self, fn: Callable[[], object]) -> None: ...
     def urgent(self) -> None: ...
 
@@ -67,6 +68,10 @@ class Copies:
             room = asyncio.Event()
             self._log.when_room(room.set)
             await room.wait()
+
+    async def persisted(self) -> None:
+        """Return once everything stored so far is persisted."""
+        await self._log.persisted()
 
     def skip_to(self, last_seq: int) -> None:
         """Skip the sequences up to ``last_seq``, as the origin did."""
