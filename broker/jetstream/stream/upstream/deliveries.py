@@ -37,7 +37,7 @@ ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
-"""Of messages not stored yet. Flow control lets a consumer send half of it; only others could publish more."""
+"""Of messages not stored yet: past it some are dropped, and the consumer is reset. Flow control keeps it to less."""
 
 _STATUS = b"NATS/1.0 100 "
 
@@ -116,6 +116,8 @@ class Deliveries:
         return answer, body[:hlen]
 
     def _take(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        if source is not None:
+            return  # a client's: consumers deliver as the broker itself
         if self._bytes < WAITING_BYTES_MAX:
             taken = ops[start:end]
             self._waiting += taken

@@ -86,6 +86,9 @@ class Follower(ABC):
         self._woken = asyncio.Event()
         self._reader: OriginReader | None = None
         self._deliveries: Deliveries | None = None
+        self._received = False
+        """Whether anything was stored since the last pause, of what a consumer delivered."""
+
         self._heard_ns = 0
         self._told = ""
         self._transforms: list[SubjectTransform] = [made for one in given.subject_transforms if (
@@ -177,6 +180,8 @@ class Follower(ABC):
                 pause = _PAUSE_SECONDS
                 self._tell(error)
             except (StoreError, FormatError, Stuck, Lost) as error:
+                if self._received:
+                    pause, self._received = _PAUSE_SECONDS, False
                 self._tell(error)
             except Exception:
                 _log.exception("stream %s does not follow %s", self._target.name, self.given.name)
@@ -245,7 +250,7 @@ class Follower(ABC):
                         refused = await self.store(deliveries.identity, found)
                         if refused is not None:
                             raise refused
-                        self._told = ""
+                        self._told, self._received = "", True
                     else:
                         await self._target.copies.persisted()
                         block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (
