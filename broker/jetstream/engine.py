@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import Clock
@@ -26,9 +26,11 @@ from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.disabled import DisabledApi
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.inflight import BatchLimits, Inflight
+from broker.jetstream.stream.adoption import follow
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.block import STREAM_ID
 from broker.storage.log.listener import LogListener
 from broker.storage.log.memory_log import MemoryLog
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.listeners import Listener
+    from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
@@ -286,6 +289,23 @@ class JetStream(LogListener):
         """Cache the segment if it is mostly small blocks, which are not worth cache entries of their own."""
         if segment.whole is not None and self._reader is not None:
             self._reader.admit_segment(segment.position, segment.whole)
+
+    def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
+        """See ``LogListener``."""
+        streams = {stream.stream_id: stream for account in self.accounts.values() for stream in account.streams.values()
+                   if stream.stored}
+        again = []
+        for one in adopted:
+            stream = streams.get(one.ref[STREAM_ID])
+            if stream is None or stream.offline is not None:
+                continue
+            try:
+                if not follow(stream, one):
+                    again.append(one)
+            except ValueError as error:
+                _log.exception("stream %s > %s does not have what compaction has joined", stream.account, stream.name)
+                stream.failed(error)
+        return again
 
     def lease_renewed(self) -> None:
         """Consumers resume deliveries that they held back."""

@@ -75,6 +75,7 @@ class Router:
         self._routes: dict[bytes, Route] = {}
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
+        self._heads: set[bytes] = set()
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
         self.lookups = self.family_hits = 0  # subjects that no route was cached for; those that shared their family's
@@ -397,10 +398,28 @@ class Router:
                     self._family = (head + b".", ACK_TOKENS - 1)
                     return route
         self._family = _NO_FAMILY
-        route = self._refusal if subject.startswith(self._refused) else self._build(self._match(subject))
+        refused = subject.startswith(self._refused)
         if len(self._routes) >= ROUTES_KEPT:
+            if not refused and (common := self._common(subject)) is not None:
+                return common
             _halve(self._routes)
+        route = self._refusal if refused else self._build(self._match(subject))
         self._routes[subject] = route
+        return route
+
+    def _common(self, subject: bytes) -> Route | None:
+        """The route of all subjects that differ from this one in the last token, or None; for subjects that are more than the
+        cache takes, such as the keys of a bucket. Only a prefix that is met again is worth a look."""
+        head = subject.rpartition(b".")[0]
+        if not head or subject[-1] == _DOT:
+            return None
+        if head not in self._heads:
+            if len(self._heads) >= ROUTES_KEPT:
+                self._heads.clear()
+            self._heads.add(head)
+            return None
+        if (route := self._inbox(head)) is not None:
+            self._family = (head + b".", head.count(b".") + 1)
         return route
 
     def _inbox(self, prefix: bytes) -> Route | None:
