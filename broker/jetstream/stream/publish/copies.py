@@ -47,7 +47,7 @@ class Room(Protocol):
     """The log's back-pressure."""
 
     def room(self) -> bool: ...
-    async def persisted(self) -> None: ...
+    def wait(self, fn: Callable[..., object]) -> None: ...
     def when_room(self, fn: Callable[[], object]) -> None: ...
     def urgent(self) -> None: ...
 
@@ -70,8 +70,10 @@ class Copies:
             await room.wait()
 
     async def persisted(self) -> None:
-        """Return once everything stored so far is persisted."""
-        await self._log.persisted()
+        """Return once everything stored so far is persisted; never, if the log has failed."""
+        persisted = asyncio.Event()
+        self._log.wait(persisted.set)
+        await persisted.wait()
 
     def skip_to(self, last_seq: int) -> None:
         """Skip the sequences up to ``last_seq``, as the origin did."""
