@@ -261,6 +261,7 @@ class App:
         js = self.jetstream
         if js is None or account.is_system:
             return None
+        js.external.look_again()
         try:
             if account.name in js.apis:
                 return js.change_limits(account.name, account.settings.jetstream)

@@ -293,3 +293,69 @@ async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
                 await broker.ok("STREAM.PURGE.E")
                 for name in "xyz":
                     await increment(broker, "D", name)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_named_consumer_acks_what_is_stored(seed: int) -> None:
+    """A work queue whose one consumer delivers to a source in another stream, with crashes on the way: each message is
+    copied once, in order, and leaves the queue only then. Another consumer delivers to a mirror of a second stream."""
+    rng = random.Random(seed)
+    by_flow = {"ack_policy": "flow_control", "flow_control": True, "idle_heartbeat": 100_000_000, "max_ack_pending": 1000}
+
+    async def named(broker: Inside, stream: str, subject: str) -> dict[str, Any]:
+        await broker.ok(f"CONSUMER.DURABLE.CREATE.{stream}.C", {"stream_name": stream, "config": {
+            "durable_name": "C", "deliver_subject": subject, **by_flow}})
+        return {"name": stream, "consumer": {"name": "C", "deliver_subject": subject}}
+
+    async with Inside() as broker:
+        await make(broker, "Q", subjects=["q.>"], retention="workqueue")
+        await make(broker, "S", subjects=["s.>"])
+        await make(broker, "D", sources=[await named(broker, "Q", "to.d")])
+        await make(broker, "M", mirror=await named(broker, "S", "to.m"))
+        acked: list[bytes] = []
+        for turn in range(4):
+            for n in range(rng.randrange(1, 150)):
+                await broker.client.publish("q.x", b"%d.%d" % (turn, n))
+                await broker.client.publish("s.x", b"%d.%d" % (turn, n))
+            await broker.publish("s.x", b"%d" % turn)
+            await broker.publish("q.x", b"%d" % turn)
+            acked.append(b"%d" % turn)
+            await asyncio.sleep(rng.random() * 0.05)
+            if turn < 3:
+                await broker.js.close()
+                await broker.log.close()
+                await broker.open()
+        last_seq = (await info(broker, "Q"))["state"]["last_seq"]
+        await grown(broker, "D", last_seq)
+        await grown(broker, "M", (await info(broker, "S"))["state"]["last_seq"])
+        bodies = [body for _, body in (await stored(broker, "D")).values()]
+        assert len(set(bodies)) == len(bodies) == last_seq
+        assert [body for body in bodies if b"." not in body] == acked
+        assert await stored(broker, "M") == await stored(broker, "S")
+
+        async def drained() -> bool:
+            return not (await info(broker, "Q"))["state"]["messages"]
+        await until(drained)
+
+
+async def test_a_named_consumer_that_comes_later() -> None:
+    """Until it is there the info says why. What a client publishes to the delivery subject is no delivery."""
+    async with Inside() as broker:
+        await make(broker, "S", subjects=["s"])
+        await make(broker, "D", sources=[{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}])
+        create = {"stream_name": "S", "config": {"durable_name": "C", "deliver_subject": "d", "ack_policy": "flow_control",
+                  "flow_control": True, "idle_heartbeat": 100_000_000, "max_ack_pending": 10}}
+
+        async def refused() -> bool:
+            [source] = (await info(broker, "D"))["sources"]
+            return "does not answer" in source.get("error", {}).get("description", "")
+        await until(refused)
+        for _ in range(30):
+            await broker.publish("s", b"x")
+        await broker.ok("CONSUMER.DURABLE.CREATE.S.C", create)
+        await grown(broker, "D", 30)
+        await broker.client.publish("d", b"forged", reply="$JS.ACK.S.C.1.31.31.1.0")
+        await broker.client.flush()
+        await broker.publish("s", b"y")
+        await grown(broker, "D", 31)
+        assert [body for _, body in (await stored(broker, "D")).values()] == [b"x"] * 30 + [b"y"]

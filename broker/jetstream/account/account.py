@@ -53,6 +53,7 @@ from broker.jetstream.consumer.consumer import Consumer
 from broker.jetstream.consumer.start import starting_state
 from broker.jetstream.stream.overlaps import Overlaps
 from broker.jetstream.stream.stream import Stream
+from broker.jetstream.stream.upstream.follower import Around
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.errors import STREAM_NOT_FOUND, STREAM_OFFLINE, ApiError
@@ -103,7 +104,7 @@ class Account:
         self._restored = False
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
-        self.upstreams = Upstreams(self._origin, clock, host.external)
+        self.upstreams = Upstreams(Around(self._origin, clock, bus, rng), host.external)
         self.incoming = Incoming(self, Parts(self._configs, self._check_new, self._quota.check_consumer, self._make_stream,
                                              self._forget_consumers, self._add, self._attach))
         self._quota.incoming = self.incoming.streams

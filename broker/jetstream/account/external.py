@@ -60,7 +60,7 @@ def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
 def _create_request(given: StreamSource, *, mirror: bool) -> bytes:
     """The subject by which nats-server would create the consumer."""
     assert given.external is not None
-    filters = [one.src for one in given.subject_transforms if mirror] or [given.filter_subject]
+    filters = [one.src for one in given.subject_transforms] or [given.filter_subject]
     tail = f"CONSUMER.CREATE.{given.name}"
     if len(filters) == 1 and filters[0]:
         # Wildcards of a filter are words there; a literal in their place is let through by the same imports.

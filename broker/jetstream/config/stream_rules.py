@@ -50,8 +50,9 @@ VERSION_KEY = "_nats.ver"
 LEVEL_KEY = "_nats.level"
 
 UNSUPPORTED: tuple[tuple[str, Callable[[StreamConfig], object]], ...] = (
-    ("mirror.consumer", lambda c: c.mirror is not None and c.mirror.consumer),
-    ("sources.consumer", lambda c: any(source is not None and source.consumer for source in c.sources)),
+    ("mirror.consumer with external", lambda c: c.mirror is not None and c.mirror.consumer and c.mirror.external),
+    ("sources.consumer with external", lambda c: any(
+        source is not None and source.consumer and source.external for source in c.sources)),
 )
 """Fields that are read and checked, but not implemented in this version: a value other than the default is refused with
 10052 that names the field."""

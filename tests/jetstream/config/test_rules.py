@@ -106,8 +106,10 @@ def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err
 
 
 @pytest.mark.parametrize("value, field", [
-    ({"mirror": {"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}}, "mirror.consumer"),
-    ({"sources": [{"name": "T", "consumer": {"name": "C", "deliver_subject": "d"}}]}, "sources.consumer"),
+    ({"mirror": {"name": "T", "external": {"api": "JS.a.API"}, "consumer": {"name": "C", "deliver_subject": "d"}}},
+     "mirror.consumer with external"),
+    ({"sources": [{"name": "T", "external": {"api": "JS.a.API"}, "consumer": {"name": "C", "deliver_subject": "d"}}]},
+     "sources.consumer with external"),
 ])
 def test_what_this_version_cannot_do_is_refused_by_name(value: dict[str, Any], field: str) -> None:
     with refused(10052) as error:

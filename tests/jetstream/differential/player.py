@@ -7,6 +7,7 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
     make NAME {…}               STREAM.CREATE.NAME of {"name": NAME, …}                                    [its answer]
     grown NAME N                wait until its last sequence is N and its origins are heard of                        [its info]
+    failed NAME                 wait until an origin of it has an error                                    [its info]
     msgs NAME                   each message that the stream holds: sequence, subject, headers, payload   [all of them]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
@@ -250,6 +251,14 @@ class Player:
             upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
             grown = answer["state"]["last_seq"] >= int(last_seq) and all(one["active"] != "never" for one in upstream)
             if grown or asyncio.get_running_loop().time() > deadline:
+                return answer
+            await asyncio.sleep(STILL_SECONDS)
+
+    async def do_failed(self, rest: str) -> Any:
+        while True:
+            answer = await self._still(f"STREAM.INFO.{rest}")
+            upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
+            if any("error" in one for one in upstream):
                 return answer
             await asyncio.sleep(STILL_SECONDS)
 

@@ -108,17 +108,6 @@ SCENARIOS = {
 Accounts = dict[str, Player]
 
 
-class _Player(Player):
-    async def do_failed(self, rest: str) -> Any:
-        """Wait until an origin has an error; the info."""
-        while True:
-            answer = await self._still(f"STREAM.INFO.{rest}")
-            upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
-            if any("error" in one for one in upstream):
-                return answer
-            await asyncio.sleep(0.05)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Accounts, Accounts]]:
     """The real one's accounts, and ours."""
@@ -130,7 +119,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
             path = base / f"{kind.__name__}.conf"
             path.write_text(CONFIG.format(base / kind.__name__))
             server = await stack.enter_async_context(kind("-c", str(path)))
-            found.append({name: await stack.enter_async_context(_Player(server.port, name)) for name in "abce"})
+            found.append({name: await stack.enter_async_context(Player(server.port, name)) for name in "abce"})
         yield found[0], found[1]
 
 

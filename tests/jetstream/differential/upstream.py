@@ -1,5 +1,7 @@
 """Subject transforms, republishing, mirrors and sources, as data: see player.py for the steps."""
 
+# ruff: noqa: E501  # requests as they are sent
+
 from __future__ import annotations
 
 __all__ = ["SCENARIOS"]
@@ -29,7 +31,7 @@ SCENARIOS: dict[str, str] = {
         consumer C {"filter_subject": "t.>"}
         pull C box {"batch": 20, "no_wait": true}
         get box 7
-        api STREAM.MSG.GET.S {"last_by_subj": "s.c"}""",  # noqa: E501  # one request
+        api STREAM.MSG.GET.S {"last_by_subj": "s.c"}""",
     "transform comes and goes": """stream
         pub s.a 1
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "", "dest": "x.>"}}
@@ -42,7 +44,7 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"]}
         pub s.a 6
         msgs S
-        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "s.*", "dest": "y.$2"}}""",  # noqa: E501
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "s.*", "dest": "y.$2"}}""",
     "transforms that cannot be": _transforms(
         ("a..b", "x"), ("a.*", "x.*"), ("a.*", "x.$2"), ("a.*", "x.{{wildcard(2)}}"), ("a.*", "x.{{bogus(1)}}"),
         ("a.*", "x.{{wildcard()}}"), ("a.*", "x.{{wildcard(a)}}"), ("a.*", "x.{{wildcard(1,2)}}"),
@@ -164,7 +166,7 @@ SCENARIOS: dict[str, str] = {
         msgs T
         make U {"mirror": {"name": "S", "subject_transforms": [{"src": "s.b.*", "dest": "t.$1"}]}, "subject_transform": {"src": "t.*", "dest": "u.$1"}}
         grown U 9
-        msgs U""",  # noqa: E501  # one request
+        msgs U""",
     "mirror becomes a stream": """stream
         fill 3 s.a
         make M {"mirror": {"name": "S"}}
@@ -217,6 +219,41 @@ SCENARIOS: dict[str, str] = {
         '"mirror": {"name": "T", "opt_start_seq": 1, "consumer": {"name": "C", "deliver_subject": "x"}}',
         '"mirror": {"name": "T"}, "subject_delete_marker_ttl": 1000000000', '"mirror_direct": true'))),
 
+    "mirror by a named consumer": """stream
+        fill 3 s.a
+        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true, "idle_heartbeat": 1000ms, "max_ack_pending": 100}
+        make M {"mirror": {"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}}
+        grown M 3
+        msgs M
+        pub[X: y; Nats-Expected-Last-Sequence: 3] s.b 4
+        api STREAM.MSG.DELETE.S {"seq": 2}
+        pub s.c 5
+        grown M 5
+        msgs M
+        api STREAM.UPDATE.M {"name": "M", "mirror": {"name": "S"}}
+        api STREAM.DELETE.M""",
+    "sources by named consumers": """stream
+        make T {"subjects": ["t.*"]}
+        fill 3 s.a
+        pub s.b 4
+        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true, "idle_heartbeat": 1000ms, "max_ack_pending": 100, "filter_subject": "s.a"}
+        make D {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "T"}], "subjects": ["own"]}
+        grown D 3
+        pub t.a 5
+        grown D 4
+        pub s.b 6
+        pub s.a 7
+        grown D 5
+        msgs D
+        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "e"}, "subject_transforms": [{"src": "s.*", "dest": "e.$1"}]}]}""",
+    "named consumers that do not fit": """stream
+        consumer C {"deliver_subject": "d", "ack_policy": "none"}
+        make M {"mirror": {"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}}
+        failed M
+        make D {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}]}
+        failed D
+        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "S", "consumer": {"name": "C", "deliver_subject": "e"}}]}""",
+
     "sources": """stream
         make T {"subjects": ["t.*"]}
         fill 3 s.a
@@ -243,7 +280,7 @@ SCENARIOS: dict[str, str] = {
         make F {"sources": [{"name": "S", "opt_start_seq": 3}], "duplicate_window": 100000000}
         grown F 2
         msgs F
-        pub[Nats-Stream-Source: x 1] s.a forged""",  # noqa: E501  # one request
+        pub[Nats-Stream-Source: x 1] s.a forged""",
     "sources and duplicates": """stream
         make T {"subjects": ["t.*"]}
         make D {"sources": [{"name": "S"}], "duplicate_window": 10000000000}

@@ -47,6 +47,7 @@ class Room(Protocol):
     """The log's back-pressure."""
 
     def room(self) -> bool: ...
+    def wait(self, fn: Callable[..., object]) -> None: ...
     def when_room(self, fn: Callable[[], object]) -> None: ...
     def urgent(self) -> None: ...
 
@@ -67,6 +68,12 @@ class Copies:
             room = asyncio.Event()
             self._log.when_room(room.set)
             await room.wait()
+
+    async def persisted(self) -> None:
+        """Return once everything stored so far is persisted; never, if the log has failed."""
+        persisted = asyncio.Event()
+        self._log.wait(persisted.set)
+        await persisted.wait()
 
     def skip_to(self, last_seq: int) -> None:
         """Skip the sequences up to ``last_seq``, as the origin did."""

@@ -72,7 +72,7 @@ class Total(NamedTuple):
                 raise TypeError
             if len(value) > TOTAL_DIGITS_MAX + 1:
                 raise ValueError("too long to be read")
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return cls(0, {}, True)
         return cls(integer(value, TOTAL_DIGITS_MAX) or 0, sources or {})
 

@@ -3,6 +3,8 @@
 Owns: the task, its waiting and its errors, and its part of stream info. Does not own: where to begin and what is stored
 (``start`` and ``store`` of mirror and source).
 
+A consumer that is named delivers instead of being read: reset ──> deliveries ──> store, answers to flow control.
+
     find ──> start ──> read ──> store ──> read ── nothing new ──> wait for the origin to grow or go away ──> find
       └── not there: shown as error; looked for when a stream appears            └── store fails: again after a pause
 """
@@ -14,10 +16,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from broker.jetstream.stream.state.decision import Stuck
-from broker.jetstream.stream.upstream.origin import Batch, Find, Origin, OriginReader
+from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
+from broker.jetstream.stream.upstream.origin import Batch, Find, Origin, OriginReader, identity_of
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_transform import SubjectTransform, make_transform
@@ -25,12 +28,15 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
+    import random
+
     from broker.clock import Clock
+    from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.stream.publish.copies import Copies
     from broker.jetstream.stream.upstream.positions import Positions
 
-__all__ = ["Follower", "Target"]
+__all__ = ["Around", "Follower", "Target"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +46,15 @@ _LOOK_SECONDS = 10.0
 
 _HEARTBEAT_NS = 1_000_000_000
 """An origin counts as heard from this often, even when it has nothing new."""
+
+
+class Around(NamedTuple):
+    """What is around the followers of an account."""
+
+    find: Find
+    clock: Clock
+    bus: Bus
+    rng: random.Random
 
 
 class Target(Protocol):
@@ -62,14 +77,18 @@ class Follower(ABC):
 
     MIRRORS: ClassVar[bool] = False
 
-    def __init__(self, target: Target, given: StreamSource, find: Find, clock: Clock) -> None:
+    def __init__(self, target: Target, given: StreamSource, around: Around) -> None:
         self.given = given
         self.error: ApiError | None = None
         self._target = target
-        self._find = find
-        self._clock = clock
+        self._around = around
+        self._clock = around.clock
         self._woken = asyncio.Event()
         self._reader: OriginReader | None = None
+        self._deliveries: Deliveries | None = None
+        self._received = False
+        """Whether anything was stored since the last pause, of what a consumer delivered."""
+
         self._heard_ns = 0
         self._told = ""
         self._transforms: list[SubjectTransform] = [made for one in given.subject_transforms if (
@@ -93,7 +112,7 @@ class Follower(ABC):
 
     def info(self) -> dict[str, Any]:
         """StreamSourceInfo. Source: nats-server, server/stream.go, sourceInfo."""
-        given, reader = self.given, self._reader
+        given, reader = self.given, self._reader or self._deliveries
         shown: dict[str, Any] = {"name": given.name}
         if given.external is not None:
             shown["external"] = wire.write(given.external)
@@ -124,8 +143,12 @@ class Follower(ABC):
         """The sequence of the origin to read from. Raises: StoreError, FormatError, ApiError."""
 
     @abstractmethod
-    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
-        """Store a batch, or its first messages and return the error that stopped it."""
+    def reached(self, deliveries: Deliveries) -> int:
+        """The last sequence of the origin that is not to be stored, of what a consumer will deliver."""
+
+    @abstractmethod
+    async def store(self, identity: str, batch: Batch) -> ApiError | None:
+        """Store a batch of the origin with this identity, or its first messages and return the error that stopped it."""
 
     @abstractmethod
     def next_seq(self, batch: Batch) -> int:
@@ -142,6 +165,9 @@ class Follower(ABC):
         while True:
             self._woken.clear()
             try:
+                if self.given.consumer is not None:
+                    await self._receive()
+                    continue
                 reader = await self._attach()
                 if reader is None:
                     await self._news()
@@ -153,7 +179,9 @@ class Follower(ABC):
                 # A full stream may have room again at any time.
                 pause = _PAUSE_SECONDS
                 self._tell(error)
-            except (StoreError, FormatError, Stuck) as error:
+            except (StoreError, FormatError, Stuck, Lost) as error:
+                if self._received:
+                    pause, self._received = _PAUSE_SECONDS, False
                 self._tell(error)
             except Exception:
                 _log.exception("stream %s does not follow %s", self._target.name, self.given.name)
@@ -164,7 +192,7 @@ class Follower(ABC):
     async def _attach(self) -> OriginReader | None:
         """A reader of the current origin; None while there is none."""
         try:
-            origin = self._find(self.given, self.MIRRORS)
+            origin = self._around.find(self.given, self.MIRRORS)
         except ApiError as error:
             self.error = error
             self._detach()
@@ -195,12 +223,41 @@ class Follower(ABC):
         if not isinstance(found, Batch):
             await found.ready
             return False
-        error = await self.store(reader.origin, found)
+        error = await self.store(identity_of(reader.origin), found)
         if error is not None:
             raise error
         reader.next_seq = self.next_seq(found)
         await asyncio.sleep(0)  # lets other work run between two batches
         return True
+
+    async def _receive(self) -> None:
+        """Store what the consumer delivers, until it has to be reset. Raises: Lost, and what stops copying."""
+        around = self._around
+        with Deliveries(around.bus, self.given, around.rng, mirror=self.MIRRORS) as deliveries:
+            try:
+                await deliveries.reset()
+                self.error = None
+            except ApiError as error:
+                self.error = error
+                raise
+            deliveries.stream_seq = self.reached(deliveries)
+            self._deliveries = deliveries
+            try:
+                while True:
+                    self._heard_ns = self._clock.monotonic_ns()
+                    found = await deliveries.read()
+                    if isinstance(found, Batch):
+                        refused = await self.store(deliveries.identity, found)
+                        if refused is not None:
+                            raise refused
+                        self._told, self._received = "", True
+                    else:
+                        await self._target.copies.persisted()
+                        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (
+                            found.consumer_seq, found.stream_seq)
+                        around.bus.publish(found.reply, b"", len(block), block)
+            finally:
+                self._deliveries = None
 
     async def _news(self) -> None:
         if self.given.external is None:

@@ -8,10 +8,15 @@ Source: nats-server, server/stream.go, setupMirrorConsumer, processInboundMirror
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from broker.jetstream.stream.publish.copies import Run
 from broker.jetstream.stream.upstream.follower import Follower
 from broker.jetstream.stream.upstream.origin import Batch, Origin
 from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.upstream.deliveries import Deliveries
 
 __all__ = ["Mirror"]
 
@@ -37,7 +42,12 @@ class Mirror(Follower):
             self._target.copies.skip_to(seq - 1)
         return max(seq, self._target.last_seq + 1)
 
-    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
+    def reached(self, deliveries: Deliveries) -> int:
+        if deliveries.stream_seq > self._target.last_seq:
+            self._target.copies.skip_to(deliveries.stream_seq)
+        return self._target.last_seq
+
+    async def store(self, identity: str, batch: Batch) -> ApiError | None:
         """Store as runs with consecutive sequences in the origin and one time."""
         runs: list[Run] = []
         seqs, times_ns = batch.seqs, batch.times_ns

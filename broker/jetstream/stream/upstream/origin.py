@@ -13,11 +13,13 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from broker.gotime import format_time
 from broker.jetstream.config.stream import StreamSource
 from broker.jetstream.filters import Filters
+from broker.jetstream.wire.ids import short_hash
 from broker.storage.format.frame import Chunk
 
-__all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader"]
+__all__ = ["Batch", "Find", "Loading", "Origin", "OriginReader", "identity_of"]
 
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
@@ -71,6 +73,12 @@ class Origin(Protocol):
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, _Block, int] | Loading | None: ...
 
 
+
+def identity_of(origin: Origin) -> str:
+    """Differs for any later stream of the same name. The API also returns it to creators of consumers for sources."""
+    return short_hash(format_time(origin.created_ns))
+
+
 Find = Callable[[StreamSource, bool], Origin]
 """The stream that a mirror (True) or source names. Raises: ApiError, as the origin's API would answer, if there is none."""
 
@@ -87,6 +95,17 @@ class Batch:
         self.bodies: list[bytes] = []
         self.times_ns: list[int] = []
         self.end_seq = 0
+
+    def add(self, seq: int, subject: bytes, hlen: int, body: bytes, time_ns: int) -> int:
+        """Add a message, without the headers that were meant only for its origin; returns its size."""
+        if hlen and _EXPECTATIONS.search(body, 0, hlen):
+            hlen, body = _without_expectations(hlen, body)
+        self.seqs.append(seq)
+        self.subjects.append(subject)
+        self.hlens.append(hlen)
+        self.bodies.append(body)
+        self.times_ns.append(time_ns)
+        return len(body)
 
 
 class OriginReader:
@@ -138,14 +157,7 @@ class OriginReader:
             if batch.seqs and (len(batch.seqs) >= MSGS_AT_ONCE or size + len(body) > BYTES_AT_ONCE):
                 batch.end_seq = seq
                 break
-            if hlen and _EXPECTATIONS.search(body, 0, hlen):
-                hlen, body = _without_expectations(hlen, body)
-            batch.seqs.append(seq)
-            batch.subjects.append(subject)
-            batch.hlens.append(hlen)
-            batch.bodies.append(body)
-            batch.times_ns.append(chunk.times[at])
-            size += len(body)
+            size += batch.add(seq, subject, hlen, body, chunk.times[at])
         return batch
 
 

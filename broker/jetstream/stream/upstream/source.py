@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.gotime import format_time
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.publish.copies import Run
 from broker.jetstream.stream.publish.sources import SOURCE
-from broker.jetstream.stream.upstream.follower import Follower, Target
-from broker.jetstream.stream.upstream.origin import Batch, Find, Origin
+from broker.jetstream.stream.upstream.follower import Around, Follower, Target
+from broker.jetstream.stream.upstream.origin import Batch, Origin, identity_of
 from broker.jetstream.stream.upstream.positions import Position
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.ids import short_hash
 from broker.protocol import headers
 
 if TYPE_CHECKING:
-    from broker.clock import Clock
     from broker.jetstream.bus import Msg
     from broker.jetstream.config.stream import StreamSource
+    from broker.jetstream.stream.upstream.deliveries import Deliveries
 
 __all__ = ["Source"]
 
@@ -34,16 +32,16 @@ __all__ = ["Source"]
 class Source(Follower):
     """One source of a stream; ``name`` tells it apart from others of the stream."""
 
-    def __init__(self, target: Target, given: StreamSource, find: Find, clock: Clock) -> None:
+    def __init__(self, target: Target, given: StreamSource, around: Around) -> None:
         self.name = source_name(given)
         self._origin_name, self._filters, self._destinations = self.name.encode().split(b" ", 2)
-        super().__init__(target, given, find, clock)
+        super().__init__(target, given, around)
 
     async def start(self, origin: Origin) -> int:
         """After the last message copied from this same origin; otherwise as configured."""
         given = self.given
         position = self._target.positions.of(self.name)
-        if position.seq and position.identity == _identity(origin):
+        if position.seq and position.identity == identity_of(origin):
             return position.seq + 1
         if given.opt_start_seq:
             return given.opt_start_seq
@@ -51,8 +49,12 @@ class Source(Follower):
             return await origin.seq_at(given.opt_start_time)
         return max(origin.first_seq, 1)
 
-    async def store(self, origin: Origin, batch: Batch) -> ApiError | None:
-        identity, seqs = _identity(origin), batch.seqs
+    def reached(self, deliveries: Deliveries) -> int:
+        position = self._target.positions.of(self.name)
+        return max(deliveries.stream_seq, position.seq if position.identity == deliveries.identity else 0)
+
+    async def store(self, identity: str, batch: Batch) -> ApiError | None:
+        seqs = batch.seqs
 
         def stored(count: int) -> None:
             if count:
@@ -72,8 +74,3 @@ class Source(Follower):
         said = b"%b %d %b %b %b %b" % (self._origin_name, seq, self._filters, self._destinations, subject, identity)
         block = headers.set(headers.remove(body[:hlen], SOURCE) if hlen else b"", SOURCE, said)
         return self.subject(subject), b"", len(block), block + body[hlen:]
-
-
-def _identity(origin: Origin) -> str:
-    """Differs for any later stream of the same name. The API also returns it to creators of consumers for sources."""
-    return short_hash(format_time(origin.created_ns))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from broker.jetstream.config.upstream_rules import source_name
-from broker.jetstream.stream.upstream.follower import Follower, Target
+from broker.jetstream.stream.upstream.follower import Around, Follower, Target
 from broker.jetstream.stream.upstream.mirror import Mirror
 from broker.jetstream.stream.upstream.source import Source
-
-if TYPE_CHECKING:
-    from broker.clock import Clock
-    from broker.jetstream.stream.upstream.origin import Find
 
 __all__ = ["External", "Upstreams"]
 
@@ -30,9 +26,8 @@ class External(Protocol):
 class Upstreams:
     """The followers of one account's streams."""
 
-    def __init__(self, find: Find, clock: Clock, external: External) -> None:
-        self._find = find
-        self._clock = clock
+    def __init__(self, around: Around, external: External) -> None:
+        self._around = around
         self._external = external
         self._followers: dict[str, dict[str, Follower]] = {}
         self._by_origin: dict[str, dict[Follower, str]] = {}
@@ -48,7 +43,7 @@ class Upstreams:
             self._stop(followers.pop(name))
         for name, given in wanted.items():
             if name not in followers:
-                follower = followers[name] = (Source if name else Mirror)(stream, given, self._find, self._clock)
+                follower = followers[name] = (Source if name else Mirror)(stream, given, self._around)
                 self._by_origin.setdefault(given.name, {})[follower] = stream.name
                 if given.external is not None:
                     self._external.add(follower)
