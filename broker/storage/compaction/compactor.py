@@ -32,14 +32,14 @@ from broker.storage.compaction.inventory import StoredObject, take_inventory
 from broker.storage.compaction.merge import Damaged, Input, Piece, Run, merge
 from broker.storage.compaction.plan import groups
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import NotFound, StoreError
-from broker.storage.paths import ShardPaths, block_key
+from broker.storage.paths import ShardPaths, StreamPaths, block_key
 from broker.storage.put import Backoff, describe, put_ours
 from broker.storage.state.dead import DeadSet
 from broker.storage.state.stream import StreamState
@@ -217,17 +217,43 @@ class Compactor(LogListener):
         pieces = await self._read(found)
         if not pieces:
             return False
+        adopted = False
+        for stream_id, some in self._runs(pieces):
+            adopted = await self._write(position, stream_id, some) or adopted
+        self.merges += 1
+        return adopted
+
+    def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
+        """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest."""
+        shared: list[Piece] = []
+        streams: defaultdict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            streams[piece.stream_id].append(piece)
+        for stream_id, some in streams.items():
+            if sum(one.ref.bytes for piece in some for one in piece.inputs) >= self.settings.object_bytes:
+                yield stream_id, some
+            else:
+                shared += some
+        if shared:
+            yield 0, shared
+
+    async def _write(self, position: Position, stream_id: int, pieces: list[Piece]) -> bool:
+        """Merge ``pieces`` into a run, put it and adopt its blocks; returns whether any was."""
         run_id = self._rng.getrandbits(64) or 1
+        key = self._paths.run(position, run_id)
+        if stream_id:
+            stream = self._log.state.streams.get(stream_id)
+            if stream is None:
+                return False
+            key = StreamPaths(stream.account, stream.name, stream_id).run(position, run_id)
         began_ns = self._clock.monotonic_ns()
-        run = await self._encode(pieces, position, run_id)
+        run = await self._encode(pieces, position, run_id, BlockPlace.STREAM_RUN if stream_id else BlockPlace.RUN)
         busy_ns = self._clock.monotonic_ns() - began_ns
         adopted = False
         if run is not None:
-            key = self._paths.run(position, run_id)
             await self._put(key, run.data)
             self.written_bytes += run.size
             adopted = await self._adopt(run, key)
-            self.merges += 1
             self.blocks_in += sum(len(piece.inputs) for piece in pieces)
             self.blocks_out += len(run.blocks)
         read_bytes = sum(len(one.index_data) + len(one.frames_data) for piece in pieces for one in piece.inputs)
@@ -300,12 +326,12 @@ class Compactor(LogListener):
         except NotFound:
             return None
 
-    async def _encode(self, pieces: list[Piece], position: Position, run_id: int) -> Run | None:
+    async def _encode(self, pieces: list[Piece], position: Position, run_id: int, place: BlockPlace) -> Run | None:
         codec, nonce = self._log.settings.codec, self._log.nonce
         if self._executor is None:
-            return merge(pieces, position, run_id, nonce, codec, self.settings)
+            return merge(pieces, position, run_id, nonce, codec, self.settings, place)
         return await asyncio.get_running_loop().run_in_executor(
-            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, _give_way)
+            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, place, _give_way)
 
     async def _put(self, key: str, data: list[bytes]) -> None:
         async def put() -> None:
