@@ -32,7 +32,7 @@ from broker.storage.compaction.inventory import StoredObject, take_inventory
 from broker.storage.compaction.merge import Damaged, Input, Piece, Run, merge
 from broker.storage.compaction.plan import groups
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.block import FIRST_SEQ, STREAM_ID, BlockPlace, BlockRef
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.log.listener import LogListener
@@ -54,6 +54,7 @@ T = TypeVar("T")
 _ADOPTED_AT_ONCE = 256
 """Blocks that one record adopts, so that applying it takes a few milliseconds. More need more records."""
 _READS_AT_ONCE = 8
+_TURN_WEIGHT = 512
 _GAP_BYTES = 64 << 10
 """Parts of an object that are less far apart are read together."""
 _TELL_SECONDS, _TELL_SECONDS_MAX = 0.02, 1.0
@@ -98,6 +99,7 @@ class Compactor(LogListener):
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
         self._swapping = 0
+        self._weight = 0
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
         self._task: asyncio.Task[None] | None = None
@@ -199,6 +201,13 @@ class Compactor(LogListener):
         return (not log.lease_expired and log.failure is None and self._clock_trusted()
                 and all(stream.offline is None for stream in log.state.streams.values()))
 
+    async def _turn(self, weight: int) -> None:
+        """Let the loop turn after a millisecond or two of work, ``weight`` times some microseconds."""
+        self._weight += weight
+        if self._weight >= _TURN_WEIGHT:
+            self._weight = 0
+            await asyncio.sleep(0)
+
     async def _pause(self, busy_ns: int, size: int) -> None:
         """Make up for work of ``busy_ns`` and for ``size`` bytes of traffic."""
         settings = self.settings
@@ -211,8 +220,11 @@ class Compactor(LogListener):
         """Returns whether it came to something. Raises: Damaged; StoreError once the log has failed."""
         state = self._log.state
         position = state.position
-        found = list(self._look_up(group))
-        if sum(len(one.entries) for one in found) < 2 and not any(one.large_dead_bytes for one in group):
+        found: list[_Found] = []
+        for one in self._look_up(group):
+            found.append(one)
+            await self._turn(len(one.entries))
+        if sum(len(one.entries) for one in found) < 2 and not any(stored.large_dead_bytes for stored in group):
             return False
         pieces = await self._read(found)
         if not pieces:
@@ -264,8 +276,9 @@ class Compactor(LogListener):
         """The blocks of ``group`` that are still there, neighbours together."""
         streams: defaultdict[int, list[int]] = defaultdict(list)
         for one in group:
-            for stream_id, first_seq in one.blocks:
-                streams[stream_id].append(first_seq)
+            for kept in one.blocks:
+                packed = kept.ref.pack() if isinstance(kept, BlockEntry) else kept
+                streams[packed[STREAM_ID]].append(packed[FIRST_SEQ])
         keys = {one.key[:4] for one in group}
         for stream_id, firsts in streams.items():
             stream = self._log.state.streams.get(stream_id)
@@ -302,8 +315,10 @@ class Compactor(LogListener):
                 wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
                                 (ref.index_offset, ref.index_offset + ref.index_bytes),
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
+            await self._turn(4 * len(inputs))
             pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
-        ranges = [(key, start, end) for key, parts in wanted.items() for start, end in _together(parts)]
+        together = {key: _together(parts) for key, parts in wanted.items()}
+        ranges = [(key, start, end) for key, parts in together.items() for start, end in parts]
         stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for at in range(0, len(ranges), _READS_AT_ONCE):
             some = ranges[at:at + _READS_AT_ONCE]
@@ -313,7 +328,8 @@ class Compactor(LogListener):
                     self.read_bytes += len(data)
         out: list[Piece] = []
         for one, keep_ids, inputs in pieces:
-            if all(key in stored and len(stored[key]) == len(_together(wanted[key])) for _, _, key in inputs):
+            await self._turn(2 * len(inputs))
+            if all(len(stored[key]) == len(together[key]) for _, _, key in inputs):
                 out.append(Piece(one.stream.stream_id, keep_ids, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
