@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ADOPTED_AT_ONCE = 256
-"""Blocks that one record adopts, so that applying it takes a few milliseconds. More need more records."""
+_REPLACED_AT_ONCE = 1024
+"""Blocks that one record replaces, so that applying it takes some milliseconds. More need more records."""
 _READS_AT_ONCE = 8
 _TURN_WEIGHT = 512
 _GAP_BYTES = 64 << 10
@@ -317,7 +317,10 @@ class Compactor(LogListener):
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
             await self._turn(4 * len(inputs))
             pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
-        together = {key: _together(parts) for key, parts in wanted.items()}
+        together: dict[str, list[tuple[int, int]]] = {}
+        for key, parts in wanted.items():
+            together[key] = _together(parts)
+            await self._turn(len(parts) // 4)
         ranges = [(key, start, end) for key, parts in together.items() for start, end in parts]
         stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for at in range(0, len(ranges), _READS_AT_ONCE):
@@ -384,8 +387,7 @@ class Compactor(LogListener):
         adopted = 0
         # Until the last record: between two of them the run may have no live block, and is needed all the same.
         self._swapping += 1
-        for at in range(0, len(run.blocks), _ADOPTED_AT_ONCE):
-            some = run.blocks[at:at + _ADOPTED_AT_ONCE]
+        for some, last in _records(run):
             recorded: list[Adopted] = []
 
             def record(some: Sequence[Adopted] = some, recorded: list[Adopted] = recorded) -> None:
@@ -396,6 +398,8 @@ class Compactor(LogListener):
             await self._checkpointer.between_rounds(record)
             if recorded:
                 adopted += len(recorded)
+                if not last:
+                    self._log.urgent()  # otherwise it rides along, or goes within a second
                 await self._log.persisted()
                 await self._tell(recorded)
         self._swapping -= 1
@@ -422,6 +426,19 @@ class Compactor(LogListener):
         while adopted := self._log.tell_adopted(adopted):
             await asyncio.sleep(delay)
             delay = min(2 * delay, _TELL_SECONDS_MAX)
+
+
+def _records(run: Run) -> Iterator[tuple[list[Adopted], bool]]:
+    """The blocks of a run, as many at a time as one record adopts; and whether they are the last."""
+    some: list[Adopted] = []
+    replaced = 0
+    for adopted, inputs in zip(run.blocks, run.inputs, strict=True):
+        if some and replaced + inputs > _REPLACED_AT_ONCE:
+            yield some, False
+            some, replaced = [], 0
+        some.append(adopted)
+        replaced += inputs
+    yield some, True
 
 
 def _give_way() -> None:

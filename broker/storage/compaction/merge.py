@@ -64,6 +64,8 @@ class Run(NamedTuple):
 
     data: list[bytes]
     blocks: list[Adopted]
+    inputs: list[int]
+    """Of how many blocks each is made."""
     size: int
 
 
@@ -92,7 +94,7 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
     blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]
     size = sum(map(len, data))
     _check(data, position, run_id, blocks)
-    return Run(data, blocks, size)
+    return Run(data, blocks, [len(output.inputs) for output in outputs], size)
 
 
 def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], object]) -> Iterator[_Output]:
