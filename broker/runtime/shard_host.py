@@ -34,7 +34,7 @@ from broker.storage.objectstore import StoreError, StoreLock, Transient, open_st
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import FORMAT, ShardPaths, object_key
+from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.put import Backoff, Fenced, Patience
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
@@ -106,8 +106,10 @@ class ShardHost(LogListener):
 
     @property
     def reader(self) -> BlockReader:
-        """Reads the shard's blocks."""
-        return BlockReader(self._patient, self.cache, lambda ref: object_key(self._paths, ref))
+        """Reads the blocks of the shard, which is ours."""
+        if self.shard is None:
+            raise RuntimeError("the shard is not ours")
+        return BlockReader(self._patient, self.cache, self.shard.key_of)
 
     async def check(self) -> None:
         """Probe the store. Raises: StartError."""

@@ -19,13 +19,14 @@ from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSetti
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Codec
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import Pulse
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
-from broker.storage.objectstore.base import ObjectStore
-from broker.storage.paths import ShardPaths
+from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.paths import ShardPaths, block_key, object_key
 from broker.storage.put import Patience
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import Snapshot
@@ -71,13 +72,23 @@ class Shard:
     """One shard, owned."""
 
     def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot,
-                 compactor: Compactor | None = None) -> None:
+                 paths: ShardPaths, compactor: Compactor | None = None) -> None:
+        self._paths = paths
         self.log = log
         self.checkpointer = checkpointer
         self.sweeper = sweeper
         self.compactor = compactor
         self.recovered = snapshot
         """The result of recovery: how much was replayed, and which checkpoints could not be used."""
+
+    def key_of(self, ref: BlockRef) -> str:
+        """The key of the object that a block of a stream of this shard is stored in."""
+        if ref.place is not BlockPlace.STREAM_RUN:
+            return object_key(self._paths, ref)
+        stream = self.state.streams.get(ref.stream_id)
+        if stream is None:
+            raise NotFound(f"{ref!r}: its stream was deleted")
+        return block_key(self._paths, stream.account, stream.name, ref)
 
     @property
     def state(self) -> ShardState:
@@ -115,7 +126,7 @@ class Shard:
             compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
                                   settings.compaction, executor=own, clock_trusted=clock_trusted)
             compactor.start()
-        return cls(log, checkpointer, sweeper, snapshot, compactor)
+        return cls(log, checkpointer, sweeper, snapshot, paths, compactor)
 
     async def close(self, *, checkpoint: bool = True) -> Position:
         """Drain the log, cut a last checkpoint, stop; returns the first number never used, for the seal.

@@ -41,7 +41,7 @@ from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.objectstore.base import ObjectInfo, StoreError
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.paths import ShardPaths, object_key, parse
+from broker.storage.paths import ShardPaths, block_key, parse
 from broker.storage.put import Fenced
 from broker.storage.read.snapshot import replay, run_blocking
 from broker.storage.shard import Shard, ShardSettings
@@ -134,7 +134,7 @@ class Oracle:
 
     def live(self, stream: StreamState) -> dict[int, bytes]:
         """The stream's messages, every one read."""
-        return {seq: payload for entry in stream.blocks for seq, payload in self._payloads(entry.ref).items()
+        return {seq: payload for entry in stream.blocks for seq, payload in self._payloads(stream, entry.ref).items()
                 if seq >= stream.first_seq and not entry.is_dead(seq)}
 
     def _checked(self, stream: StreamState) -> dict[int, bytes]:
@@ -148,8 +148,8 @@ class Oracle:
                 raise Lost(f"consumer of {stream!r}: pending {sorted(consumer.pending)}, not {sorted(wanted)}")
         return messages
 
-    def _payloads(self, ref: BlockRef) -> dict[int, bytes]:
-        key = object_key(PATHS, ref)
+    def _payloads(self, stream: StreamState, ref: BlockRef) -> dict[int, bytes]:
+        key = block_key(PATHS, stream.account, stream.name, ref)
         if key not in self.store.objects:
             raise Lost(f"{key}, which a live block lies in, is gone")
         read = self._read.get((key, ref.core_offset))

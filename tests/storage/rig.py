@@ -24,7 +24,7 @@ from broker.storage.objectstore.base import Buffers, ObjectStore
 from broker.storage.objectstore.faulty import Faults, FaultyStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.wrapper import Wrapper
-from broker.storage.paths import ShardPaths, object_key
+from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
@@ -217,7 +217,7 @@ async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     for entry in stream.blocks if stream is not None else ():
         ref = entry.ref
-        data = await store.get(object_key(PATHS, ref))
+        data = await store.get(block_key(PATHS, stream.account, stream.name, ref))
         head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
         for i, frame in enumerate(head.frames):
             at = ref.frames_offset + frame.offset

@@ -32,14 +32,14 @@ from broker.storage.compaction.inventory import StoredObject, take_inventory
 from broker.storage.compaction.merge import Damaged, Input, Piece, Run, merge
 from broker.storage.compaction.plan import groups
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockRef
+from broker.storage.format.block import FIRST_SEQ, STREAM_ID, BlockPlace, BlockRef
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import NotFound, StoreError
-from broker.storage.paths import ShardPaths, block_key
+from broker.storage.paths import ShardPaths, StreamPaths, block_key
 from broker.storage.put import Backoff, describe, put_ours
 from broker.storage.state.dead import DeadSet
 from broker.storage.state.stream import StreamState
@@ -51,9 +51,10 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ADOPTED_AT_ONCE = 256
-"""Blocks that one record adopts, so that applying it takes a few milliseconds. More need more records."""
+_REPLACED_AT_ONCE = 1024
+"""Blocks that one record replaces, so that applying it takes some milliseconds. More need more records."""
 _READS_AT_ONCE = 8
+_TURN_WEIGHT = 512
 _GAP_BYTES = 64 << 10
 """Parts of an object that are less far apart are read together."""
 _TELL_SECONDS, _TELL_SECONDS_MAX = 0.02, 1.0
@@ -98,6 +99,7 @@ class Compactor(LogListener):
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
         self._swapping = 0
+        self._weight = 0
         self._damaged: set[tuple[int, int]] = set()
         """Blocks that cannot be read, by stream and first sequence: left where they are."""
         self._task: asyncio.Task[None] | None = None
@@ -199,6 +201,13 @@ class Compactor(LogListener):
         return (not log.lease_expired and log.failure is None and self._clock_trusted()
                 and all(stream.offline is None for stream in log.state.streams.values()))
 
+    async def _turn(self, weight: int) -> None:
+        """Let the loop turn after a millisecond or two of work, ``weight`` times some microseconds."""
+        self._weight += weight
+        if self._weight >= _TURN_WEIGHT:
+            self._weight = 0
+            await asyncio.sleep(0)
+
     async def _pause(self, busy_ns: int, size: int) -> None:
         """Make up for work of ``busy_ns`` and for ``size`` bytes of traffic."""
         settings = self.settings
@@ -211,23 +220,52 @@ class Compactor(LogListener):
         """Returns whether it came to something. Raises: Damaged; StoreError once the log has failed."""
         state = self._log.state
         position = state.position
-        found = list(self._look_up(group))
-        if sum(len(one.entries) for one in found) < 2 and not any(one.large_dead_bytes for one in group):
+        found: list[_Found] = []
+        for one in self._look_up(group):
+            found.append(one)
+            await self._turn(len(one.entries))
+        if sum(len(one.entries) for one in found) < 2 and not any(stored.large_dead_bytes for stored in group):
             return False
         pieces = await self._read(found)
         if not pieces:
             return False
+        adopted = False
+        for stream_id, some in self._runs(pieces):
+            adopted = await self._write(position, stream_id, some) or adopted
+        self.merges += 1
+        return adopted
+
+    def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
+        """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest."""
+        shared: list[Piece] = []
+        streams: defaultdict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            streams[piece.stream_id].append(piece)
+        for stream_id, some in streams.items():
+            if sum(one.ref.bytes for piece in some for one in piece.inputs) >= self.settings.object_bytes:
+                yield stream_id, some
+            else:
+                shared += some
+        if shared:
+            yield 0, shared
+
+    async def _write(self, position: Position, stream_id: int, pieces: list[Piece]) -> bool:
+        """Merge ``pieces`` into a run, put it and adopt its blocks; returns whether any was."""
         run_id = self._rng.getrandbits(64) or 1
+        key = self._paths.run(position, run_id)
+        if stream_id:
+            stream = self._log.state.streams.get(stream_id)
+            if stream is None:
+                return False
+            key = StreamPaths(stream.account, stream.name, stream_id).run(position, run_id)
         began_ns = self._clock.monotonic_ns()
-        run = await self._encode(pieces, position, run_id)
+        run = await self._encode(pieces, position, run_id, BlockPlace.STREAM_RUN if stream_id else BlockPlace.RUN)
         busy_ns = self._clock.monotonic_ns() - began_ns
         adopted = False
         if run is not None:
-            key = self._paths.run(position, run_id)
             await self._put(key, run.data)
             self.written_bytes += run.size
             adopted = await self._adopt(run, key)
-            self.merges += 1
             self.blocks_in += sum(len(piece.inputs) for piece in pieces)
             self.blocks_out += len(run.blocks)
         read_bytes = sum(len(one.index_data) + len(one.frames_data) for piece in pieces for one in piece.inputs)
@@ -238,8 +276,9 @@ class Compactor(LogListener):
         """The blocks of ``group`` that are still there, neighbours together."""
         streams: defaultdict[int, list[int]] = defaultdict(list)
         for one in group:
-            for stream_id, first_seq in one.blocks:
-                streams[stream_id].append(first_seq)
+            for kept in one.blocks:
+                packed = kept.ref.pack() if isinstance(kept, BlockEntry) else kept
+                streams[packed[STREAM_ID]].append(packed[FIRST_SEQ])
         keys = {one.key[:4] for one in group}
         for stream_id, firsts in streams.items():
             stream = self._log.state.streams.get(stream_id)
@@ -276,8 +315,13 @@ class Compactor(LogListener):
                 wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
                                 (ref.index_offset, ref.index_offset + ref.index_bytes),
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
+            await self._turn(4 * len(inputs))
             pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
-        ranges = [(key, start, end) for key, parts in wanted.items() for start, end in _together(parts)]
+        together: dict[str, list[tuple[int, int]]] = {}
+        for key, parts in wanted.items():
+            together[key] = _together(parts)
+            await self._turn(len(parts) // 4)
+        ranges = [(key, start, end) for key, parts in together.items() for start, end in parts]
         stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for at in range(0, len(ranges), _READS_AT_ONCE):
             some = ranges[at:at + _READS_AT_ONCE]
@@ -287,7 +331,8 @@ class Compactor(LogListener):
                     self.read_bytes += len(data)
         out: list[Piece] = []
         for one, keep_ids, inputs in pieces:
-            if all(key in stored and len(stored[key]) == len(_together(wanted[key])) for _, _, key in inputs):
+            await self._turn(2 * len(inputs))
+            if all(len(stored[key]) == len(together[key]) for _, _, key in inputs):
                 out.append(Piece(one.stream.stream_id, keep_ids, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
@@ -300,12 +345,12 @@ class Compactor(LogListener):
         except NotFound:
             return None
 
-    async def _encode(self, pieces: list[Piece], position: Position, run_id: int) -> Run | None:
+    async def _encode(self, pieces: list[Piece], position: Position, run_id: int, place: BlockPlace) -> Run | None:
         codec, nonce = self._log.settings.codec, self._log.nonce
         if self._executor is None:
-            return merge(pieces, position, run_id, nonce, codec, self.settings)
+            return merge(pieces, position, run_id, nonce, codec, self.settings, place)
         return await asyncio.get_running_loop().run_in_executor(
-            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, _give_way)
+            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, place, _give_way)
 
     async def _put(self, key: str, data: list[bytes]) -> None:
         async def put() -> None:
@@ -342,8 +387,7 @@ class Compactor(LogListener):
         adopted = 0
         # Until the last record: between two of them the run may have no live block, and is needed all the same.
         self._swapping += 1
-        for at in range(0, len(run.blocks), _ADOPTED_AT_ONCE):
-            some = run.blocks[at:at + _ADOPTED_AT_ONCE]
+        for some, last in _records(run):
             recorded: list[Adopted] = []
 
             def record(some: Sequence[Adopted] = some, recorded: list[Adopted] = recorded) -> None:
@@ -354,6 +398,8 @@ class Compactor(LogListener):
             await self._checkpointer.between_rounds(record)
             if recorded:
                 adopted += len(recorded)
+                if not last:
+                    self._log.urgent()  # otherwise it rides along, or goes within a second
                 await self._log.persisted()
                 await self._tell(recorded)
         self._swapping -= 1
@@ -380,6 +426,19 @@ class Compactor(LogListener):
         while adopted := self._log.tell_adopted(adopted):
             await asyncio.sleep(delay)
             delay = min(2 * delay, _TELL_SECONDS_MAX)
+
+
+def _records(run: Run) -> Iterator[tuple[list[Adopted], bool]]:
+    """The blocks of a run, as many at a time as one record adopts; and whether they are the last."""
+    some: list[Adopted] = []
+    replaced = 0
+    for adopted, inputs in zip(run.blocks, run.inputs, strict=True):
+        if some and replaced + inputs > _REPLACED_AT_ONCE:
+            yield some, False
+            some, replaced = [], 0
+        some.append(adopted)
+        replaced += inputs
+    yield some, True
 
 
 def _give_way() -> None:

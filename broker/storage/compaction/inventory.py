@@ -19,6 +19,8 @@ __all__ = ["ObjectKey", "StoredObject", "take_inventory"]
 ObjectKey = tuple[int, int, int, int, int]
 """Place, epoch, number, id of the object, and the stream that it belongs to alone, or 0."""
 
+_OBJECTS_MAX = 1 << 14
+"""Some 5 MB, and 10 ms to put them in order."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
 _BYTES = 14
 """Place of the user bytes in a packed reference."""
@@ -29,14 +31,15 @@ class StoredObject:
     """The blocks of one object that may be moved: small ones, and large ones of which much is dead.
 
     ``live_bytes`` and ``dead_bytes`` are theirs, as messages count; ``large_dead_bytes`` those of the large ones alone.
-    ``blocks`` are (stream, first sequence). ``last_time_ns`` is the newest message's.
+    ``blocks`` as the tables keep them: there may be very many, and so they cost eight bytes each.
+    ``last_time_ns`` is the newest message's.
     """
 
     __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes")
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
-        self.blocks: list[tuple[int, int]] = []
+        self.blocks: list[Kept] = []
         self.live_bytes = 0
         self.dead_bytes = 0
         self.large_dead_bytes = 0
@@ -48,7 +51,8 @@ class StoredObject:
 
 async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = ()
                          ) -> list[StoredObject]:
-    """The objects with blocks that may be moved, the oldest messages first; a page of a table in each turn of the loop.
+    """The objects with blocks that may be moved, the oldest messages first; a page of a table in each turn of the loop. Of very
+    many it takes the first that it finds: those are to be merged before the others are looked at.
 
     Args: ``leave``: blocks not to be moved, by stream and first sequence.
     """
@@ -58,17 +62,25 @@ async def take_inventory(state: ShardState, settings: CompactionSettings, leave:
         stream = state.streams.get(stream_id)
         for page in list(stream.blocks.pages) if stream is not None else ():
             _count(objects, stream_id, page.entries, settings, leave)
+            if len(objects) > _OBJECTS_MAX:
+                objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
+                if len(objects) > _OBJECTS_MAX // 2:
+                    return _in_order(objects)
             turn += len(page.entries)
             if turn >= 1024:
                 turn = 0
                 await asyncio.sleep(0)
+    return _in_order(objects)
+
+
+def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
     return sorted(objects.values(), key=lambda one: (one.last_time_ns, one.key))
 
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list[Kept], settings: CompactionSettings,
            leave: Collection[tuple[int, int]]) -> None:
     large, share = settings.large_bytes, settings.dead_share
-    for packed, dead_bytes in _facts(entries):
+    for kept, packed, dead_bytes in _facts(entries):
         live_bytes = packed[_BYTES] - dead_bytes
         rewritten = live_bytes >= large
         if rewritten and dead_bytes < share * packed[_BYTES]:
@@ -79,7 +91,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list
         found = objects.get(key)
         if found is None:
             found = objects[key] = StoredObject(key)
-        found.blocks.append((stream_id, packed[_FIRST_SEQ]))
+        found.blocks.append(kept)
         found.live_bytes += live_bytes
         found.dead_bytes += dead_bytes
         if rewritten:
@@ -88,9 +100,9 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: list
             found.last_time_ns = packed[LAST_TIME_NS]
 
 
-def _facts(entries: list[Kept]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _facts(entries: list[Kept]) -> Iterator[tuple[Kept, tuple[int, ...], int]]:
     for kept in entries:
         if isinstance(kept, BlockEntry):
-            yield kept.ref.pack(), kept.dead_bytes
+            yield kept, kept.ref.pack(), kept.dead_bytes
         else:
-            yield kept, 0
+            yield kept, kept, 0

@@ -64,6 +64,8 @@ class Run(NamedTuple):
 
     data: list[bytes]
     blocks: list[Adopted]
+    inputs: list[int]
+    """Of how many blocks each is made."""
     size: int
 
 
@@ -77,7 +79,7 @@ class _Output:
 
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: Codec,
-          settings: CompactionSettings, pause: Callable[[], object] = lambda: None) -> Run | None:
+          settings: CompactionSettings, place: BlockPlace, pause: Callable[[], object] = lambda: None) -> Run | None:
     """The run of what lives in ``pieces``; None where nothing does. ``pause`` is called between two frames. Raises: Damaged."""
     outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]
     if not outputs:
@@ -88,11 +90,11 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
             output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
         sealed.append(seal_block(output.block, position, object_id=run_id))
         pause()
-    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=BlockPlace.RUN)
+    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=place)
     blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]
     size = sum(map(len, data))
     _check(data, position, run_id, blocks)
-    return Run(data, blocks, size)
+    return Run(data, blocks, [len(output.inputs) for output in outputs], size)
 
 
 def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], object]) -> Iterator[_Output]:

@@ -25,6 +25,8 @@ __all__ = ["groups"]
 _DEAD_BYTES_MIN = 4 << 20
 """Dead bytes of large blocks that are worth a rewrite while the shard is busy; a large block's worth when it is quiet."""
 _GROWTH = 8
+_BLOCKS_MAX = 16_384
+"""In one merge: a block costs a kilobyte of memory meanwhile, and a tenth of a millisecond."""
 
 
 def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet: bool) -> list[list[StoredObject]]:
@@ -56,11 +58,12 @@ def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]
 
 
 def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
-    """As many from the beginning as have ``most`` bytes together, and at least two."""
-    size = 0
+    """As many from the beginning as have ``most`` bytes together, and no more blocks than one merge takes; at least two."""
+    size = blocks = 0
     for at, one in enumerate(members):
         size += one.live_bytes
-        if at >= 2 and size > most:
+        blocks += len(one.blocks)
+        if at >= 2 and (size > most or blocks > _BLOCKS_MAX):
             return list(members[:at])
     return list(members)
 

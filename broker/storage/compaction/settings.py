@@ -29,7 +29,8 @@ class CompactionSettings:
         self.large_bytes = large_bytes
         """A block with as many live bytes stays where it is, unless its dead share is too high."""
         self.object_bytes = object_bytes
-        """An object whose small blocks have as many is not merged again."""
+        """An object whose small blocks have as many is not merged again. A stream that has as many in a merge gets a run of its
+        own."""
         self.block_bytes = block_bytes
         """Blocks are joined up to this, and to ``block_messages``."""
         self.block_messages = block_messages

@@ -13,7 +13,7 @@ from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.paths import ShardPaths, object_key
+from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import replay, run_blocking
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
@@ -125,7 +125,7 @@ class Judge:
         messages: dict[int, Message] = {}
         for entry in stream.blocks:
             dead_bytes = dead_count = 0
-            for seq, message in self._block(entry.ref).items():
+            for seq, message in self._block(stream, entry.ref).items():
                 if entry.is_dead(seq):
                     dead_bytes += message.size
                     dead_count += 1
@@ -146,8 +146,8 @@ class Judge:
             raise Lost(f"{stream!r}: times run backwards")
         return messages
 
-    def _block(self, ref: BlockRef) -> dict[int, Message]:
-        key = object_key(PATHS, ref)
+    def _block(self, stream: StreamState, ref: BlockRef) -> dict[int, Message]:
+        key = block_key(PATHS, stream.account, stream.name, ref)
         data = self.store.objects.get(key)
         if data is None:
             raise Lost(f"{key}, which a live block lies in, is gone")

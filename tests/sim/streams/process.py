@@ -15,7 +15,7 @@ from broker.storage.format.errors import CutOff
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import ShardPaths, object_key
+from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
@@ -163,7 +163,7 @@ class Process:
         world.opened(self, shard.state)
         shard.log.listen(Listening(log_failed=lambda _: self._over.set()))
         patient = RetryingStore(self.store, clock=world.clock, rng=self.rng, give_up_ns=15 * SECOND)
-        reader = BlockReader(patient, self.cache, lambda ref: object_key(PATHS, ref))
+        reader = BlockReader(patient, self.cache, shard.key_of)
         try:
             await self.js.open(shard.log, reader)
             self.serving = True

@@ -392,3 +392,40 @@ def test_large_blocks_are_rewritten_when_half_is_dead() -> None:
         assert [entry.ref.place for entry in rig.log.state.streams[7].blocks] == [BlockPlace.RUN] * 1 + [BlockPlace.LOG] * 2
         assert await read_all(shared) == {seq: body for seq, body in before.items() if seq > 4096 or seq % 2 == 0}
     in_virtual_time(main)
+
+
+def test_a_stream_with_enough_has_runs_of_its_own() -> None:
+    """Of two streams the larger one's blocks go into an object below its own prefix, which leaves with the stream; also after a
+    restart, and a run of it that was never adopted is deleted."""
+    async def main(clock: ManualClock) -> None:
+        shared, bounds = MemoryStore(), {"object_bytes": 20_000}
+        rig, _ = await small_blocks(shared, clock, compaction=bounds)
+        big = Stream(rig.log, 9, "BIG stream")
+        big.create()
+        for _ in range(30):
+            big.publish(1, b"b" * 1000)
+            await rig.log.persisted()
+        await compactor_of(rig).work(quiet=True)
+        places = {name: {entry.ref.place for entry in rig.log.state.streams[stream_id].blocks}
+                  for stream_id, name in ((7, "s"), (9, "BIG stream"))}
+        assert places == {"s": {BlockPlace.RUN}, "BIG stream": {BlockPlace.STREAM_RUN}}
+        own = [key for key in shared.objects if key.startswith("v1/streams/%24%47/%42%49%47%20stream/0000000000000009/runs/")]
+        assert len(own) == 1
+        await same_everywhere(shared, rig)
+        assert len(await read_all(shared, "BIG stream")) == 30
+        assert rig.shard is not None
+        await rig.shard.abandon()
+        stray = own[0][:-16] + f"{5:016x}"
+        shared.objects[stray] = shared.objects[own[0]]
+        shared._keys[:] = sorted(shared.objects)
+        later = await a_broker(shared, clock, "b", checkpoint=4, compaction=bounds)
+        await one_by_one(later, Stream(later.log, 7, "s", 20, 20), 10)
+        await asyncio.sleep(20 * MINUTE)
+        assert own[0] in shared.objects
+        assert stray not in shared.objects
+        assert len(await read_all(shared, "BIG stream")) == 30
+        Stream(later.log, 9, "BIG stream", 30, 30).record(RecordKind.STREAM_DELETE, {})
+        await asyncio.sleep(20 * MINUTE)
+        assert not [key for key in shared.objects if key.startswith("v1/streams/")]
+        await same_everywhere(shared, later)
+    in_virtual_time(main)
