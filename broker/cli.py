@@ -41,6 +41,10 @@ def run(arguments: Sequence[str]) -> int:
         from broker.maintenance.copy_cli import main as copy
 
         return copy(arguments[0], list(arguments[1:]))
+    if arguments[:1] == ["fsck"]:
+        from broker.maintenance.fsck_cli import main as fsck
+
+        return fsck(list(arguments[1:]))
     if arguments[:1] == ["pipeline"]:
         from broker.pipeline.cli import main as pipeline
 
@@ -75,7 +79,7 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "copy", "backup", "restore", "pipeline", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "copy", "backup", "restore", "pipeline", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 
