@@ -102,7 +102,7 @@ MAY: dict[str, set[str]] = {
                 "storage.state"},
     "maintenance": {"clock", "cluster", "inspect", "output", "suggest", "storage.format", "storage.paths",
                     "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log",
-                    "storage.checkpoint", "storage.shard"},
+                    "storage.checkpoint", "storage.compaction", "storage.shard"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths"},
     "pipeline.plan": {"gotime", "pipeline.errors", "pipeline.store", "protocol", "storage.format",

@@ -33,8 +33,17 @@ from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, B
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
-__all__ = ["HEAD_BYTES", "HEAD_BYTES_MIN", "ROW_BYTES", "PUTS_IN_FLIGHT_MAX", "DirectoryRow", "RowValues", "SegmentHead", "decode_head",
-           "encode_segment_front"]
+__all__ = [
+    "HEAD_BYTES",
+    "HEAD_BYTES_MIN",
+    "PUTS_IN_FLIGHT_MAX",
+    "ROW_BYTES",
+    "DirectoryRow",
+    "RowValues",
+    "SegmentHead",
+    "decode_head",
+    "encode_segment_front",
+]
 
 _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
