@@ -20,7 +20,7 @@ from broker.inspect.survey import ShardSurvey, Survey, read_survey
 from broker.maintenance.overlay import Overlay
 from broker.maintenance.owner import Correction
 from broker.maintenance.quarantine import Unfinished
-from broker.maintenance.substitute import Unrepairable, claim_for, format_for, log_entry_for
+from broker.maintenance.substitute import Unrepairable, claim_for, format_for, header_of, log_entry_for
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position
@@ -159,20 +159,24 @@ class _Planner:
                 await self._substitute(key, claim_for(await self.source.find(key) or b"", number, head, self.rng, self.now_ns))
 
     async def _rebuilt(self, shard: ShardSurvey) -> None:
-        """Substitute damaged log entries of which nothing is missing, so that no reference to them changes."""
+        """Substitute damaged log entries of which nothing is missing, so that no reference to them changes, and lost seals."""
+        ends = {(epoch.number, epoch.end) for epoch in shard.epochs}
         for key in self.bad:
             parsed = parse(key)
             if (parsed is None or parsed.kind != ObjectKind.SEGMENT or parsed.shard != shard.paths.shard
                     or parsed.position is None or key in self.plan.substitutes):
                 continue
             data = await self.source.find(key)
-            if data is None:
+            if data is None and parsed.position not in ends:
                 continue
+            data = data or b""
             try:
                 new, dropped = log_entry_for(data, parsed.position, shard, self.rng, self.now_ns)
             except Unrepairable:
                 continue
-            if len(new) == len(data) and new != data and not dropped:
+            # Bytes that differ in their header alone, and have a sound one, are another writer's: that stays to be seen.
+            sound = header_of(data) is not None and new[HEADER_BYTES:] == data[HEADER_BYTES:]
+            if (len(new) == len(data) or parsed.position in ends) and not sound and not dropped:
                 await self._substitute(key, new)
 
     async def _substitute(self, key: str, new: bytes) -> None:

@@ -29,7 +29,7 @@ from broker.storage.format.segment import (
 )
 from broker.storage.format.store import StoreFormat
 
-__all__ = ["SUBSTITUTE", "Unrepairable", "claim_for", "format_for", "log_entry_for"]
+__all__ = ["SUBSTITUTE", "Unrepairable", "claim_for", "format_for", "header_of", "log_entry_for"]
 
 SUBSTITUTE = "jetblock fsck"
 """The name in objects that no broker wrote."""
@@ -126,9 +126,14 @@ def _is_seal(data: bytes) -> bool:
     return len(data) > 8 and data[8] == ObjectKind.SEAL
 
 
-def _nonce_of(data: bytes) -> bytes | None:
-    """The nonce in a sound header, or None."""
+def header_of(data: bytes) -> ObjectHeader | None:
+    """The header, if it is sound."""
     try:
-        return ObjectHeader.unpack(data[:HEADER_BYTES]).nonce
+        return ObjectHeader.unpack(data[:HEADER_BYTES])
     except FormatError:
         return None
+
+
+def _nonce_of(data: bytes) -> bytes | None:
+    header = header_of(data)
+    return None if header is None else header.nonce

@@ -15,7 +15,7 @@ from broker.inspect.messages import read_messages
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.maintenance.fsck_cli import main
-from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.objectstore.base import Buffers, ObjectStore
 from broker.storage.objectstore.file import FileStore
@@ -267,6 +267,35 @@ async def test_claims_and_format(sound: dict[str, bytes]) -> None:
     await change(store, FORMAT, flip(75))
     await checked(store, repair=True)
     assert STORE_ID in await store.get(FORMAT)
+
+
+async def test_another_writer_is_left_as_evidence(sound: dict[str, bytes]) -> None:
+    """Shows that a segment which another process wrote under an epoch is reported, and not rewritten."""
+    store = await copy_of(sound)
+    key, _ = (await last_segments(store))[0]
+    header = ObjectHeader.unpack(sound[key])._replace(nonce=b"x" * 16)
+    await store.delete(key)
+    await store.put(key, [header.pack() + sound[key][64:]])
+    done = await checked(store, repair=True)
+    assert "two brokers wrote under one epoch" in done.problems[0].means
+    assert (done.repaired, done.lost) == (False, [])
+    assert await store.get(key) == header.pack() + sound[key][64:]
+
+
+async def test_a_lost_seal(sound: dict[str, bytes]) -> None:
+    """Shows that a seal that was lost or damaged is put again."""
+    seals = [key for key, data in sound.items() if "/log/" in key and data[8] == ObjectKind.SEAL]
+    assert len(seals) == 2
+    for key in seals:
+        for missing in (True, False):
+            store = await copy_of(sound)
+            if missing:
+                await store.delete(key)
+            else:
+                await change(store, key, flip(80))
+            done = await checked(store, repair=True)
+            assert (done.repaired, done.lost, done.remaining) == (True, [], []), done.refused
+            assert key in await contents(store)
 
 
 class Killed(Exception):
