@@ -90,7 +90,7 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repa
     if not problems and not unfinished.folders:
         return done
     if any(problem.remedy == NEWER for problem in problems):
-        done.repairable, done.refused = False, "a newer jetblock wrote part of it: use that version"
+        done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
         return done
     trial = Overlay(store)
     try:
@@ -102,16 +102,16 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repa
             if not problems:
                 return done
             done.repairable = False
-            done.refused = "nothing that is left to do would mend it; what is listed does not keep a broker from serving the rest"
+            done.refused = "there is nothing to repair: what is listed keeps no broker from serving the rest"
             return done
         await _apply(trial, plan, clock, rng)
         after, verified_after = await _examine(trial)
     except (Unrepairable, FormatError, CutOff) as error:
-        done.repairable, done.refused = False, str(error)
+        done.repairable, done.refused = False, f"not repairable: {error}"
         return done
     remaining = [*after.problems, *verified_after.problems]
     if worse := _worse(survey, problems, after, remaining):
-        done.repairable, done.refused = False, f"the repair was tried on a copy in memory, and would not mend the store: {worse}"
+        done.repairable, done.refused = False, f"not repaired: that was tried on a copy in memory, and would not do: {worse}"
         return done
     done.repairable, done.remaining = True, remaining
     if not repair:

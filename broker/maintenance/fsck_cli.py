@@ -107,6 +107,6 @@ def _lines(done: Checked) -> list[str]:
         lines.append("--repair would mend this" + (f", but for {len(done.remaining)} problems:" if done.remaining else ""))
         lines += problem_lines(done.remaining)
     else:
-        lines.append(f"not repairable: {done.refused}")
+        lines.append(done.refused)
         lines.append("put damaged objects back from a backup, if there is one (docs/BACKUP.md)")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from broker.clock import ManualClock
 from broker.inspect.messages import read_messages
 from broker.inspect.source import CannotInspect
+from broker.maintenance.copy_cli import main as copy
 from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.maintenance.fsck_cli import main
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
@@ -24,6 +26,7 @@ from broker.storage.objectstore.wrapper import Wrapper
 from broker.storage.paths import FORMAT, parse
 from broker.storage.read.snapshot import read_snapshot
 from tests.inspect.stores import PATHS, STORE_ID, T0, Owner, filled
+from tests.real.s3 import S3Server
 
 HOUR = 3_600_000_000_000
 
@@ -402,10 +405,32 @@ async def test_the_owner_before_is_fenced(sound: dict[str, bytes]) -> None:
     await owner.kill()
 
 
+def test_a_bucket_is_repaired(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows a damaged store copied to a bucket, mended there, and restored to a directory, where nothing is wrong with it."""
+    for name, value in minio.env.items():
+        monkeypatch.setenv(name, value)
+
+    async def fill() -> None:
+        store = FileStore(tmp_path / "store")
+        owner = await filled(store)
+        for i in range(3):
+            owner.streams["ORDERS"].publish((f"ORDERS.new.{i}", b"", b"new"))
+            await owner.log.persisted()
+        await owner.kill()
+        await damaged_block(store, "core")
+        await store.close()
+
+    asyncio.run(fill())
+    bucket = minio.new_url()
+    assert copy("copy", [f"file://{tmp_path / 'store'}", bucket]) == 1
+    assert main([bucket]) == 1
+    assert main([bucket, "--repair", "--lease", "0.2"]) == 0
+    assert copy("restore", [bucket, f"file://{tmp_path / 'back'}"]) == 0
+    assert main([f"file://{tmp_path / 'back'}"]) == 0
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shows exit statuses and reports of the command as it is run."""
-    import asyncio
-
     async def fill() -> str:
         store = FileStore(tmp_path / "store")
         owner = await filled(store)
