@@ -74,8 +74,8 @@ def counted(load: Load, seconds: int) -> dict[str, float]:
     (Load(messages=1, size=300, compaction=False), 900),
 ], ids=["idle", "a trickle", "one a second", "several in a commit", "without compaction"])
 def test_the_engine_makes_as_many_requests(load: Load, seconds: int) -> None:
-    """Shows that PUTs are within a tenth and GETs within an eighth (GETs without compaction: at most as many, since nothing is removed
-    here), and written bytes within a third, also in parts."""
+    """Shows that PUTs are within a tenth, GETs within an eighth (without compaction: at most as many, since nothing is removed
+    here), and written bytes within a third."""
     found = counted(load, seconds)
     said = bill(replace(load, stored=1.0))
     assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
