@@ -37,6 +37,18 @@ def run(arguments: Sequence[str]) -> int:
         from broker.inspect.cli import main as inspect
 
         return inspect(list(arguments[1:]))
+    if arguments[:1] in (["copy"], ["backup"], ["restore"]):
+        from broker.maintenance.copy_cli import main as copy
+
+        return copy(arguments[0], list(arguments[1:]))
+    if arguments[:1] == ["fsck"]:
+        from broker.maintenance.fsck_cli import main as fsck
+
+        return fsck(list(arguments[1:]))
+    if arguments[:1] == ["cost"]:
+        from broker.maintenance.cost_cli import main as cost
+
+        return cost(list(arguments[1:]))
     if arguments[:1] == ["pipeline"]:
         from broker.pipeline.cli import main as pipeline
 
@@ -71,7 +83,7 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "pipeline", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "cost", "copy", "backup", "restore", "pipeline", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -100,6 +100,9 @@ MAY: dict[str, set[str]] = {
     "inspect": {"clock", "gotime", "output", "protocol", "suggest", "storage.format", "storage.paths",
                 "storage.objectstore", "storage.read",
                 "storage.state"},
+    "maintenance": {"clock", "cluster", "inspect", "output", "suggest", "storage.format", "storage.paths",
+                    "storage.objectstore", "storage.put", "storage.read", "storage.state", "storage.log",
+                    "storage.checkpoint", "storage.compaction", "storage.shard"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {"pipeline.errors", "storage.format", "storage.objectstore", "storage.paths"},
     "pipeline.plan": {"gotime", "pipeline.errors", "pipeline.store", "protocol", "storage.format",
@@ -119,7 +122,7 @@ MAY: dict[str, set[str]] = {
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},
-    "cli": {"config", "config.settings", "errors", "inspect", "pipeline", "runtime", "suggest", "version"},
+    "cli": {"config", "config.settings", "errors", "inspect", "maintenance", "pipeline", "runtime", "suggest", "version"},
     "__main__": {"cli"},
 }
 

@@ -18,6 +18,9 @@ __all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
 USAGE = """
 Usage: jetblock [options]
        jetblock inspect [options]    look into a store, read-only
+       jetblock fsck [options]       check a store, and repair it
+       jetblock cost [options]       what a load costs on S3
+       jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock pipeline [options]   what Spark needs to read a store
 
 Server Options:

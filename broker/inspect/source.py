@@ -19,7 +19,7 @@ from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import FORMAT, ROOT
+from broker.storage.paths import COPYING, FORMAT, ROOT
 
 __all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_source", "read_format"]
 
@@ -166,6 +166,9 @@ async def read_format(source: Source) -> tuple[StoreFormat | None, list[Problem]
     means = "a broker will not start on this store"
     data = await source.find(FORMAT)
     if data is None:
+        if await source.find(COPYING) is not None:
+            raise CannotInspect(f"{source.url}: this is an unfinished copy of a store: run the same `jetblock copy` again to "
+                                f"finish it")
         if not await source.list(f"{ROOT}shards/", limit=1):
             raise CannotInspect(f"{source.url}: there is no jetblock store: no object {FORMAT}; check the path or "
                                 f"prefix (a broker creates it at its first start)")

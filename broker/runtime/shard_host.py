@@ -34,7 +34,7 @@ from broker.storage.objectstore import StoreError, StoreLock, Transient, open_st
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import FORMAT, ShardPaths
+from broker.storage.paths import COPYING, FORMAT, ShardPaths
 from broker.storage.put import Backoff, Fenced, Patience
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
@@ -118,7 +118,7 @@ class ShardHost(LogListener):
         # A request that fails earlier is logged at once: the last attempt may end before the timer does.
         self._patient.on_trouble = self._tell_waiting
         try:
-            StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()]))
+            StoreFormat.decode(await probe(self._patient, FORMAT, [fresh.encode()], unfinished=COPYING))
             self._clock.compare(await self.store.now_ns())
         except (StoreError, FormatError) as error:
             raise StartError(self._told(error)) from None

@@ -1,6 +1,7 @@
 """Object keys: the only module that builds or parses them. Keys are relative to the store's own prefix.
 
     v1/format
+    v1/copying
     v1/shards/<shard>/epochs/<epoch>
                       log/<epoch>-<number>
                       checkpoint/<epoch>-<number>
@@ -26,13 +27,15 @@ from typing import Final
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
+__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "ROOT", "STREAMS", "Key", "ShardPaths", "StreamPaths", "escape",
            "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
 """All our keys begin with this."""
 FORMAT: Final = "v1/format"
 """The store's own object: format version and id; also the probe of put-if-absent."""
+COPYING: Final = "v1/copying"
+"""In an unfinished copy of a store: the bytes that ``format`` will have. Nobody serves what has this and no ``format``."""
 STREAMS: Final = "v1/streams/"
 """Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1

@@ -33,14 +33,26 @@ from broker.storage.format.block import CORE_BYTES_MIN, BlockCore, BlockPlace, B
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position, object_name
 
-__all__ = ["HEAD_BYTES", "HEAD_BYTES_MIN", "PUTS_IN_FLIGHT_MAX", "DirectoryRow", "RowValues", "SegmentHead", "decode_head",
-           "encode_segment_front"]
+__all__ = [
+    "HEAD_BYTES",
+    "HEAD_BYTES_MIN",
+    "PUTS_IN_FLIGHT_MAX",
+    "ROW_BYTES",
+    "DirectoryRow",
+    "RowValues",
+    "SegmentHead",
+    "decode_head",
+    "encode_segment_front",
+]
 
 _FIXED: Final = struct.Struct("<IIQQQII")
 _ROW: Final = struct.Struct("<QQQIIQQQ")
 assert (_FIXED.size, _ROW.size) == (40, 56)
 HEAD_BYTES_MIN: Final = HEADER_BYTES + _FIXED.size
 """A segment is never shorter; with fewer bytes the length of its head is unknown."""
+
+ROW_BYTES: Final = _ROW.size
+"""A directory row."""
 
 HEAD_BYTES: Final = 64 * 1024
 """What a first get asks for: it holds the head of nearly every segment, or of an object of pages."""

@@ -122,6 +122,14 @@ class ObjectStore(ABC):
         Raises: Transient (it may be gone or not); StoreRefused.
         """
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        """Put ``data`` at ``key`` whatever is there, in one step: a reader finds the old object or the new one.
+
+        For repairs of a store that nobody owns, and for nothing else: an object that exists is what keeps brokers apart.
+        Raises: Transient (either may be there); StoreRefused.
+        """
+        raise StoreRefused(f"{self.url}: objects cannot be replaced here")
+
     @abstractmethod
     async def close(self) -> None:
         """Release connections and threads. Calls in progress finish or raise Transient; later ones raise Transient."""

@@ -114,6 +114,9 @@ class FileStore(ObjectStore):
             raise self._error(e, key, _NOT_THERE) from e
         return data if data is not None else await self._in_thread(self.get_sync, key, start, end)
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        await self._in_thread(self._replace, key, data)
+
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         return await self._in_thread(self.list_sync, prefix, after, limit)
 
@@ -202,6 +205,24 @@ class FileStore(ObjectStore):
         finally:
             os.close(fd)
         return True
+
+    def _replace(self, key: str, data: Buffers) -> None:
+        path = self._path(key)
+        if self._read_only:
+            raise StoreRefused(f"{self.url}: opened for reading only, so {key} was not written")
+        try:
+            _make_folder(os.path.dirname(path))
+            temp = self._temp.new_path()
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            try:
+                _write_all(fd, data)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temp, path)
+            _sync_directory(os.path.dirname(path))
+        except OSError as e:
+            raise self._error(e, key) from e
 
     def _put_named(self, path: str, data: Buffers) -> None:
         temp = self._temp.new_path()

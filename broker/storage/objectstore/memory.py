@@ -38,6 +38,10 @@ class MemoryStore(ObjectStore):
         self.objects[key] = b"".join(data)
         insort(self._keys, key)
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        await self.delete(key)
+        await self.put(key, data)
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         self._open()
         if start < 0:

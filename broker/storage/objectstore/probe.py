@@ -17,9 +17,10 @@ from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, Prec
 __all__ = ["probe"]
 
 
-async def probe(store: ObjectStore, key: str, fresh: Buffers) -> bytes:
+async def probe(store: ObjectStore, key: str, fresh: Buffers, *, unfinished: str | None = None) -> bytes:
     """Try the store on ``key``, where ``fresh`` is put if there is no object yet.
 
+    Args: unfinished is the key that marks a copy of a store of which only a part is there yet: it is refused.
     Returns: the bytes stored at ``key``, for the caller to check format and version.
     Raises: StoreRefused, naming the store, what is wrong and the remedy.
     Source: docs/STORES.md, "Requirements".
@@ -27,6 +28,9 @@ async def probe(store: ObjectStore, key: str, fresh: Buffers) -> bytes:
     try:
         stored = await _read(store, key)
         if stored is None:
+            if unfinished is not None and await _read(store, unfinished) is not None:
+                raise StoreRefused(f"{store.url}: this is an unfinished copy of a store ({unfinished} exists, {key} does not): "
+                                   f"run the same `jetblock copy` again to finish it")
             try:
                 await store.put(key, fresh)
             except PreconditionFailed:

@@ -49,6 +49,9 @@ class RetryingStore(Wrapper):
     async def put(self, key: str, data: Buffers) -> None:
         await self._tried(lambda: self.inner.put(key, data))
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        await self._tried(lambda: self.inner.replace(key, data))
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return await self._tried(lambda: self.inner.get(key, start, end))
 

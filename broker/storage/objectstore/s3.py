@@ -112,6 +112,10 @@ class S3Store(ObjectStore):
             answer = await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=body, IfNoneMatch="*")
             self._note_date(answer)
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        async with self._call("put", check_key(key), self._put_timeout_s) as client:
+            self._note_date(await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=b"".join(data)))
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if start < 0:
             raise ValueError("a read begins at byte 0 or later")

@@ -20,6 +20,9 @@ class Wrapper(ObjectStore):
     async def put(self, key: str, data: Buffers) -> None:
         await self.inner.put(key, data)
 
+    async def replace(self, key: str, data: Buffers) -> None:
+        await self.inner.replace(key, data)
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return await self.inner.get(key, start, end)
 

@@ -45,6 +45,16 @@ async def test_a_key_is_put_once(store: ObjectStore) -> None:
     assert await store.get("k") == b"first"
 
 
+async def test_an_object_is_replaced(store: ObjectStore) -> None:
+    """Repairs replace an object, or put a missing one, in one call."""
+    await store.put("a/k", [b"first"])
+    await store.replace("a/k", [b"sec", b"ond"])
+    await store.replace("b/new", [b"new"])
+    assert await store.get("a/k") == b"second"
+    assert await store.get("b/new") == b"new"
+    assert await store.list("") == [ObjectInfo("a/k", 6), ObjectInfo("b/new", 3)]
+
+
 async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     """Put-if-absent is what fencing depends on: of 16 concurrent puts one succeeds, 15 are refused, and the object has
     the winner's bytes."""

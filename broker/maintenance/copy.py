@@ -1,0 +1,236 @@
+"""Copies a store to another place, object by object, also while a broker writes to it.
+
+A pass lists what the destination lacks, then copies it. Both orders follow the history of a store, so that whatever the
+destination has at any moment is a state that the source could have left by a crash:
+
+    listed    roots ── log ── pages ── runs ── claims         what an object names exists before it: list that after it
+    copied    claims ── runs ── pages ── log ── roots         nothing is named before it is there
+
+What the source deletes meanwhile is missing from the copy: the copy is replayed, and if it lacks anything that its state
+names, another pass copies the newer state, in which that is no longer named. Passes are incremental, since objects never
+change, and so is a copy that was interrupted, or one that is brought up to date a day later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.inspect.problems import Problem, of_error
+from broker.inspect.shardview import read_shard, shards
+from broker.inspect.source import CannotInspect, Source, each, read_format
+from broker.inspect.survey import Extent, ShardSurvey, Survey, read_shard_survey
+from broker.inspect.verify import Verified, verify
+from broker.maintenance.destination import CopyRefused, Destination
+from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import NotFound, ObjectInfo
+from broker.storage.paths import COPYING, FORMAT, STREAMS, Key, ShardPaths, parse
+
+__all__ = ["Copied", "Copier"]
+
+_PASSES_MAX = 8
+_IN_FLIGHT_BYTES = 128 << 20
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy did. present: what the destination had already. ends: the last position of each shard in the copy.
+    whole: whether the copy has all that its state names. problems: what is wrong in the copy, most of it in the source too."""
+
+    store_id: bytes = b""
+    copied: Extent = field(default_factory=Extent)
+    present: Extent = field(default_factory=Extent)
+    passes: int = 0
+    ends: dict[int, Position] = field(default_factory=dict)
+    whole: bool = False
+    verified: Verified | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report."""
+        return {"store_id": self.store_id.hex(), "copied": _extent(self.copied), "present": _extent(self.present),
+                "passes": self.passes, "shards": [{"shard": n, "position": str(at)} for n, at in self.ends.items()],
+                "whole": self.whole, "verified": None if self.verified is None else
+                {"objects": self.verified.objects, "bytes": self.verified.bytes},
+                "problems": [problem.to_json() for problem in self.problems]}
+
+
+def _extent(extent: Extent) -> dict[str, int]:
+    return {"objects": extent.count, "bytes": extent.bytes}
+
+
+class Copier:
+    """One copy from ``source`` to ``destination``."""
+
+    def __init__(self, source: Source, destination: Destination,
+                 progress: Callable[[int, int, int, int], None] = lambda *_: None) -> None:
+        """Args: progress(objects, of objects, bytes, of bytes) is called after each object of a pass."""
+        self._source = source
+        self._destination = destination
+        self._progress = progress
+        self._done = Copied()
+        self._format = b""
+
+    async def run(self, *, must_be_new: bool = False, verifying: bool = False) -> Copied:
+        """Copy what is missing, check the copy, and make it a store.
+
+        Args: must_be_new refuses a destination that is a store. verifying reads every byte of the copy.
+        Raises: CopyRefused; CannotInspect if the source is no store; StoreError. What was copied until then stays, and is
+            not copied again.
+        """
+        done, source, destination = self._done, self._source, self._destination
+        stored = await self._open(must_be_new)
+        numbers = await shards(source)
+        begun = {number: (await read_shard(source, ShardPaths(number))).state.position for number in numbers}
+        destination.lock(numbers)
+        await destination.begin(self._format)
+        while True:
+            done.passes += 1
+            gone = await self._copy(await self._lacking(numbers))
+            surveys = [await read_shard_survey(destination.view, ShardPaths(number)) for number in numbers]
+            problems = [problem for survey in surveys for problem in survey.problems]
+            done.ends = {survey.paths.shard: survey.view.state.position for survey in surveys}
+            behind = [number for number in numbers if done.ends[number] < begun[number]]
+            if not problems and not behind:
+                done.whole = True
+                break
+            if not gone and not behind and await self._in_source(problems, numbers):
+                break
+            if done.passes >= _PASSES_MAX:
+                raise CopyRefused(f"{destination.url}: after {done.passes} passes the copy still lacks something: "
+                                  f"{problems[0] if problems else 'it ends before the source did'}; run the same command again "
+                                  f"to go on, best while less is deleted from the source")
+        done.problems += problems
+        if verifying:
+            done.verified = await verify(destination.view, _survey(destination.url, stored, surveys))
+            done.problems += done.verified.problems
+        await destination.finish(self._format)
+        return done
+
+    async def _open(self, must_be_new: bool) -> StoreFormat:
+        source = self._source
+        if await source.find(FORMAT) is None and await source.find(COPYING) is not None:
+            raise CannotInspect(f"{source.url}: this is an unfinished copy; finish it first")
+        stored, problems = await read_format(source)
+        if stored is None:
+            raise CannotInspect(f"{source.url}: {problems[0]}: the store's id is not known; {problems[0].remedy}")
+        self._format = await source.get(FORMAT)
+        self._done.store_id = stored.store_id
+        await self._destination.open(source, self._format, stored.store_id, must_be_new=must_be_new)
+        return stored
+
+    async def _in_source(self, problems: list[Problem], numbers: list[int]) -> bool:
+        """Whether the source has these problems too, so that no other pass would mend them."""
+        theirs = {problem.object for number in numbers
+                  for problem in (await read_shard_survey(self._source, ShardPaths(number))).problems}
+        return all(problem.object in theirs for problem in problems)
+
+    # One pass.
+
+    async def _lacking(self, numbers: list[int]) -> list[ObjectInfo]:
+        """What the destination lacks, in the order in which it is to be copied. Raises: CopyRefused; StoreError."""
+        parts: list[list[ObjectInfo]] = []
+        for number in numbers:
+            paths = ShardPaths(number)
+            beyond: list[Position] = []
+            parts.append(await self._missing_in(paths.checkpoints, beyond))
+            parts.append(await self._missing_in(paths.logs, beyond))
+            await self._expect_released(paths, beyond)
+            parts.append(await self._missing_in(paths.page_objects))
+            parts.append(await self._missing_in(paths.runs))
+            if number == numbers[-1]:
+                parts.append(await self._missing_of(_all(await self._source.list(STREAMS)),
+                                                    _all(await self._destination.view.list(STREAMS))))
+            parts.append(await self._missing_in(paths.epochs))
+        return [info for part in reversed(parts) for info in part]
+
+    async def _missing_in(self, prefix: str, beyond: list[Position] | None = None) -> list[ObjectInfo]:
+        return await self._missing_of(self._source.folder(prefix), self._destination.view.folder(prefix), beyond)
+
+    async def _missing_of(self, theirs: AsyncIterator[ObjectInfo], ours: AsyncIterator[ObjectInfo],
+                          beyond: list[Position] | None = None) -> list[ObjectInfo]:
+        """What is in the source's listing only; ``beyond`` takes the positions of what is in the destination's only."""
+        lacking = []
+        mine = await anext(ours, None)
+        async for info in theirs:
+            while mine is not None and mine.key < info.key:
+                _note(mine, beyond)
+                mine = await anext(ours, None)
+            if mine is not None and mine.key == info.key:
+                if mine.size != info.size:
+                    raise CopyRefused(f"{self._destination.url}: {info.key} has {mine.size} bytes there and {info.size} in the "
+                                      f"source, and nothing is ever overwritten: the destination has a history of its own, or "
+                                      f"this object is damaged in one of them (`jetblock inspect URL --verify` tells)")
+                if self._done.passes == 1:
+                    self._done.present.add(info.size)
+                mine = await anext(ours, None)
+            elif parse(info.key) is not None:
+                lacking.append(info)
+        while mine is not None:
+            _note(mine, beyond)
+            mine = await anext(ours, None)
+        return lacking
+
+    async def _expect_released(self, paths: ShardPaths, beyond: list[Position]) -> None:
+        """What the source no longer has lies below a checkpoint of it, or it was set back. Raises: CopyRefused."""
+        if not beyond:
+            return
+        newest = max([info.key async for info in self._source.folder(paths.checkpoints)], default="")
+        if paths.checkpoint(max(beyond)) > newest:
+            raise CopyRefused(f"{self._destination.url}: it goes on to {max(beyond)}, which the source does not have: the source "
+                              f"was set back; copy to an empty directory or prefix")
+
+    async def _copy(self, lacking: list[ObjectInfo]) -> int:
+        """Copy these objects, in order; returns how many the source had deleted meanwhile."""
+        gone = count = size = 0
+        all_bytes = sum(info.size for info in lacking)
+        async for info, there in each(lacking, self._copy_one, self._destination.at_once, weight=lambda info: info.size,
+                                      weight_max=_IN_FLIGHT_BYTES):
+            gone += not there
+            count += 1
+            size += info.size
+            self._progress(count, len(lacking), size, all_bytes)
+        return gone
+
+    async def _copy_one(self, info: ObjectInfo) -> bool:
+        try:
+            data = await self._source.get(info.key)
+        except NotFound:
+            return False
+        key = parse(info.key)
+        assert key is not None
+        try:
+            _expect_header(data, key, info.key)
+        except FormatError as error:
+            # A missing log entry could pass for the log's end; a damaged one never does.
+            self._done.problems.append(of_error(info.key, error, "it is damaged in the source, and was copied as it is"))
+        await self._destination.put(info.key, data)
+        self._done.copied.add(len(data))
+        return True
+
+
+def _expect_header(data: bytes, key: Key, name: str) -> None:
+    """Raises: Corrupt unless the object has a header for this key, and is as long as that says."""
+    header = ObjectHeader.unpack(data, name)
+    kind = ObjectKind.SEAL if key.kind == ObjectKind.SEGMENT and header.kind == ObjectKind.SEAL else key.kind
+    header.expect(kind, key.position, key.object_id)
+    if header.size != len(data):
+        raise Corrupt(name, "header", 40, f"it says {header.size} bytes, and there are {len(data)}")
+
+
+def _note(info: ObjectInfo, beyond: list[Position] | None) -> None:
+    key = parse(info.key)
+    if beyond is not None and key is not None and key.position is not None:
+        beyond.append(key.position)
+
+
+async def _all(infos: list[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
+    for info in infos:
+        yield info
+
+
+def _survey(url: str, stored: StoreFormat, surveys: list[ShardSurvey]) -> Survey:
+    return Survey(url, stored, surveys, Extent(), [problem for survey in surveys for problem in survey.problems])

@@ -1,0 +1,129 @@
+"""``jetblock copy SOURCE DESTINATION``, and ``backup`` and ``restore``, which are copies with an intention.
+
+    copy       the destination is new, or an earlier copy, which is brought up to date
+    backup     the same
+    restore    the destination must be new, and every byte of it is read and checked before it becomes a store
+
+Exit status: 0 the copy is whole, no problem found; 1 it is finished, and problems are listed; 2 there is no copy, or not a
+finished one, with the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from broker.inspect.report import problem_lines
+from broker.inspect.source import CannotInspect, Source, open_source
+from broker.maintenance.copy import Copied, Copier
+from broker.maintenance.destination import CopyRefused, Destination
+from broker.output import count, printable, size
+from broker.storage.objectstore import StoreError, open_store
+
+__all__ = ["main"]
+
+_EPILOG = """\
+A store is file://DIR or s3://BUCKET/PREFIX; s3:// takes region and credentials from the AWS_* environment. The source is only
+read, and a broker may write to it meanwhile. Nothing in the destination is ever overwritten. An interrupted command is run
+again: it goes on where it was.
+status: 0 the copy is whole, 1 it is finished and problems are listed, 2 it is not finished, or was refused
+"""
+_DESCRIPTIONS = {
+    "copy": "Copy a store, or bring an earlier copy of it up to date.",
+    "backup": "Copy a store to a backup, or bring an earlier backup of it up to date.",
+    "restore": "Copy a backup to an empty directory or prefix, and check every byte of the copy.",
+}
+_PUT_TIMEOUT_NS = 60_000_000_000
+_REPORT_SECONDS = 5.0
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Run one copy; returns the exit status."""
+    try:
+        options = _parse(verb, arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    try:
+        done = asyncio.run(_run(options))
+    except KeyboardInterrupt:
+        print(f"jetblock {verb}: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except (CannotInspect, CopyRefused, StoreError, ValueError) as error:
+        print(f"jetblock {verb}: {printable(str(error))}", file=sys.stderr)
+        return 2
+    if options.json:
+        json.dump({"source": options.source, "destination": options.destination} | done.to_json(), sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_lines(done)))
+        if done.problems:
+            print("\n".join(problem_lines(done.problems)), file=sys.stderr)
+    return 1 if done.problems or not done.whole else 0
+
+
+def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"jetblock {verb}", description=_DESCRIPTIONS[verb], epilog=_EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="BACKUP" if verb == "restore" else "SOURCE", help="the store to read")
+    parser.add_argument("destination", metavar="DESTINATION", help="where to copy it")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    if verb == "restore":
+        parser.set_defaults(verify=True, must_be_new=True)
+    else:
+        parser.add_argument("--verify", action="store_true", help="read every byte of the copy and check everything")
+        parser.set_defaults(must_be_new=False)
+    return parser.parse_args(list(arguments))
+
+
+async def _run(options: argparse.Namespace) -> Copied:
+    """Raises: CopyRefused; CannotInspect; StoreError; ValueError for a URL."""
+    source = open_source(options.source)
+    try:
+        destination = _open_destination(options.destination, source)
+        try:
+            return await Copier(source, destination, _Progress()).run(
+                must_be_new=options.must_be_new, verifying=options.verify)
+        finally:
+            await destination.close()
+    finally:
+        await source.close()
+
+
+def _open_destination(url: str, source: Source) -> Destination:
+    if url.startswith("memory:"):
+        raise CopyRefused("memory:// exists only inside its broker: there is nothing to copy to")
+    store = open_store(url, put_timeout_ns=_PUT_TIMEOUT_NS)
+    if store.url == source.url:
+        raise CopyRefused(f"{url} is both source and destination")
+    return Destination(store)
+
+
+class _Progress:
+    """A line on standard error from time to time."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _REPORT_SECONDS
+
+    def __call__(self, objects: int, of_objects: int, size_: int, of_size: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _REPORT_SECONDS
+        print(f"{count(objects)} of {count(of_objects)} objects, {size(size_)} of {size(of_size)}", file=sys.stderr, flush=True)
+
+
+def _lines(done: Copied) -> list[str]:
+    lines = [f"copied       {count(done.copied.count)} objects, {size(done.copied.bytes)}",
+             f"there before {count(done.present.count)} objects",
+             f"store        {done.store_id.hex()}"]
+    lines += [f"shard {number}      ends at {position}" for number, position in done.ends.items()]
+    if done.verified is not None:
+        lines.append(f"verified     {count(done.verified.objects)} objects, {size(done.verified.bytes)}")
+    lines.append("the copy is whole" if done.whole and not done.problems else
+                 "the copy is finished, with the problems listed" if done.whole else
+                 "the source lacks objects that its state names, and so does the copy")
+    return lines

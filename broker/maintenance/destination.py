@@ -1,0 +1,123 @@
+"""Where a copy goes: which destinations are refused, and how an unfinished copy is kept from being taken for a store.
+
+    a new destination       COPYING is put first, ``format`` last: until then neither a broker nor a copy takes it for a store
+    an earlier copy         the same store id, and no history of its own since
+    anything else           is refused, before anything is written
+
+A destination has a history of its own once a broker has opened it: its newest claim is then not the source's. Claims are never
+deleted and no two process runs write the same one, so comparing the newest is enough.
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.clock import SystemClock
+from broker.inspect.shardview import shards
+from broker.inspect.source import Source
+from broker.storage.format.errors import FormatError
+from broker.storage.format.store import StoreFormat
+from broker.storage.objectstore import ObjectStore, PreconditionFailed, StoreLock
+from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.paths import COPYING, FORMAT, ROOT, ShardPaths, parse
+
+__all__ = ["CopyRefused", "Destination"]
+
+_GIVE_UP_NS = 120_000_000_000
+
+
+class CopyRefused(Exception):
+    """The copy cannot be made, or not go on; ``str()`` gives the reason and what to do. Nothing was overwritten."""
+
+
+class Destination:
+    """The store that is written to; reads go through ``view``."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.url = store.url
+        self.view = Source(store, give_up_ns=_GIVE_UP_NS)
+        self.at_once = 16 if store.puts_cost else 8
+        """Useful number of concurrent puts."""
+        self.finished = False
+        """Whether it was a whole store when it was opened: an earlier copy of the same store."""
+        self._bare = store
+        self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=_GIVE_UP_NS)
+        self._locks: list[StoreLock] = []
+
+    async def open(self, source: Source, format_bytes: bytes, store_id: bytes, *, must_be_new: bool) -> None:
+        """Check that this may become, or is, a copy of the source; writes nothing. Raises: CopyRefused; StoreError."""
+        mine, unfinished = await self.view.find(FORMAT), await self.view.find(COPYING)
+        if mine is None and unfinished is None:
+            if await self.view.list(ROOT, limit=1):
+                raise CopyRefused(f"{self.url}: there are objects below {ROOT}, and no {FORMAT}: this is neither empty nor a "
+                                  f"copy of a store; choose an empty directory or prefix")
+            return
+        found = mine if mine is not None else unfinished
+        assert found is not None
+        try:
+            its_id = StoreFormat.decode(found).store_id
+        except FormatError as error:
+            raise CopyRefused(f"{self.url}: its format object cannot be read ({error}), so it may be another store's; choose an "
+                              f"empty directory or prefix") from None
+        if its_id != store_id:
+            raise CopyRefused(f"{self.url}: this is another store (id {its_id.hex()}, the source's is {store_id.hex()}); choose "
+                              f"an empty directory or prefix")
+        if found != format_bytes:
+            raise CopyRefused(f"{self.url}: its format object differs from the source's; choose an empty directory or prefix")
+        if mine is None:
+            return
+        if must_be_new:
+            raise CopyRefused(f"{self.url}: there is a store already. Restore into an empty directory or prefix: over an "
+                              f"existing store, two histories would be mixed")
+        self.finished = True
+        await self._same_history(source)
+
+    async def _same_history(self, source: Source) -> None:
+        for number in await shards(self.view):
+            paths = ShardPaths(number)
+            newest = ""
+            async for info in self.view.folder(paths.epochs):
+                newest = info.key if parse(info.key) is not None else newest
+            if newest and await self.view.find(newest) != await source.find(newest):
+                raise CopyRefused(f"{self.url}: a broker has opened it since it was copied, or the source was set back: "
+                                  f"{newest} is not the source's. Its history is its own now; copy to an empty directory or "
+                                  f"prefix")
+
+    def lock(self, numbers: list[int]) -> None:
+        """Keep brokers of a directory off it while it is copied to. Raises: CopyRefused; StoreRefused."""
+        if self._bare.try_lock is None:
+            return
+        for number in numbers:
+            lock = self._bare.try_lock(ShardPaths(number).prefix.rstrip("/"))
+            if lock is None:
+                raise CopyRefused(f"{self.url}: a broker, or another copy, holds the lock of shard {number}; stop it, or choose "
+                                  f"another destination")
+            self._locks.append(lock)
+
+    async def begin(self, format_bytes: bytes) -> None:
+        """Mark a new destination as unfinished."""
+        if not self.finished:
+            await self.put(COPYING, format_bytes)
+
+    async def put(self, key: str, data: bytes) -> bool:
+        """Put one object; False if it was there already. Raises: CopyRefused if another one has its key; StoreError."""
+        try:
+            await self._store.put(key, [data])
+        except PreconditionFailed:
+            if await self.view.find(key) != data:
+                raise CopyRefused(f"{self.url}: {key} exists with other bytes, and nothing is ever overwritten: the destination "
+                                  f"has a history of its own, or this object is damaged there") from None
+            return False
+        return True
+
+    async def finish(self, format_bytes: bytes) -> None:
+        """From now on it is a store."""
+        if not self.finished:
+            await self.put(FORMAT, format_bytes)
+        await self._store.delete(COPYING)
+
+    async def close(self) -> None:
+        """Release locks and connections."""
+        for lock in self._locks:
+            lock.release()
+        await self._store.close()

@@ -1,0 +1,212 @@
+"""Checks a store and repairs it: ``inspect``'s verification, then a plan, tried on an overlay before anything is written.
+
+    verify ── problems? ── plan, on an overlay ── apply it there ── verify again ── not worse? ── apply it to the store
+                                                                                        └─ else nothing is changed
+
+Applying: copies of what is replaced go to quarantine, with a record of all of it; substitutes take their places; an owner that
+serves nobody corrects streams and cuts three checkpoints; damaged checkpoints leave. Killed at any point, the next run goes
+on: each step leaves the store as readable as before or more, and no bytes are gone that are not in quarantine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.clock import Clock
+from broker.inspect.problems import NEWER, Problem
+from broker.inspect.shardview import read_shard, shards
+from broker.inspect.source import Source
+from broker.inspect.survey import Survey, read_survey
+from broker.inspect.verify import Verified, verify
+from broker.maintenance.overlay import Overlay
+from broker.maintenance.owner import settle
+from broker.maintenance.plan import Lost, Plan, make_plan
+from broker.maintenance.quarantine import Quarantine, finish_repair, unfinished_repairs
+from broker.maintenance.substitute import Unrepairable
+from broker.storage.format.claim import Seal
+from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.header import Position
+from broker.storage.objectstore import ObjectStore, StoreLock
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.put import Fenced
+
+__all__ = ["Checked", "Owned", "fsck"]
+
+
+class Owned(Exception):
+    """A broker owns the store; nothing was changed."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """problems: as found. remaining: after the repair, done or tried. lost: messages that cannot be read, and cannot be saved.
+    repairable: None if there is nothing to repair. refused: why there is, or was, no repair."""
+
+    verified: Verified
+    problems: list[Problem]
+    lost: list[Lost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    substitutes: list[str] = field(default_factory=list)
+    repairable: bool | None = None
+    repaired: bool = False
+    refused: str = ""
+    quarantine: str = ""
+    remaining: list[Problem] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report."""
+        return {"objects": self.verified.objects, "bytes": self.verified.bytes, "orphans": len(self.verified.orphans),
+                "problems": [problem.to_json() for problem in self.problems], "lost": [lost.to_json() for lost in self.lost],
+                "notes": self.notes, "substitutes": self.substitutes, "repairable": self.repairable,
+                "repaired": self.repaired, "refused": self.refused, "quarantine": self.quarantine,
+                "remaining": [problem.to_json() for problem in self.remaining]}
+
+
+async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False, lease_ns: int = 15_000_000_000,
+               sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> Checked:
+    """Check the store; with ``repair``, mend what can be mended.
+
+    Raises: CannotInspect if there is no store, or one of a newer format; Owned; StoreError.
+    """
+    locks = await _expect_no_owner(store, lease_ns, sleep) if repair else []
+    try:
+        return await _checked(store, clock, rng, repair=repair)
+    except Fenced as fenced:
+        raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool) -> Checked:
+    survey, verified = await _examine(store)
+    problems = [*survey.problems, *verified.problems]
+    done = Checked(verified, problems, remaining=problems)
+    unfinished = await unfinished_repairs(store)
+    if not problems and not unfinished.folders:
+        return done
+    if any(problem.remedy == NEWER for problem in problems):
+        done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
+        return done
+    trial = Overlay(store)
+    try:
+        plan = await make_plan(trial, problems, unfinished, rng, clock.now_ns())
+        done.lost, done.notes, done.substitutes = plan.lost, plan.notes, list(plan.substitutes)
+        if not plan:
+            for folder in unfinished.folders if repair else ():
+                await finish_repair(store, folder)
+            if not problems:
+                return done
+            done.repairable = False
+            done.refused = "there is nothing to repair: what is listed keeps no broker from serving the rest"
+            return done
+        await _apply(trial, plan, clock, rng)
+        after, verified_after = await _examine(trial)
+    except (Unrepairable, FormatError, CutOff) as error:
+        done.repairable, done.refused = False, f"not repairable: {error}"
+        return done
+    remaining = [*after.problems, *verified_after.problems]
+    if worse := _worse(survey, problems, after, remaining):
+        done.repairable, done.refused = False, f"not repaired: that was tried on a copy in memory, and would not do: {worse}"
+        return done
+    done.repairable, done.remaining = True, remaining
+    if not repair:
+        return done
+    quarantine = await Quarantine.make(store, clock.now_ns())
+    kept = await quarantine.keep(plan.damaged)
+    await quarantine.record({"at_ns": clock.now_ns(), "kept": kept, "replaced": list(plan.substitutes),
+                             "problems": [problem.to_json() for problem in problems],
+                             "lost": [lost.to_json() for lost in plan.lost], "notes": plan.notes})
+    done.quarantine = quarantine.folder
+    for key, data in plan.substitutes.items():
+        await store.replace(key, [data])
+    await _apply(store, plan, clock, rng)
+    for folder in (*unfinished.folders, quarantine.folder):
+        await finish_repair(store, folder)
+    survey, verified = await _examine(store)
+    done.repaired, done.remaining = True, [*survey.problems, *verified.problems]
+    return done
+
+
+async def _examine(store: ObjectStore) -> tuple[Survey, Verified]:
+    source = Source(store)
+    survey = await read_survey(source)
+    return survey, await verify(source, survey)
+
+
+async def _apply(store: ObjectStore, plan: Plan, clock: Clock, rng: random.Random) -> None:
+    """All of the plan but its substitutes, which are there."""
+    for number in plan.settle:
+        paths = ShardPaths(number)
+        if not await settle(store, paths, plan.corrections.get(number, ()), clock, rng):
+            continue
+        view = await read_shard(Source(store), paths)
+        root = view.snapshot.root if view.snapshot is not None else None
+        rows = root.extra.get("roots", ()) if root is not None else ()
+        needed = {paths.checkpoint(Position(*at)) for at, _ in rows}
+        needed |= {paths.pages(Position(*page)) for _, pages in rows for page in pages}
+        for key in plan.checkpoints:
+            parsed = parse(key)
+            if root is not None and parsed is not None and parsed.shard == number and key not in needed:
+                await store.delete(key)
+
+
+def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: list[Problem]) -> str:
+    """Why the outcome of a trial is not to be had; "" if it is."""
+    for old, new in zip(before.shards, after.shards, strict=True):
+        if not new.view.whole:
+            return str(new.view.problems[-1]) if new.view.problems else "the log cannot be read"
+        if new.view.state.position < old.view.state.position:
+            return f"the log would end at {new.view.state.position}"
+    known = {problem.object for problem in problems}
+    if all(shard.view.whole for shard in before.shards):
+        for problem in remaining:
+            if problem.object not in known:
+                return str(problem)
+    return ""
+
+
+async def _expect_no_owner(store: ObjectStore, lease_ns: int, sleep: Callable[[float], Awaitable[object]]) -> list[StoreLock]:
+    """On a directory: take the shards' locks. On a bucket: watch the log for longer than T. Raises: Owned; StoreError."""
+    source = Source(store)
+    numbers = await shards(source)
+    if store.try_lock is not None:
+        locks: list[StoreLock] = []
+        for number in numbers:
+            lock = store.try_lock(ShardPaths(number).prefix.rstrip("/"))
+            if lock is None:
+                for held in locks:
+                    held.release()
+                raise Owned(f"{store.url}: a broker holds the lock of shard {number}; stop it, and run this again")
+            locks.append(lock)
+        return locks
+    seen = {number: await _newest(source, ShardPaths(number)) for number in numbers}
+    if all(sealed for _, sealed in seen.values()):
+        return []
+    await sleep((lease_ns + lease_ns // 4) / 1e9)
+    for number in numbers:
+        if await _newest(source, ShardPaths(number)) != seen[number]:
+            raise Owned(f"{store.url}: a broker writes to shard {number}; stop it, and run this again")
+    return []
+
+
+async def _newest(source: Source, paths: ShardPaths) -> tuple[str, bool]:
+    """The last claim and log entry, and whether the last owner has sealed its own epoch."""
+    claim = entry = ""
+    async for info in source.folder(paths.epochs):
+        claim = info.key
+    async for info in source.folder(paths.logs):
+        entry = info.key
+    key = parse(entry)
+    sealed = False
+    if key is not None and key.position is not None and parse(claim) is not None:
+        try:
+            seal = Seal.decode(await source.find(entry) or b"", key.position)
+            sealed = seal.sealer_epoch == seal.position.epoch and claim == paths.epoch(seal.position.epoch)
+        except FormatError:
+            pass
+    return f"{claim} {entry}", sealed

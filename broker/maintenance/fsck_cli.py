@@ -1,0 +1,112 @@
+"""``jetblock fsck STORE_URL``: check a store; with ``--repair``, mend it.
+
+Exit status: 0 the store is sound, also after a repair; 1 problems are listed, those that remain after a repair; 2 the store
+could not be checked, or not be repaired because a broker owns it, with the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+
+from broker.clock import SystemClock
+from broker.inspect.report import problem_lines
+from broker.inspect.source import CannotInspect
+from broker.maintenance.fsck import Checked, Owned, fsck
+from broker.output import Table, count, printable, size
+from broker.storage.objectstore import StoreError, Transient, open_store
+from broker.storage.objectstore.retrying import RetryingStore
+
+__all__ = ["main"]
+
+_EPILOG = """\
+Without --repair nothing is written: the repair is worked out, and tried on a copy in memory. With it, a copy of everything
+that is replaced is kept below quarantine/ in the store. No broker may run on the store then.
+status: 0 sound, 1 problems found or left, 2 not checked, or not repaired because a broker owns the store
+"""
+_GIVE_UP_NS = 30_000_000_000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one check; returns the exit status."""
+    try:
+        options = _parse(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    try:
+        done = asyncio.run(_run(options))
+    except KeyboardInterrupt:
+        print("jetblock fsck: interrupted; run it again", file=sys.stderr)
+        return 130
+    except (CannotInspect, Owned, StoreError, ValueError) as error:
+        remedy = "; the store does not answer: check that it is up, its address and the network" if isinstance(
+            error, Transient) else ""
+        print(f"jetblock fsck: {printable(str(error))}{remedy}", file=sys.stderr)
+        return 2
+    if options.json:
+        json.dump({"store": options.store} | done.to_json(), sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_lines(done)))
+    return 1 if (done.remaining if done.repaired else done.problems) else 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="jetblock fsck", epilog=_EPILOG,
+                                     description="Check every byte of a store, say what is lost, and mend what can be mended.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
+    parser.add_argument("--repair", action="store_true", help="mend the store; without it nothing is written")
+    parser.add_argument("--lease", type=float, default=15.0, metavar="SECONDS",
+                        help="on a bucket: the lease of its brokers, to see whether one runs (default 15)")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    options = parser.parse_args(list(arguments))
+    if not 0 < options.lease < 1e6:
+        parser.error("--lease takes a number of seconds above 0")
+    return options
+
+
+async def _run(options: argparse.Namespace) -> Checked:
+    if options.store.startswith("memory:"):
+        raise CannotInspect("memory:// exists only inside its broker: there is nothing to check from outside")
+    clock, rng = SystemClock(), random.Random(os.urandom(32))
+    bare = open_store(options.store, read_only=True)  # a wrong path must not become an empty directory
+    if options.repair:
+        await bare.close()
+        bare = open_store(options.store, put_timeout_ns=60_000_000_000)
+    store = RetryingStore(bare, clock=clock, rng=rng, give_up_ns=_GIVE_UP_NS)
+    try:
+        return await fsck(store, clock, rng, repair=options.repair, lease_ns=int(options.lease * 1e9))
+    finally:
+        await store.close()
+
+
+def _lines(done: Checked) -> list[str]:
+    lines = [f"checked      {count(done.verified.objects)} objects, {size(done.verified.bytes)}"]
+    if not done.problems:
+        return [*lines, "sound"]
+    lines += problem_lines(done.problems)
+    if done.lost:
+        table = Table(["account", "stream", "first", "last", "messages", "object"], ["first", "last", "messages"])
+        for lost in done.lost:
+            table.add(lost.account, lost.stream, lost.first_seq, lost.last_seq, lost.messages, lost.object or "-")
+        lines += ["", "lost: these messages cannot be read, and everything else of their streams can", *table.flush()]
+    elif done.repairable:
+        lines += ["", "no message is lost"]
+    lines += done.notes
+    lines.append("")
+    if done.repaired:
+        lines.append(f"repaired; what was replaced is kept below {done.quarantine}")
+        lines += problem_lines(done.remaining) if done.remaining else ["sound now"]
+    elif done.repairable:
+        lines.append("--repair would mend this" + (f", but for {len(done.remaining)} problems:" if done.remaining else ""))
+        lines += problem_lines(done.remaining)
+    else:
+        lines.append(done.refused)
+        lines.append("put damaged objects back from a backup, if there is one (docs/BACKUP.md)")
+    return lines

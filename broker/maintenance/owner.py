@@ -1,0 +1,90 @@
+"""An owner that serves no clients: it takes the shard as a broker does, corrects streams, cuts checkpoints, and seals.
+
+All that it writes is what a broker writes: a claim, seals, an opening, blocks with removed ranges and outcomes, pages and
+roots. It releases and deletes nothing. Whoever owned the shard before is fenced.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from broker.clock import Clock
+from broker.cluster.identity import Identity
+from broker.cluster.ownership import seal_at, take
+from broker.maintenance.substitute import SUBSTITUTE
+from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.format.block import Outcome, Removed
+from broker.storage.format.records.release import Release
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.settings import LogSettings
+from broker.storage.log.writer import SealedBlock
+from broker.storage.objectstore import ObjectStore
+from broker.storage.paths import ShardPaths
+from broker.storage.shard import Shard, ShardSettings
+
+__all__ = ["Correction", "settle"]
+
+_NEVER = 1 << 62
+
+
+class Correction(NamedTuple):
+    """removed: messages of the stream that cannot be read. outcome: the stream without them."""
+
+    stream_id: int
+    removed: Sequence[Removed]
+    outcome: Outcome
+
+
+async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Correction], clock: Clock, rng: random.Random
+                 ) -> bool:
+    """Apply the corrections; returns whether the newest checkpoints are all new, which an offline stream prevents.
+
+    Raises: Fenced; FormatError if the log still cannot be read; StoreError.
+    """
+    me = Identity(SUBSTITUTE, rng.randbytes(16))
+    taken = await take(store, paths, me, clock, rng)
+    settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER,
+                             checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
+                                                           interval_ns=None, replayed_segments=_NEVER,
+                                                           replayed_epochs=_NEVER))
+    shard = await Shard.open(store, paths, taken.epoch, me.nonce, clock, rng, settings)
+    new = True
+    try:
+        for correction in corrections:
+            block = shard.log.block(_Corrected(correction))
+            for removed in correction.removed:
+                block.remove(*removed)
+        for _ in range(settings.checkpoint.roots_kept):
+            # A checkpoint needs something new in the log: this record releases nothing.
+            shard.log.block(shard.log.shard).add(Release())
+            shard.log.urgent()
+            await shard.log.persisted()
+            new = await shard.checkpointer.cut() and new
+        end = await shard.close(checkpoint=False)
+    except BaseException:
+        await shard.abandon()
+        raise
+    await seal_at(store, paths, end, taken.epoch, me, clock, rng)
+    return new
+
+
+class _Corrected:
+    """The owner of a stream's block in the log."""
+
+    def __init__(self, correction: Correction) -> None:
+        self.stream_id = correction.stream_id
+        self._outcome = correction.outcome
+
+    def sealing(self, block: OpenBlock[Any]) -> None:
+        block.outcome = self._outcome
+
+    def persisted(self, block: SealedBlock[Any]) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
+        return items

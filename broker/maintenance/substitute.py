@@ -1,0 +1,139 @@
+"""What takes the place of a damaged or missing object, so that the rest of the store can be read.
+
+    segment     the blocks of it that are sound, verbatim; none: an empty segment
+    opening     the same; if that has no opening record: one rebuilt from the claim and the seals
+    seal        a seal at the same position
+    claim       one with the process run that wrote the epoch's log
+    format      one with the id that its header has; if that is gone too, a new id
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.inspect.salvage import find_blocks
+from broker.inspect.survey import Epoch, ShardSurvey
+from broker.storage.format.block import BlockCore
+from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES, NONCE_BYTES, ObjectHeader, ObjectKind, Position
+from broker.storage.format.opening import encode_opening
+from broker.storage.format.records.opening import Opening
+from broker.storage.format.segment import (
+    HEAD_BYTES_MIN,
+    ROW_BYTES,
+    DirectoryRow,
+    SegmentHead,
+    decode_head,
+    encode_segment_front,
+)
+from broker.storage.format.store import StoreFormat
+
+__all__ = ["SUBSTITUTE", "Unrepairable", "claim_for", "format_for", "header_of", "log_entry_for"]
+
+SUBSTITUTE = "jetblock fsck"
+"""The name in objects that no broker wrote."""
+
+
+class Unrepairable(Exception):
+    """Nothing can take this object's place; ``str()`` says why."""
+
+
+def log_entry_for(data: bytes, position: Position, shard: ShardSurvey, rng: random.Random, now_ns: int
+                  ) -> tuple[bytes, list[DirectoryRow] | None]:
+    """A log entry at ``position`` with all that is sound in ``data`` (b"": the object is missing).
+
+    Returns: also the blocks that it lacks; None if it is not known which there were.
+    Raises: Unrepairable.
+    """
+    epochs = {epoch.number: epoch for epoch in shard.epochs}
+    epoch = epochs.get(position.epoch, Epoch(position.epoch))
+    nonce = epoch.claim.run_id if epoch.claim is not None else _nonce_of(data) or rng.randbytes(NONCE_BYTES)
+    if epoch.end == position.number or _is_seal(data):
+        return Seal(position, SUBSTITUTE, position.epoch + 1, nonce, now_ns).encode(), []
+    blocks, dropped = _sound_blocks(data, position)
+    if position.number == 0 and not any(record.kind == Opening.KIND for row, core in blocks if row.stream_id == 0
+                                        for record in core.records):
+        return encode_opening(_opening(epoch, epochs, now_ns), position, nonce), []
+    rows = [row for row, _ in blocks]
+    front, _ = encode_segment_front(ObjectKind.SEGMENT, position, 0, nonce, [
+        (row.stream_id, row.first_seq, row.last_seq, row.messages, row.core_bytes, row.index_bytes, row.frames_bytes,
+         row.raw_bytes) for row in rows])
+    parts = [front]
+    parts += [data[row.core_offset:row.core_offset + row.core_bytes] for row in rows]
+    parts += [data[row.index_offset:row.index_offset + row.index_bytes] for row in rows]
+    parts += [data[row.frames_offset:row.frames_offset + row.frames_bytes] for row in rows]
+    return b"".join(parts), dropped
+
+
+def claim_for(data: bytes, epoch: int, log_head: bytes, rng: random.Random, now_ns: int) -> bytes:
+    """A claim of ``epoch``. log_head: the header of an entry in its log, b"" if there is none."""
+    nonce = _nonce_of(data) or _nonce_of(log_head) or rng.randbytes(NONCE_BYTES)
+    return Claim(epoch, SUBSTITUTE, nonce, now_ns).encode()
+
+
+def format_for(data: bytes, rng: random.Random, now_ns: int) -> bytes:
+    """The format object."""
+    return StoreFormat.make(_nonce_of(data) or rng.randbytes(NONCE_BYTES), now_ns).encode()
+
+
+def _sound_blocks(data: bytes, position: Position
+                  ) -> tuple[list[tuple[DirectoryRow, BlockCore]], list[DirectoryRow] | None]:
+    """The blocks of which core and all bytes are there, as the directory places them, else as they can be found; and the
+    others, None if the directory is damaged and something is missing."""
+    try:
+        head = decode_head(data, position)
+    except FormatError:
+        head = 0
+    if not isinstance(head, SegmentHead):
+        found = [(row, core) for row, core in find_blocks(data, position) if core is not None and _is_whole(row, data)]
+        parts = sum(row.core_bytes + row.index_bytes + row.frames_bytes for row, _ in found)
+        whole = HEAD_BYTES_MIN + ROW_BYTES * len(found) + parts == len(data)
+        return found, [] if whole else None
+    found, dropped = [], []
+    for i, row in enumerate(head.rows):
+        try:
+            core = head.core(i)
+        except FormatError:
+            dropped.append(row)
+            continue
+        if _is_whole(row, data):
+            found.append((row, core))
+        else:
+            dropped.append(row)
+    return found, dropped
+
+
+def _is_whole(row: DirectoryRow, data: bytes) -> bool:
+    return not row.messages or bool(row.index_bytes and row.frames_offset
+                                    and row.frames_offset + row.frames_bytes <= len(data))
+
+
+def _opening(epoch: Epoch, epochs: dict[int, Epoch], now_ns: int) -> Opening:
+    before = [number for number, one in epochs.items() if number < epoch.number and one.begun in ("opened", "swept")]
+    since = max(before, default=0)
+    ends = []
+    for number in range(max(since, 1), epoch.number):
+        known = epochs.get(number)
+        if known is None or known.end is None:
+            raise Unrepairable(f"the opening of epoch {epoch.number} says where epoch {number} ends, and nothing else does")
+        ends.append(Position(number, known.end))
+    owner, at_ns = (epoch.claim.owner, epoch.claim.at_ns) if epoch.claim is not None else (SUBSTITUTE, now_ns)
+    return Opening(owner, tuple(ends), at_ns)
+
+
+def _is_seal(data: bytes) -> bool:
+    return len(data) > 8 and data[8] == ObjectKind.SEAL
+
+
+def header_of(data: bytes) -> ObjectHeader | None:
+    """The header, if it is sound."""
+    try:
+        return ObjectHeader.unpack(data[:HEADER_BYTES])
+    except FormatError:
+        return None
+
+
+def _nonce_of(data: bytes) -> bytes | None:
+    header = header_of(data)
+    return None if header is None else header.nonce

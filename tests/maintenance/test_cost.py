@@ -1,0 +1,147 @@
+"""The arithmetic of `jetblock cost` against the requests of the real engine, counted in virtual time; the command; its page."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.maintenance.cost import MONTH_SECONDS, Load, Prices, bill
+from broker.maintenance.cost_cli import main
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.log.settings import LogSettings
+from broker.storage.objectstore.faulty import Faults
+from broker.storage.objectstore.file import FileStore
+from broker.storage.objectstore.instrumented import InstrumentedStore
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.shard import ShardSettings
+from tests.inspect.stores import filled
+from tests.storage.rig import MS, SECOND, Rig, Stream, in_virtual_time
+
+ROOT = Path(__file__).parents[2]
+
+
+def counted(load: Load, seconds: int) -> dict[str, float]:
+    """Requests and bytes a second of the engine under this load, after it has run for long enough to delete as well."""
+    found: dict[str, float] = {}
+
+    async def engine(clock: ManualClock) -> None:
+        store = InstrumentedStore(MemoryStore(), clock=clock)
+        settings = ShardSettings(
+            log=LogSettings(commit_interval_ns=int(load.commit_interval_s * SECOND), lease_ns=int(load.lease_s * SECOND),
+                            put_timeout_ns=5 * SECOND),
+            sweep_grace_ns=60 * SECOND, compaction=CompactionSettings() if load.compaction else None)
+        rig = Rig(store, clock, faults=Faults(latency_ns=30 * MS), settings=settings)
+        await rig.open()
+        streams = [Stream(rig.log, 7 + i, f"s{i}") for i in range(load.streams)]
+        for stream in streams:
+            stream.create()
+        rng, sent = random.Random(1), 0
+
+        async def run(for_seconds: int) -> None:
+            nonlocal sent
+            until = clock.monotonic_ns() + for_seconds * SECOND
+            while clock.monotonic_ns() < until:
+                if load.messages:
+                    streams[sent % len(streams)].publish(1, rng.randbytes(int(load.size) - 3))
+                    sent += 1
+                await asyncio.sleep(1 / load.messages if load.messages else 60)
+
+        await run(400)
+        before = {name: (stats.count, stats.bytes) for name, stats in store.operations.items()}
+        await run(seconds)
+        for name, stats in store.operations.items():
+            found[name] = (stats.count - before[name][0]) / seconds
+            found[f"{name} bytes"] = (stats.bytes - before[name][1]) / seconds
+        assert rig.shard is not None
+        await rig.shard.abandon()
+
+    in_virtual_time(engine)
+    return found
+
+
+@pytest.mark.parametrize(("load", "seconds"), [
+    (Load(messages=0), 7200),
+    (Load(messages=1 / 40, size=300), 7200),
+    (Load(messages=1, size=300, streams=2), 1800),
+    (Load(messages=6, size=600, streams=3, commit_interval_s=0.5), 700),
+    (Load(messages=1, size=300, compaction=False), 900),
+], ids=["idle", "a trickle", "one a second", "several in a commit", "without compaction"])
+def test_the_engine_makes_as_many_requests(load: Load, seconds: int) -> None:
+    """Shows that PUTs are within a tenth, GETs within an eighth (without compaction: at most as many, since nothing is removed
+    here), and written bytes within a third."""
+    found = counted(load, seconds)
+    said = bill(replace(load, stored=1.0))
+    assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
+    if load.compaction:
+        assert found["get"] == pytest.approx(said.gets / MONTH_SECONDS, rel=0.12)
+    else:
+        assert found["get"] <= said.gets / MONTH_SECONDS * 1.1
+    assert found["list"] == pytest.approx(said.lists / MONTH_SECONDS, rel=0.35, abs=0.002)
+    if load.messages >= 1:
+        assert found["put bytes"] == pytest.approx(said.written / MONTH_SECONDS, rel=0.34)
+
+
+def test_prices_and_proportions() -> None:
+    """Shows the dollars of given requests, and what a setting changes."""
+    load = Load(messages=1000, commit_interval_s=1.0, standbys=2, cold_gets=3)
+    found = bill(load, Prices(puts=1.0, gets=2.0, storage=3.0, egress=4.0))
+    assert found.puts_dollars == pytest.approx((found.puts + found.lists) / 1000)
+    assert found.gets_dollars == pytest.approx(found.gets / 1000 * 2)
+    assert found.storage_dollars == pytest.approx(found.stored / 1e9 * 3)
+    assert found.egress_dollars == pytest.approx(found.read / 1e9 * 4)
+    assert found.dollars == pytest.approx(sum((found.puts_dollars, found.gets_dollars, found.storage_dollars,
+                                               found.egress_dollars)))
+    assert found.parts["commits"] == MONTH_SECONDS
+    without = bill(replace(load, standbys=0, cold_gets=0))
+    assert found.gets - without.gets == pytest.approx((2 * 12 / 15 + 6) * MONTH_SECONDS)
+    # Segments that fill sooner than the interval passes: 100 MB a second are 24 of 4 MiB.
+    assert bill(Load(messages=100_000, size=1000, commit_interval_s=1)).parts["commits"] == pytest.approx(
+        1e8 / (4 << 20) * MONTH_SECONDS)
+    assert bill(Load(messages=0)).stored == 0
+
+
+def test_the_page_has_the_table() -> None:
+    """Shows that docs/COST.md is what its generator makes."""
+    path = ROOT / "docs/generators/cost.py"
+    spec = importlib.util.spec_from_file_location("cost_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page(module.PAGE.read_text()) == module.PAGE.read_text(), f"run python {path.relative_to(ROOT)}"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows the report of a given load, of a store's, and what is refused."""
+    assert main(["--messages", "1", "--commit-interval", "0.25", "--price-puts", "0.01", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["load"]["commit_interval_s"] == 0.25
+    assert report["prices"]["puts"] == 0.01
+    assert report["month"] == bill(Load(messages=1, commit_interval_s=0.25), Prices(puts=0.01)).to_json()
+    assert main(["--messages", "1000"]) == 0
+    assert "DELETE" in capsys.readouterr().out
+
+    async def fill() -> None:
+        store = FileStore(tmp_path / "store")
+        owner = await filled(store)
+        await owner.kill()
+        await store.close()
+
+    asyncio.run(fill())
+    url = f"file://{tmp_path / 'store'}"
+    assert main(["--store", url, "--days", "7", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["load"]["streams"] == 2
+    assert report["load"]["days"] == 7
+    assert report["load"]["messages"] > 0
+    assert 0 < report["load"]["stored"] <= 1
+    for arguments in ([], ["--messages", "-1"], ["--messages", "nan"], ["--messages", "1", "--lease", "0"],
+                      ["--messages", "1", "--streams", "0"], ["--store", f"file://{tmp_path / 'none'}"]):
+        assert main(arguments) == 2, arguments
