@@ -48,6 +48,7 @@ async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None
     return seen
 
 
+@pytest.mark.shows("kv.watch")
 async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
     """Last values, history, without deletes, headers only, one key, wildcards: each in full, then later puts."""
     kv = await js.create_key_value(bucket="B", history=5)
@@ -77,6 +78,7 @@ async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
     assert (entry.key, entry.value) == ("b.x", b"7")
 
 
+@pytest.mark.shows("kv.put_get", "kv.create_update", "kv.delete", "kv.keys")
 async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
     """Create and update only at the current revision; history is bounded; deletes are purged by age; a restart changes
     nothing."""
@@ -115,6 +117,7 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
         await js.key_value("B")
 
 
+@pytest.mark.shows("objects.put_get", "objects.delete")
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
     """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on restart."""
     store = await js.create_object_store("F")
@@ -145,6 +148,7 @@ async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContex
     assert (await store.get_info("small")).description == "later"
 
 
+@pytest.mark.shows("objects.links", "objects.watch", "objects.seal", "objects.damage")
 async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamContext) -> None:
     """Watchers see each change; links lead to objects and buckets; a wrong digest is detected; a seal ends all
     writing."""

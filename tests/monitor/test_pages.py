@@ -63,6 +63,7 @@ def body(page: Page, status: int = 200) -> Any:
     return json.loads(page.body)
 
 
+@pytest.mark.shows("monitoring.varz")
 def test_varz(server: Server) -> None:
     """The server's fields, and what only the process knows beside them."""
     page = body(server.pages().answer("/varz"))
@@ -75,6 +76,7 @@ def test_varz(server: Server) -> None:
     assert body(server.pages().answer("/varz"))["jetstream"] == {}
 
 
+@pytest.mark.shows("monitoring.connz")
 @pytest.mark.parametrize(("query", "cids"), [
     ("", [1, 2, 3]), ("?sort=cid", [1, 2, 3]), ("?sort=msgs_to", [2, 1, 3]), ("?sort=bytes_from", [3, 1, 2]),
     ("?sort=subs", [2, 1, 3]), ("?sort=pending", [3, 1, 2]), ("?sort=last", [1, 3, 2]), ("?sort=idle", [2, 3, 1]),
@@ -90,6 +92,7 @@ def test_connz_rows(server: Server, query: str, cids: list[int]) -> None:
     assert page["num_connections"] == len(cids)
 
 
+@pytest.mark.shows("monitoring.connz")
 def test_connz_shows_what_was_asked_for(server: Server) -> None:
     """Subscriptions as a list or in detail, the user only with ``auth``; subscriptions are gathered only when shown."""
     pages = server.pages()
@@ -122,6 +125,7 @@ def test_bad_queries(server: Server, target: str, why: str) -> None:
     assert why in page.body.decode()
 
 
+@pytest.mark.shows("monitoring.subsz")
 def test_subsz(server: Server) -> None:
     """The count always, the list when asked, and which of it a subject would reach."""
     pages = server.pages()
@@ -132,6 +136,7 @@ def test_subsz(server: Server) -> None:
     assert body(pages.answer("/subsz?subs=1&test=bar"))["total"] == 0
 
 
+@pytest.mark.shows("monitoring.jsz")
 def test_jsz(server: Server) -> None:
     """Totals always; streams, configurations and consumers each only when asked for; off: ``disabled``."""
     pages = server.pages()
@@ -145,6 +150,7 @@ def test_jsz(server: Server) -> None:
     assert body(pages.answer("/jsz"))["disabled"] is True
 
 
+@pytest.mark.shows("monitoring.healthz")
 def test_healthz(server: Server) -> None:
     """200 while well, 503 with the status otherwise; a stream or consumer that is asked for must exist."""
     pages = server.pages()
@@ -156,6 +162,7 @@ def test_healthz(server: Server) -> None:
     assert body(pages.answer("/healthz"), 503) == {"status": "standby", "error": "waiting for the owner of the store"}
 
 
+@pytest.mark.shows("monitoring.healthz")
 @pytest.mark.parametrize(("health", "plain", "server_only", "enabled_only"), [
     (Health(), 200, 200, 200),
     (Health("standby", "another broker owns the store", serving=False), 503, 503, 503),
@@ -182,6 +189,7 @@ def test_healthz_parameter_that_cannot_be_read(server: Server, name: str) -> Non
                                         '"maybe": invalid syntax'.encode())
 
 
+@pytest.mark.shows("monitoring.callback")
 def test_callback(server: Server) -> None:
     """JSONP, as a script."""
     page = server.pages().answer("/varz?callback=my.call")

@@ -5,7 +5,7 @@ In nats-server the audit of a request and the advisory of its effect race, so ea
 
 from __future__ import annotations
 
-__all__ = ["SCENARIOS"]
+__all__ = ["SCENARIOS", "SHOWS"]
 
 _AUDIT = "sub audit $JS.EVENT.ADVISORY.API\n"
 
@@ -86,3 +86,11 @@ SCENARIOS: dict[str, str] = {
         "tell STREAM.INFO.S", "tell STREAM.INFO.NONE", "tell STREAM.NO.SUCH",
         'tell STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 7}'),
 }
+
+SHOWS: dict[str, tuple[str, ...]] = {
+    "advisory.api_audit": ("audit of *",),
+    "advisory.consumer_action": ("consumers", "a consumer that nobody uses"),
+    "advisory.consumer_pause": ("paused",),
+    "advisory.stream_action": ("streams",),
+}
+"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""

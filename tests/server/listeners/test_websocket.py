@@ -24,6 +24,8 @@ from broker.config.settings import make_settings
 from broker.server.server import Server
 from tests.certificates import Authority
 
+pytestmark = pytest.mark.shows("core.websocket")
+
 CONNECT = b'CONNECT {"verbose":false,"protocol":1,"headers":true}\r\nPING\r\n'
 
 
@@ -352,6 +354,7 @@ async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str]
         writer.close()
 
 
+@pytest.mark.shows("auth.connection_types")
 async def test_users_may_be_bound_to_a_way_of_coming() -> None:
     """``allowed_connection_types``, and ``no_auth_user`` of this port alone."""
     users = (User("tcp", "p", connection_types=frozenset({"STANDARD"})), User("web", "p"))
