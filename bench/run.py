@@ -242,36 +242,49 @@ class Bench:
             for server, count in ((ours, messages), (theirs, min(messages, 500_000))):
                 load("setup", server)
                 load("events", server, messages=count, size=200)
-            ours.stop()  # Spark needs no broker
-            words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory, "--nats", str(theirs.port),
-                     "--repeat", str(self.args.repeat), "--per-trigger", str(messages // 4)]
-            environ = {**os.environ, "JAVA_HOME": str(parts.java()), "PYSPARK_PYTHON": sys.executable,
-                       "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
-            done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent, env=environ)
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "Error" in line]
-                raise RuntimeError(errors[-1] if errors else done.stderr[-2000:])
-            got = json.loads(done.stdout.splitlines()[-1])
-        for query, ours_took in got["forms"]["jetblock"].items():
-            for codec in ("zstd", "snappy"):
-                theirs_took = got["forms"][f"parquet {codec}"].get(query)
-                if theirs_took is not None:
-                    assert ours_took["answer"] == theirs_took["answer"], f"{query}: {ours_took} {theirs_took}"
-                    self.table.add(f"Spark, {query}: blocks / Parquet {codec}", self.SPARK_MARKS.get(query, ""),
-                                   messages / ours_took["wall"], messages / theirs_took["wall"], "row/s",
-                                   cpu=ours_took["cpu"], theirs_cpu=theirs_took["cpu"])
-            if query not in got["forms"]["parquet zstd"]:
-                self.table.add(f"Spark, {query}", self.SPARK_MARKS.get(query, ""), messages / ours_took["wall"], None, "row/s",
-                               cpu=ours_took["cpu"])
-        self.table.add("Spark, messages of a block, on average", "", got["messages_of_a_block"], None, "messages")
+            got = self.spark_driver(ours, directory, messages, "", "--nats", str(theirs.port), "--per-trigger", str(messages // 4))
         self.table.add("Spark, micro-batches to noop", ">= 1,000,000", got["stream"]["rate"], None, "row/s", **got["stream"])
         self.table.add("Spark, full scan: blocks / nats-server by a pull consumer", ">= 5",
                        messages / got["forms"]["jetblock"]["full scan to noop"]["wall"], got["server"]["rate"], "row/s")
 
+    def spark_small_blocks(self) -> None:
+        """A publisher with fewer messages in flight makes smaller blocks."""
+        messages = self.n(2_000_000)
+        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours:
+            load("setup", ours)
+            load("events", ours, messages=messages, in_flight=1500, size=200)
+            self.spark_driver(ours, directory, messages, " of small blocks", "--scan-only")
+
+    def spark_driver(self, ours: Server, directory: str, messages: int, of: str, *options: str) -> dict[str, Any]:
+        """Run the queries, each form's answers compared with the others'; returns all figures."""
+        ours.stop()  # Spark needs no broker
+        words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory,
+                 "--repeat", str(self.args.repeat), *options]
+        environ = {**os.environ, "JAVA_HOME": str(parts.java()), "PYSPARK_PYTHON": sys.executable,
+                   "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent, env=environ)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "Error" in line]
+            raise RuntimeError(errors[-1] if errors else done.stderr[-2000:])
+        got: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        for query, ours_took in got["forms"]["jetblock"].items():
+            mark = self.SPARK_MARKS.get(query, "")
+            for codec in ("zstd", "snappy"):
+                theirs_took = got["forms"][f"parquet {codec}"].get(query)
+                if theirs_took is not None:
+                    assert ours_took["answer"] == theirs_took["answer"], f"{query}: {ours_took} {theirs_took}"
+                    self.table.add(f"Spark, {query}{of}: blocks / Parquet {codec}", mark,
+                                   messages / ours_took["wall"], messages / theirs_took["wall"], "row/s",
+                                   cpu=ours_took["cpu"], theirs_cpu=theirs_took["cpu"])
+            if query not in got["forms"]["parquet zstd"]:
+                self.table.add(f"Spark, {query}{of}", mark, messages / ours_took["wall"], None, "row/s", cpu=ours_took["cpu"])
+        self.table.add(f"Spark, messages of a block{of}, on average", "", got["messages_of_a_block"], None, "messages")
+        return got
+
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls", "thousand_streams",
-             "memory_and_lag", "stalls", "restart", "jetstream_cost", "spark")
+             "memory_and_lag", "stalls", "restart", "jetstream_cost", "spark", "spark_small_blocks")
 
 
 def main() -> int:

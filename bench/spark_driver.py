@@ -1,6 +1,6 @@
 """Queries on one stream as blocks and as Parquet, in one Spark session: wall and CPU seconds, as one JSON line.
 
-    python -m bench.spark_driver STORE PARQUET_DIR [--repeat N] [--nats PORT]
+    python -m bench.spark_driver STORE PARQUET_DIR [--repeat N] [--scan-only] [--nats PORT]
 
 ``load.py events`` publishes the stream. CPU seconds are those of the JVM and of all Python processes below it.
 """
@@ -78,7 +78,8 @@ def queries(messages: DataFrame, middle: tuple[Any, Any], load: Callable[[], Dat
 LAST = "SELECT count(*), sum(seq) FROM (SELECT subject, max(seq) AS seq FROM {} GROUP BY subject)"
 
 
-def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, repeat: int) -> dict[str, dict[str, Any]]:
+def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, repeat: int, scan_only: bool
+                       ) -> dict[str, dict[str, Any]]:
     """{form: {query: {wall, cpu, answer}}}."""
     def blocks(**options: str) -> Any:
         return spark.read.format("jetblock").options(store=store, stream=STREAM, **options)
@@ -89,6 +90,9 @@ def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, r
         path = str(parquet / codec)
         forms["jetblock"].write.option("compression", codec).parquet(path)
         forms[f"parquet {codec}"] = spark.read.parquet(path)
+    if scan_only:
+        return {form: {"full scan to noop": measure(lambda df=df: noop(df), repeat)}  # type: ignore[misc]
+                for form, df in forms.items()}
     first, last = forms["parquet zstd"].selectExpr("min(ts)", "max(ts)").first()  # type: ignore[misc]
     span = last - first
     middle = (first + span * 0.45, first + span * 0.55)
@@ -157,15 +161,17 @@ def main() -> int:
     p.add_argument("parquet", type=pathlib.Path)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--per-trigger", type=int, default=1_000_000)
+    p.add_argument("--scan-only", action="store_true", help="measure the full scan and nothing else")
     p.add_argument("--nats", type=int, help="port of a nats-server with the same stream")
     args = p.parse_args()
     spark = (SparkSession.builder.master("local[2]").config(map=builder_conf()).config("spark.ui.enabled", "false")
              .config("spark.sql.shuffle.partitions", "2").getOrCreate())
     spark.sparkContext.setLogLevel("ERROR")
-    got: dict[str, Any] = {"forms": blocks_and_parquet(spark, args.store, args.parquet, args.repeat)}
+    got: dict[str, Any] = {"forms": blocks_and_parquet(spark, args.store, args.parquet, args.repeat, args.scan_only)}
     blocks = spark.read.format("jetblock").options(store=args.store, stream=STREAM, view="blocks").load()
     got["messages_of_a_block"] = blocks.selectExpr("avg(messages)").first()[0]  # type: ignore[index]
-    got["stream"] = stream(spark, args.store, args.parquet / "checkpoint", args.per_trigger)
+    if not args.scan_only:
+        got["stream"] = stream(spark, args.store, args.parquet / "checkpoint", args.per_trigger)
     if args.nats:
         got["server"] = through_the_server(spark, args.nats)
     spark.stop()

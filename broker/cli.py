@@ -89,7 +89,7 @@ def _broker(line: CommandLine) -> int:
 
     settings = load(line, os.environ)
     if line.test:
-        what = f"configuration file {line.config} is valid" if line.config else "configuration is valid"
+        what = f"configuration file {line.config} is valid ({settings.digest})" if line.config else "configuration is valid"
         print(f"{PROGRAM}: {what}", file=sys.stderr)
         return 0
     if line.print_config:

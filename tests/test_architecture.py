@@ -17,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LEAVES = {"clock", "errors", "gotime", "listen_socket", "machine", "nkeys", "output", "suggest", "version"}
+LEAVES = {"clock", "errors", "gojson", "gotime", "histogram", "listen_socket", "machine", "nkeys", "output", "suggest",
+          "version"}
 """Import nothing of ours."""
 
 STORAGE = {"storage.format", "storage.paths", "storage.objectstore", "storage.put", "storage.state", "storage.read",
@@ -46,7 +47,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.filters": {"protocol"},
     "jetstream.inflight": {"config.settings"},
     "jetstream.usage": set(),
-    "jetstream.wire": {"clock", "gotime", "jetstream.bus"},
+    "jetstream.wire": {"clock", "gojson", "gotime", "jetstream.bus"},
     "jetstream.settings": {"jetstream.wire", "protocol", "version"},
     "jetstream.config": {"config.settings", "gotime", "jetstream.settings", "jetstream.wire", "protocol", "version"},
     "jetstream.stream.state": STREAM,
@@ -61,16 +62,19 @@ MAY: dict[str, set[str]] = {
     "jetstream.consumer": STREAM | {"gotime", "jetstream.consumer.cursor", "jetstream.consumer.acks",
                                     "jetstream.consumer.delivery"},
     "jetstream.account": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.upstream", "jetstream.consumer"},
+    "jetstream.archive": {"gotime"},
+    "jetstream.backup": STREAM | {"gotime", "jetstream.archive", "jetstream.stream", "jetstream.stream.state",
+                                  "jetstream.consumer", "jetstream.account"},
     "jetstream.api": STREAM | {"gotime", "jetstream.stream", "jetstream.stream.state", "jetstream.consumer",
-                               "jetstream.account"},
+                               "jetstream.account", "jetstream.backup"},
     "jetstream.engine": STREAM | {"jetstream.stream", "jetstream.account", "jetstream.api"},
-    "jetstream.overview": {"gotime", "jetstream.consumer", "jetstream.engine", "jetstream.stream", "jetstream.wire"},
+    "jetstream.overview": {"gotime", "jetstream.account", "jetstream.consumer", "jetstream.stream", "jetstream.wire"},
     "server.routing": {"clock", "protocol"},
     "server.auth": {"config.access", "config.settings", "nkeys", "protocol", "server.routing"},
     "server.accounts": {"config.access", "config.settings", "server.routing"},
     "server.connection": {"clock", "config.settings", "gotime", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"config.settings", "listen_socket", "server.auth", "server.connection"},
-    "server.system": {"clock", "config.access", "config.settings", "gotime", "protocol", "server.accounts",
+    "server.system": {"clock", "config.access", "config.settings", "gojson", "gotime", "protocol", "server.accounts",
                       "server.connection", "server.routing"},
     "server": {"clock", "config.access", "config.settings", "gotime", "listen_socket", "protocol", "version",
                "server.accounts", "server.auth", "server.routing", "server.connection", "server.listeners", "server.system"},
@@ -96,10 +100,11 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"output", "suggest", "version", "pipeline.errors", "pipeline.plan", "pipeline.read",
                  "pipeline.spark", "pipeline.store"},
     # The one place where the parts meet, and what starts it.
-    "runtime": {"clock", "cluster", "config.settings", "errors", "gotime", "listen_socket", "machine", "jetstream.account",
+    "runtime": {"clock", "cluster", "config.access", "config.settings", "config.sharing", "errors", "gotime", "histogram",
+                "listen_socket", "machine", "jetstream.account",
                 "jetstream.api", "jetstream.engine",
                 "jetstream.overview", "jetstream.settings", "jetstream.wire", "monitor", "server", "server.accounts",
-                "server.auth", "server.routing",
+                "server.auth", "server.listeners", "server.routing", "server.system",
                 "storage.shard",
                 "version", *STORAGE},
     "embedded": {"config.settings", "runtime"},

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from broker.config import kinds
+from broker.config.digest import digest
 from broker.config.reading.findings import Findings, shown
 from broker.config.reading.identities import Identities
 from broker.config.reading.refused import NO_EFFECT, REFUSED
@@ -43,6 +44,8 @@ class FileSettings:
     """Whether there is an ``authorization`` block, even an empty one."""
 
     notices: list[str] = field(default_factory=list)
+    digest: str = ""
+    """Changes with the contents."""
 
 
 def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
@@ -70,6 +73,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
     if meaning.report.errors:
         raise ConfigError("\n".join(meaning.report.errors))
     meaning.found.notices = meaning.report.notices
+    meaning.found.digest = digest(top)
     return meaning.found
 
 
@@ -152,6 +156,9 @@ class _Meaning:
 
     def http(self, value: Value) -> None:
         self.listen(value, "monitoring.host", "monitoring.port", "http")
+
+    def https(self, value: Value) -> None:
+        self.listen(value, "monitoring.host", "monitoring.https_port", "https")
 
     def authorization(self, value: Value) -> None:
         self.found.authorization = True
@@ -268,7 +275,7 @@ class _Meaning:
         "ws": websocket, "websocket": websocket, "websocket.listen": websocket_listen, "websocket.tls": websocket_tls,
         "websocket.tls.certs": websocket_certificates, "websocket.tls.certificates": websocket_certificates,
         "websocket.authentication": websocket_authorization,
-        "listen": listen, "http": http, "authorization": authorization, "authorization.users": users,
+        "listen": listen, "http": http, "https": https, "authorization": authorization, "authorization.users": users,
         **dict.fromkeys(("authorization.default_permissions", "authorization.default_permission",
                          "authorization.permissions"), permissions),
         "accounts": accounts, "mappings": mappings, "maps": maps,

@@ -27,6 +27,7 @@ Server Options:
         --server_name <server_name>  Server name (default: auto)
     -P, --pid <file>                 File to store PID
     -m, --http_port <port>           Use port for http monitoring
+    -ms,--https_port <port>          Use port for https monitoring
     -c, --config <file>              Configuration file
     -t                               Test configuration and exit
         --print-config               Print the effective configuration, secrets masked, and exit
@@ -79,6 +80,7 @@ FLAGS: dict[str, str] = {
     "a": "clients.host", "addr": "clients.host", "net": "clients.host", "p": "clients.port", "port": "clients.port",
     "n": "server_name", "name": "server_name", "server_name": "server_name",
     "P": "process.pid_file", "pid": "process.pid_file", "m": "monitoring.port", "http_port": "monitoring.port",
+    "ms": "monitoring.https_port", "https_port": "monitoring.https_port",
     "ports_file_dir": "process.ports_file_dir", "l": "logging.file", "log": "logging.file",
     "T": "logging.times", "logtime": "logging.times", "logtime_utc": "logging.utc",
     "log_size_limit": "logging.size_limit", "log-format": "logging.format", "log_format": "logging.format",
@@ -99,7 +101,6 @@ _LATER = "is not supported by this version of jetblock"
 _ALONE = "needs other servers, and this version of jetblock runs alone"
 _REFUSED: dict[str, str] = {
     "help_tls": "is nothing that jetblock has: docs/CONFIGURATION.md lists what TLS can be set to",
-    **dict.fromkeys(("ms", "https_port"), _LATER),
     **dict.fromkeys(("routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
                      "cluster_listen", "client_advertise"), _ALONE),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),

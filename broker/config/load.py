@@ -71,7 +71,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     if masked or any(user.password == MASK for user in values.get("auth.users", ())):
         file.notices.append(f"{' and '.join(masked) or 'a password in authorization.users'} is {MASK!r}, which stands "
                             f"for a secret in what --print-config shows; set the secret itself")
-    values["notices"] = tuple(file.notices)
+    values["notices"], values["digest"] = tuple(file.notices), file.digest
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
         # nats-server's default: a second more than the handshake may take.
@@ -144,6 +144,12 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     clients, auth, storage = settings.clients, settings.auth, settings.storage
     yield from tls_contradictions(settings.tls, "tls")
     yield from websocket_contradictions(settings)
+    pages = settings.monitoring
+    if pages.port is not None and pages.https_port is not None:
+        yield (("monitoring.https_port", "monitoring.port"),
+               f"can't specify both HTTP ({pages.port}) and HTTPs ({pages.https_port}) ports; keep one of them")
+    if pages.https_port is not None and not settings.tls.enabled:
+        yield ("monitoring.https_port",), "TLS cert and key required for HTTPS: add a tls block, or use http_port"
     if clients.max_payload > clients.max_pending:
         yield (("clients.max_payload", "clients.max_pending"), f"max_payload ({clients.max_payload}) cannot be higher "
                f"than max_pending ({clients.max_pending}); raise max_pending")

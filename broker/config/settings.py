@@ -244,6 +244,9 @@ class MonitoringSettings:
     port: int | None = _setting(
         None, kinds.port, "TCP port of the monitoring pages; unset: none; -1: any free one.",
         "http_port", "monitor_port")
+    https_port: int | None = _setting(
+        None, kinds.port, "TCP port of the monitoring pages by HTTPS, with the certificate of `tls`, in place of "
+        "http_port; unset: none; -1: any free one.", "https_port")
     host: str = _setting(
         "", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
     base_path: str = _setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
@@ -402,6 +405,8 @@ class Settings:
     storage: StorageSettings = StorageSettings()
     notices: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     """Log lines about settings that have no effect, or are risky. Not a setting."""
+    digest: str = dataclasses.field(default="", repr=False, compare=False)
+    """Changes with the contents of the configuration file; "" without one. Not a setting."""
 
     def __getitem__(self, path: str) -> Any:
         """The value of one row of ``SETTINGS``."""

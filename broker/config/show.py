@@ -45,10 +45,11 @@ def show(settings: Settings) -> str:
         top["mappings"] = _mappings(own)
     if accounts:
         top["accounts"] = {_text(name): _account(settings, account) for name, account in accounts.items()}
-    if settings.monitoring.host and settings.monitoring.port is not None:
-        # A file can name the address of the pages only together with their port.
-        host = settings.monitoring.host
-        top["http"] = _text(f"[{host}]:{top.pop('http_port')}" if ":" in host else f"{host}:{top.pop('http_port')}")
+    for scheme in ("http", "https"):
+        if (host := settings.monitoring.host) and f"{scheme}_port" in top:
+            # A file can name the address of the pages only together with their port.
+            port = top.pop(f"{scheme}_port")
+            top[scheme] = _text(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     _name_bucket(top, settings.storage.url)
     head = [f"# The effective configuration of jetblock {__version__}."]
     if MASK in "".join(lines := list(_lines(top))):

@@ -132,7 +132,8 @@ def stream_table(survey: Survey) -> list[str]:
                   ["messages", "bytes", "first_seq", "last_seq", "blocks", "stored", "dead", "consumers"])
     for _, stream in survey.streams:
         row = stream_row(stream)
-        table.add(stream.account, stream.name + (" (offline)" if stream.offline else ""),
+        note = " (offline)" if stream.offline else " (being restored)" if stream.restoring else ""
+        table.add(stream.account, stream.name + note,
                   f"{stream.stream_id:016x}", count(stream.msgs), size(stream.bytes), stream.first_seq, stream.last_seq,
                   count(row.blocks), size(row.stored_bytes), size(row.dead_stored_bytes), len(stream.consumers),
                   when(stream.last_time_ns))

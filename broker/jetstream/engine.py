@@ -106,7 +106,7 @@ class JetStream(LogListener):
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account)
+            api = Api(account, self.rng)
             if self._log is not None:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api

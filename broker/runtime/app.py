@@ -18,22 +18,28 @@ import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any
 
-from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION, __version__
+from broker import NATS_SERVER_VERSION, __version__
 from broker.clock import Clock, GuardedClock
 from broker.config.settings import ConfigError, Settings
 from broker.errors import StartError
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
 from broker.runtime.reload import Prepare, ReloadError, changed, lines, refuse_fixed
+from broker.runtime.system_pages import SystemPages
+from broker.server.listeners.certificates import TlsParameters
 from broker.server.server import Server
+from broker.server.system.requests import RequestError
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
-    from broker.monitor.http import MonitorServer
-    from broker.monitor.views import Health, JetStreamView
+    from broker.monitor.listener import MonitorServer
+    from broker.monitor.views import Views
     from broker.runtime.shard_host import ShardHost
     from broker.server.accounts.account import Account
     from broker.storage.log.log import Log
@@ -60,6 +66,7 @@ class App:
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
         self.server = Server(settings, self.clock, self.rng)
+        self._serve_system_account()
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
         self.shard_host: ShardHost | None = None
@@ -155,6 +162,19 @@ class App:
             log.info("%s", line)
         log.info("Reloaded server configuration")
 
+    def _serve_system_account(self) -> None:
+        """Let users of the system account ask for the monitoring pages, and reload."""
+        system = self.server.system
+        if system is not None:
+            pages = SystemPages(lambda: self.views)
+            system.provide(pages.of_server(), pages.of_account(), self._reload_on_request)
+
+    def _reload_on_request(self) -> None:
+        try:
+            self.reload()
+        except ReloadError as error:
+            raise RequestError(str(error)) from None
+
     def _reload_jetstream(self) -> None:
         """Its accounts follow the server's."""
         js = self.jetstream
@@ -185,7 +205,7 @@ class App:
         if websocket is not None:
             found["websocket"] = urls(websocket.scheme, websocket.settings.host, websocket.port)
         if self._monitor is not None:
-            found["monitoring"] = urls("http", self._monitor.host, self._monitor.port)
+            found["monitoring"] = urls(self._monitor.scheme, self._monitor.host, self._monitor.port)
         return found
 
     # ---- JetStream ---------------------------------------------------------------------------------------------------
@@ -253,7 +273,10 @@ class App:
     async def _bind(self) -> None:
         """Bind the ports, or fail before anything else is touched. Raises: StartError."""
         await self._bind_for_clients()
-        self._monitor = self._make_monitor()
+        try:
+            self._monitor = self._make_monitor()
+        except ValueError as error:
+            raise StartError(str(error)) from None
         if self._monitor is not None:
             host, port = self._monitor.host, self._monitor.port
             try:
@@ -349,84 +372,52 @@ class App:
             await monitor.start()
         except OSError as error:
             raise StartError(f"Can't start monitoring: {_cannot_listen(monitor.host, monitor.port, error)}") from None
-        log.info("Starting http monitor on %s", _host_port(monitor.host, monitor.port))
+        log.info("Starting %s monitor on %s", monitor.scheme, _host_port(monitor.host, monitor.port))
 
     def _make_monitor(self) -> MonitorServer | None:
         settings = self.settings.monitoring
-        if settings.port is None:
+        port = settings.port if settings.port is not None else settings.https_port
+        if port is None:
             return None
         # Imported only if the pages are enabled.
-        from broker.monitor.http import MonitorServer
-        from broker.monitor.pages import Pages
-        from broker.monitor.views import Views
+        from broker.monitor.listener import MonitorServer
 
-        views = Views(varz=self._varz, health=self._health, connections=self.server.connections,
-                      subscription_count=lambda: self.server.subscription_count, jetstream=self._jetstream_view)
-        return MonitorServer(Pages(views, self.clock, settings.base_path), self.clock,
-                             settings.host or self.settings.clients.host, settings.port)
+        tls = None
+        if settings.https_port is not None:
+            tls = _pages_context(self.settings)
+            self.reloaders.append(self._prepare_monitor)
+        return MonitorServer(self.views, settings.host or self.settings.clients.host, port, base_path=settings.base_path,
+                             tls=tls)
 
-    def _varz(self) -> dict[str, Any]:
-        page = self.server.varz()
-        if self._monitor is not None:
-            page |= {"http_host": self._monitor.host, "http_port": self._monitor.port}
-        if self.settings.server_tags:
-            page["tags"] = list(self.settings.server_tags)
-        page["jetblock"] = self._own_figures()
-        return page
+    def _prepare_monitor(self, settings: Settings) -> Callable[[], None]:
+        """Load the certificates anew. Raises: ValueError."""
+        context = _pages_context(settings)
 
-    def _own_figures(self) -> dict[str, Any]:
-        """Figures that nats-server does not have: the log, the store, the cache, the loop."""
-        figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self.lag.snapshot()}
-        shard_host = self.shard_host
-        if shard_host is not None:
-            figures["store"] = shard_host.store.snapshot()
-            figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits, "misses": shard_host.cache.misses}
-            figures["standby"] = shard_host.standby
-            if shard_host.shard is not None:
-                shard_log = shard_host.shard.log
-                figures["log"] = {
-                    "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
-                    "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
-                    "store_error": str(shard_log.store_error or "")}
-        return figures
+        def apply() -> None:
+            if self._monitor is not None:
+                self._monitor.use(context)
 
-    def _health(self) -> Health:
-        from broker.monitor.views import Health
+        return apply
 
-        shard_host = self.shard_host
-        if shard_host is not None and shard_host.standby:
-            return Health("standby", "another broker owns the store", serving=False)
-        if not self._serving:
-            return Health("unavailable", "starting, or stopping", serving=False)
-        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
-            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
-        return Health()
+    @cached_property
+    def views(self) -> Views:
+        """The data of the monitoring pages."""
+        from broker.runtime.sources import Sources
 
-    def _jetstream_view(self) -> JetStreamView | None:
-        from broker.monitor.views import JetStreamView
+        return Sources(self).views
 
-        js, shard_host = self.jetstream, self.shard_host
-        if js is None or shard_host is None:
-            return None
-        from broker.jetstream import overview
+    @property
+    def serving(self) -> bool:
+        """Whether clients may connect."""
+        return self._serving
 
-        told = js.settings
-        view = JetStreamView({"max_memory": told.server.max_memory, "max_storage": told.server.max_storage,
-                              "store_dir": shard_host.store.url.removeprefix("file://"), "strict": told.strict},
-                             api_level=JETSTREAM_API_LEVEL, list_streams=lambda: overview.streams(js))
-        for account in js.accounts.values():
-            used = account.info()
-            view.memory += used["memory"]
-            view.storage += used["storage"]
-            view.reserved_memory += used["reserved_memory"]
-            view.reserved_storage += used["reserved_storage"]
-            view.streams += used["streams"]
-            view.consumers += used["consumers"]
-            view.api_total += account.api_total
-            view.api_errors += account.api_errors
-            view.messages += sum(stream.msgs for stream in account.streams.values())
-        view.bytes = view.memory + view.storage
-        return view
+    @property
+    def monitored_at(self) -> dict[str, Any]:
+        """``http_host``, ``http_port`` and ``https_port`` of /varz."""
+        monitor = self._monitor
+        if monitor is None:
+            return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0, "https_port": 0}
+        return {"http_host": monitor.host, "http_port": 0, "https_port": 0, f"{monitor.scheme}_port": monitor.port}
 
 
 def commit_cost(interval_ns: int, puts_cost: bool) -> str:
@@ -438,6 +429,11 @@ def commit_cost(interval_ns: int, puts_cost: bool) -> str:
     dollars = puts * 86_400 * 30 * 0.005 / 1000
     return (f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second; at $0.005 for a thousand puts "
             f"that is at most ${dollars:,.0f} a month under constant load")
+
+
+def _pages_context(settings: Settings) -> SSLContext:
+    """The TLS of the pages: the clients' port's, without asking for certificates. Raises: ValueError."""
+    return TlsParameters(replace(settings.tls, verify=False, verify_and_map=False)).context
 
 
 def prepare_directory(path: str) -> None:

@@ -24,10 +24,12 @@ from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_a
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.config.settings import StorageSettings, default_store_url
 from broker.errors import StartError
+from broker.histogram import Histogram
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.listener import LogListener
+from broker.storage.log.putter import Segment
 from broker.storage.objectstore import StoreError, StoreLock, Transient, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore
 from broker.storage.objectstore.probe import probe
@@ -43,6 +45,8 @@ __all__ = ["ShardHost"]
 
 log = logging.getLogger(__name__)
 
+_COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)
+"""Seconds: fine where a put of S3 and the commit interval lie, up to the lease."""
 _TRIES = 6
 """A read, or the start, waits this many request timeouts (5 s) for a failing store: half a minute."""
 _SILENCE_SECONDS = 2.0
@@ -87,6 +91,10 @@ class ShardHost(LogListener):
         self.shard: Shard | None = None
         self.standby = False
         """Whether it waits for another broker to stop, or tries to replace it."""
+        self.commit_latency = Histogram(_COMMIT_BOUNDS)
+        """How long calls waited for the segments that were stored."""
+        self.recovery_ns = 0
+        """How long the last take-over took, from our turn to serving."""
         self._served = False
         self._patient = RetryingStore(self.store, clock=clock, rng=self._rng,
                                       give_up_ns=_TRIES * settings.put_timeout_ns)
@@ -177,6 +185,7 @@ class ShardHost(LogListener):
         settings = ShardSettings.for_store(store, self._settings)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._settings.puts_in_flight, thread_name_prefix="encode")
+        began_ns = clock.monotonic_ns()
         try:
             taken = await take(store, paths, self._identity, clock, rng, watched, self._settings.lease_ns)
             if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
@@ -193,9 +202,20 @@ class ShardHost(LogListener):
             raise Fenced(str(fenced), await newest_claimant(store, paths, Patience(store, clock, rng))) from None
         for problem in shard.recovered.problems:
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
+        self.recovery_ns = clock.monotonic_ns() - began_ns
         shard.log.listen(self)
         self.standby, self._served = False, True
         return shard
+
+    def segment_persisted(self, segment: Segment) -> None:
+        """Measure the commit."""
+        if segment.urgent_ns:
+            self.commit_latency.observe((self._clock.monotonic_ns() - segment.urgent_ns) / 1e9)
+
+    @property
+    def retries(self) -> int:
+        """Reads that were tried again."""
+        return self._patient.retries
 
     def log_failed(self, error: BaseException) -> None:
         """The shard is lost, unless we gave it up."""

@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
@@ -34,7 +35,7 @@ from broker.server.auth.login import Authenticator
 from broker.server.auth.passwords import PasswordChecks
 from broker.server.connection.connection import Client
 from broker.server.connection.outbound import SLOW_BYTES, Flusher, Outbound
-from broker.server.connection.statistics import connection_row, identity, uptime
+from broker.server.connection.statistics import connection_row, identity, subscription_row, uptime
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 
 _NONCE_BYTES = 11
+
+_CLOSED_SUBS_MAX = 1000
+"""Subscriptions of one closed connection that are remembered."""
 
 _CLOSE_SECONDS = 2.0
 """How long ``close`` waits for clients to receive what is queued for them."""
@@ -84,7 +88,7 @@ class Server:
             self.websocket = WebSocketListener(self)
         self.warnings = warnings(settings.auth, by_certificate=settings.tls.verify_and_map)
         """Logged at start."""
-        self.started_at_ns = self.clock.now_ns()
+        self.started_at_ns = self.configured_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
         self.port = settings.clients.port
         self.lame = False
@@ -234,6 +238,7 @@ class Server:
         def apply() -> None:
             access_changed = (settings.auth, settings.accounts) != (self.settings.auth, self.settings.accounts)
             self.settings = settings
+            self.configured_at_ns = self.clock.now_ns()
             for apply_entrance in entrances:
                 apply_entrance()
             self.accounts.change(wanted)
@@ -309,7 +314,10 @@ class Server:
         client.account.leave(client)
         if self.clients.pop(client.cid, None) is not None:
             if self._closed.maxlen:
-                self._closed.append(self._row(client))
+                account = client.account.name
+                subs = [{"account": account, "account_tag": account, **subscription_row(sub)}
+                        for sub in islice(client.subs.values(), _CLOSED_SUBS_MAX)]
+                self._closed.append({**self.row(client), "subscriptions_list_detail": subs})
             if not self.clients:
                 self._no_clients.set()
         if self.system is not None:
@@ -394,12 +402,14 @@ class Server:
         return {
             "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
             "host": clients.host or "0.0.0.0", "port": self.port,
-            "auth_required": self.entrance.authenticator is not None,
+            **({"auth_required": True} if self.entrance.authenticator is not None else {}),
             "connect_urls": self.connect_urls(),
+            **({"max_subscriptions": clients.max_subscriptions} if clients.max_subscriptions else {}),
             "max_connections": clients.max_connections, "max_payload": clients.max_payload,
             "max_control_line": clients.max_control_line, "max_pending": clients.max_pending,
             "ping_interval": clients.ping_interval_ns, "ping_max": clients.ping_max,
-            **({"tls_required": not clients.allow_non_tls, "tls_verify": tls.verify} if tls is not None else {}),
+            **({"tls_required": True} if tls is not None and not clients.allow_non_tls else {}),
+            **({"tls_verify": True} if tls is not None and tls.verify else {}),
             "tls_timeout": self.settings.tls.timeout_ns / 1e9,
             "auth_timeout": self.settings.auth.timeout_ns / 1e9, "write_deadline": clients.write_deadline_ns,
             "start": format_time(self.started_at_ns), "now": format_time(self.clock.now_ns()),
@@ -408,23 +418,22 @@ class Server:
             "in_msgs": traffic.in_msgs, "in_bytes": traffic.in_bytes,
             "out_msgs": traffic.out_msgs, "out_bytes": traffic.out_bytes,
             "slow_consumers": self.slow_consumers,
-            "slow_consumer_stats": {"clients": self.slow_consumers, "routes": 0, "gateways": 0, "leafs": 0},
             "stale_connections": self.stale_connections, "stalled_clients": self.stalled_clients,
             "subscriptions": self.subscription_count,
         }
 
-    def connections(self, *, closed: bool = False, subs: bool = True) -> list[dict[str, Any]]:
-        """/connz entries in order of cid; those of closed connections if ``closed``.
+    def connections(self, *, closed: bool = False) -> list[dict[str, Any]]:
+        """/connz entries in order of cid; those of closed connections, with ``subscriptions_list_detail``, if ``closed``.
 
-        ``subs`` False leaves ``subscriptions_list_detail`` out of the open ones: there may be a million.
+        Open connections have no such list: there may be a million (see ``overview.subscriptions_of``).
         """
         if closed:
             return list(self._closed)
-        return [self._row(client, subs=subs) for client in self.clients.values()]
+        return [self.row(client) for client in self.clients.values()]
 
-    def _row(self, client: Client, *, subs: bool = True) -> dict[str, Any]:
-        authenticated = client.entrance.authenticator is not None
-        return connection_row(client, self.clock.now_ns(), authenticated=authenticated, subs=subs)
+    def row(self, client: Client) -> dict[str, Any]:
+        """The /connz entry of one connection."""
+        return connection_row(client, self.clock.now_ns(), authenticated=client.entrance.authenticator is not None)
 
     def connect_urls(self) -> list[str]:
         """host:port at which clients may reach this server; addresses of this machine for a wildcard host."""

@@ -35,9 +35,9 @@ class Stream(engine.Stream):
     live: dict[int, Row]
     owner: Owner
 
-    def create(self, config: dict[str, Any] | None = None) -> None:
+    def create(self, config: dict[str, Any] | None = None, **more: Any) -> None:
         body = {"account": self.account, "name": self.name, "created_ns": T0,
-                "config": {"name": self.name, "subjects": [f"{self.name}.>"], **(config or {})}}
+                "config": {"name": self.name, "subjects": [f"{self.name}.>"], **(config or {})}, **more}
         block = self.owner.log.block(self)
         block.add_record(RecordKind.STREAM_CREATE, body)
         block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
@@ -85,10 +85,10 @@ class Owner(engine.Owner):
 
     streams: dict[str, Stream]  # type: ignore[assignment]
 
-    async def make(self, name: str, account: str = "$G", config: dict[str, Any] | None = None) -> Stream:
-        """A new, empty stream, persisted."""
+    async def make(self, name: str, account: str = "$G", config: dict[str, Any] | None = None, **more: Any) -> Stream:
+        """A new, empty stream, persisted; its record has these keys ``more``."""
         stream = self.streams[name] = Stream(self, self.rng.getrandbits(64) | 1, name, account)
-        stream.create(config)
+        stream.create(config, **more)
         await self.log.persisted()
         return stream
 

@@ -17,7 +17,8 @@ from broker.pipeline.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 
 FORBIDDEN = ("broker.server", "broker.jetstream", "broker.runtime", "broker.config", "broker.cluster",
-             "broker.monitor", "broker.inspect", "aiobotocore", "botocore", "uvloop", "h11", "pydantic_settings")
+             "broker.monitor", "broker.inspect", "aiobotocore", "botocore", "uvloop", "aiohttp", "prometheus_client",
+             "pydantic_settings")
 """What the pipeline must never import: a worker has none of it."""
 
 WITH_SPARK = frozenset({"source", "batch", "stream"})

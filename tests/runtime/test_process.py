@@ -406,7 +406,7 @@ def test_nothing_heavy_is_imported_without_need(flags: list[str]) -> None:
     code = ("import sys\nfrom broker.cli import read_flags\nfrom broker.config.load import load\n"
             "import broker.runtime.process\n"
             f"load(read_flags({flags}), {{}})\n"
-            "print([name for name in ('pydantic', 'botocore', 'aiobotocore', 'h11', 'broker.inspect') "
+            "print([name for name in ('pydantic', 'botocore', 'aiobotocore', 'aiohttp', 'broker.inspect') "
             "if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=30,
                           check=False)

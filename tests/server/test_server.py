@@ -19,6 +19,7 @@ from broker.gotime import format_duration, format_time
 from broker.protocol.parser import Msg
 from broker.server.auth.login import Credentials, Login
 from broker.server.connection.statistics import uptime
+from broker.server.overview import subscriptions_of
 from broker.server.server import Server
 from tests.server.in_process import running
 from tests.server.raw_client import Wire
@@ -432,7 +433,7 @@ async def test_counts() -> None:
             assert (first["out_msgs"], first["out_bytes"], first["in_msgs"]) == (2, 17, 0)
             assert first["name"] == "n"
             assert first["subscriptions"] == 2
-            details = first["subscriptions_list_detail"]
+            details = subscriptions_of(server, first)
             assert [(sub["subject"], sub["sid"], sub["msgs"]) for sub in details] == [("a", "1", 2), ("b", "2", 0)]
             assert details[1]["qgroup"] == "q"
             assert details[1]["max"] == 5

@@ -20,7 +20,6 @@ REFUSED: dict[str, str] = {
        for key in ("cert_store", "cert_match_by", "cert_match", "ca_certs_match", "cert_match_skip_invalid")},
     **dict.fromkeys(("tls.verify_cert_and_check_known_urls", "websocket.tls.verify_cert_and_check_known_urls"),
                     "is for connections between servers: use verify"),
-    **dict.fromkeys(("https", "https_port"), f"{LATER}: the monitoring pages are served over plain http"),
     "websocket.advertise": ALONE,
     **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), ALONE),

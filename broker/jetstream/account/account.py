@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.clock import Clock
 from broker.config.settings import AccountLimits, JetStreamSettings
+from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, Openings, stored_config, stored_consumers
 from broker.jetstream.account.subscriptions import Subscriptions
+from broker.jetstream.account.sweeps import finished
 from broker.jetstream.config.consumer import ConsumerConfig
 from broker.jetstream.config.consumer_rules import (
-    INACTIVE_THRESHOLD_DEFAULT_NS,
     check_consumer,
     check_consumer_update,
-    check_work_queue,
     check_work_queue_filters,
     consumer_level,
+    fill_inactive_threshold,
     fit_to_copy,
     same_consumer,
 )
 from broker.jetstream.config.stream import StreamConfig, StreamSource
 from broker.jetstream.config.stream_rules import (
-    NAME_MAX,
     check_stream,
     check_supported,
     check_update,
@@ -68,19 +68,17 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.storage.state.stream import StreamState
 
-__all__ = ["Account", "finished"]
+__all__ = ["Account"]
 
 _log = logging.getLogger(__name__)
-
-_SWEEP_SECONDS = 4.0
-"""How long a request waits for what it removes: clients time out after 5 seconds."""
 
 
 class Account:
     """One account's streams, by name, and the operations on them. Methods decide at once and never wait.
 
     Attributes: ``streams`` live ones; ``offline`` those that cannot be used, by name, with the reason; ``openings`` the
-        restored consumers that do not serve yet; ``upstreams`` mirrors and sources; ``log`` the shard's log.
+        stored consumers that do not serve yet; ``incoming`` the streams that are being restored from an archive;
+        ``upstreams`` mirrors and sources; ``log`` the shard's log.
     """
 
     def __init__(self, host: Host, name: str, bus: Bus, clock: Clock, rng: random.Random, settings: JetStreamSettings,
@@ -105,6 +103,9 @@ class Account:
         self._consumers: dict[Stream, dict[str, Consumer]] = {}
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(self._origin, clock)
+        self.incoming = Incoming(self, Parts(self._configs, self._check_new, self._quota.check_consumer, self._make_stream,
+                                             self._forget_consumers, self._add, self._attach))
+        self._quota.incoming = self.incoming.streams
         self._subscriptions = Subscriptions(bus, Overlaps() if settings.overlapping_streams else None)
 
     @property
@@ -174,12 +175,11 @@ class Account:
             self.offline[state.name] = OfflineStream(reason or "", list(state.config.get("subjects", ())))
             return []
         stream = self._make_stream(config, state)
-        tasks = []
-        for name, consumer_config in stored_consumers(state).items():
-            consumer = self._consumer(stream, consumer_config, state.consumers[name], restored=True)
-            self._consumers[stream][name] = consumer
-            self._subscriptions.subscribe_acks(consumer)
-            tasks.append(self.openings.start(consumer))
+        if state.restoring:
+            self.incoming.discard(stream)
+            return []
+        tasks = [self._attach(stream, consumer_config, state.consumers[name], restored=True)
+                 for name, consumer_config in stored_consumers(state).items()]
         if len(tasks) < len(state.consumers):
             stream.interest.unknown()
         self._add(stream)
@@ -206,6 +206,7 @@ class Account:
                 consumer.stop()
             self._subscriptions.unsubscribe(stream)
             stream.close()
+        self.incoming.release()
         self.streams.clear()
         self._consumers.clear()
         self.offline.clear()
@@ -234,10 +235,7 @@ class Account:
             if same_config(config, existing.config):
                 return existing
             raise ApiError(10058)
-        # A stream without a limit still needs room for something.
-        self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
-        self._check_overlap(config, configs)
-        self._check_upstream(config)
+        self._check_new(config, configs)
         stream = self._make_stream(config)
         self._record(stream, stream.enforcement.create_record())
         self._add(stream)
@@ -305,11 +303,20 @@ class Account:
         self.upstreams.changed(stream.name)
 
     def _configs(self) -> dict[str, StreamConfig]:
-        configs = {name: stream.config for name, stream in self.streams.items()}
+        configs = {name: stream.config for name, stream in (self.streams | self.incoming.streams).items()}
         for name, gone in self.offline.items():
             # It keeps its subjects; the rest of its configuration does not matter.
             configs[name] = StreamConfig(name=name, subjects=gone.subjects)
         return configs
+
+    def _check_new(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
+        """Check a new stream beside the others. Raises: ApiError."""
+        if config.name in self.incoming.names:
+            raise ApiError(10058)
+        # A stream without a limit still needs room for something.
+        self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
+        self._check_overlap(config, others)
+        self._check_upstream(config)
 
     def _check_overlap(self, config: StreamConfig, others: dict[str, StreamConfig]) -> None:
         if not self.settings.overlapping_streams and subjects_overlap(config.subjects, others.values()):
@@ -396,15 +403,9 @@ class Account:
             return existing
         if action == "update":
             raise ApiError(10149)
-        limited = sum(not consumer.config.copies for consumer in consumers.values())
-        if 0 < self._quota.consumers_max(stream.config) <= limited:
-            raise ApiError(10026)
-        if stream.config.retention == "workqueue":
-            check_work_queue(config, [one.config for one in consumers.values()])
+        self._quota.check_consumer(config, stream.config, [one.config for one in consumers.values()])
         name = config.durable_name or config.name
-        if len(name.encode()) > NAME_MAX:
-            raise ApiError(10102, max=NAME_MAX)
-        _fill_inactive_threshold(config)
+        fill_inactive_threshold(config)
         while not name or name in consumers:
             name = unique_id(self._rng, 8)
         return await self._make_consumer(stream, name, config)
@@ -430,6 +431,13 @@ class Account:
         self.events.consumer("create", stream.name, name, stream.log)
         return consumer
 
+    def _attach(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
+                restored: bool = False) -> asyncio.Task[None]:
+        """Add a consumer with its state; the task is done once it serves."""
+        consumer = self._consumers[stream][state.name] = self._consumer(stream, config, state, restored=restored)
+        self._subscriptions.subscribe_acks(consumer)
+        return self.openings.start(consumer)
+
     def _consumer(self, stream: Stream, config: ConsumerConfig, state: ConsumerState, *,
                   restored: bool = False) -> Consumer:
         consumer = Consumer(stream, config, state, self.bus, self.clock, self._rng, restored=restored,
@@ -451,7 +459,7 @@ class Account:
         """Returns: the running removal of what the consumer no longer waits for, or None."""
         check_consumer_update(consumer.config, config, lambda subject: self.bus.interest(subject.encode()))
         if config.inactive_threshold != consumer.config.inactive_threshold:
-            _fill_inactive_threshold(config)
+            fill_inactive_threshold(config)
         sweep = None
         if config != consumer.config:
             refiltered = config.filters != consumer.config.filters
@@ -487,13 +495,3 @@ class Account:
         consumer.delete()
         self.events.consumer("delete", stream.name, consumer.name, stream.log)
         return sweep
-
-
-def _fill_inactive_threshold(config: ConsumerConfig) -> None:
-    if not config.durable and config.inactive_threshold == 0:
-        config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
-
-
-async def finished(sweep: asyncio.Future[None]) -> None:
-    """Wait for a request's removal, as long as a request may wait; the rest of it continues after the answer."""
-    await asyncio.wait((sweep,), timeout=_SWEEP_SECONDS)

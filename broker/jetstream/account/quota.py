@@ -8,16 +8,19 @@ Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go conf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from broker.config.settings import AccountLimits, ServerLimits
+from broker.jetstream.config.consumer_rules import check_work_queue
+from broker.jetstream.config.stream_rules import NAME_MAX
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.usage import AccountUsage
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host
+    from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.usage import Usage
 
@@ -36,7 +39,8 @@ def reserved(streams: Mapping[str, Stream], storage: str, *, except_stream: Stre
 
 
 class Quota:
-    """The limits and usage of the account ``name``; ``streams`` is the account's own mapping."""
+    """The limits and usage of the account ``name``; ``streams`` is the account's own mapping, ``incoming`` that of streams
+    which are still being restored."""
 
     def __init__(self, host: Host, name: str, streams: Mapping[str, Stream], limits: AccountLimits,
                  server: ServerLimits) -> None:
@@ -45,6 +49,7 @@ class Quota:
         self._streams = streams
         self._server = server
         self._usages: dict[str, Usage] = {}
+        self.incoming: Mapping[str, Stream] = {}
         self.limits = limits
         self.change(limits)
 
@@ -53,7 +58,7 @@ class Quota:
         self.limits = limits
         for storage in STORAGES:
             self._usages[storage] = self._usage(storage)
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self.incoming.values()):
             stream.live.count_in(self._usages[stream.config.storage])
 
     def _usage(self, storage: str) -> Usage:
@@ -79,11 +84,11 @@ class Quota:
         Raises: ApiError 10027, 10026, 10028, 10047.
         """
         existing = self._streams.get(config.name)
-        if 0 < self.limits.max_streams <= len(self._streams) - (existing is not None):
+        if 0 < self.limits.max_streams <= len(self._streams) + len(self.incoming) - (existing is not None):
             raise ApiError(10027)
         self._check_max_consumers(config)
         storage = config.storage
-        self._check_bytes(storage, reserved(self._streams, storage, except_stream=existing) + add_bytes,
+        self._check_bytes(storage, self._reserved(storage, existing) + add_bytes,
                           self._host.reserved(storage, except_stream=existing) + add_bytes)
 
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
@@ -94,8 +99,11 @@ class Quota:
         self._check_max_consumers(config)
         storage, wanted = config.storage, max(config.max_bytes, 0)
         more = max(wanted - max(stream.config.max_bytes, 0), 0)
-        self._check_bytes(storage, reserved(self._streams, storage, except_stream=stream) + wanted,
+        self._check_bytes(storage, self._reserved(storage, stream) + wanted,
                           self._host.reserved(storage) + more)
+
+    def _reserved(self, storage: str, except_stream: Stream | None) -> int:
+        return reserved(self._streams, storage, except_stream=except_stream) + reserved(self.incoming, storage)
 
     def _check_max_consumers(self, config: StreamConfig) -> None:
         if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:
@@ -106,6 +114,16 @@ class Quota:
         account_max, server_max = self.limits.bytes_max(storage), self._server.bytes_max(storage)
         if 0 <= account_max < account_bytes or 0 <= server_max < server_bytes:
             raise ApiError(NO_ROOM[storage])
+
+    def check_consumer(self, config: ConsumerConfig, stream: StreamConfig, others: Collection[ConsumerConfig]) -> None:
+        """Check that a stream with the consumers ``others`` may have one more. Raises: ApiError 10026, 10102, or 10099,
+        10100, 10101 of a work queue."""
+        if 0 < self.consumers_max(stream) <= sum(not one.copies for one in others):
+            raise ApiError(10026)
+        if stream.retention == "workqueue":
+            check_work_queue(config, others)
+        if len((config.durable_name or config.name).encode()) > NAME_MAX:
+            raise ApiError(10102, max=NAME_MAX)
 
     def consumers_max(self, config: StreamConfig) -> int:
         """How many consumers a stream may have; 0: any number."""

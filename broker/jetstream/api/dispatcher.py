@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from broker.jetstream.api.routes import (
     route_of,
     subscribe_api,
 )
+from broker.jetstream.backup.transfers import Transfers
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_OFFLINE, ApiError
@@ -54,10 +56,11 @@ REQUESTS_MAX = 10_000
 class Api:
     """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, rng: random.Random) -> None:
         self.account = account
         self.bus = account.bus
         self._directs = DirectGets(account)
+        self._transfers = Transfers(account, rng)
         self._lanes: dict[str, deque[Request]] = {}
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +89,7 @@ class Api:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._waiting = 0
+        await self._transfers.drop()
         await self._directs.drop()
 
     def on_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
@@ -123,7 +127,7 @@ class Api:
             return
         _, reply, hlen, body = op
         account = self.account
-        request = Request(account, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
+        request = Request(account, self._transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         if not account.available or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(NOT_AVAILABLE))

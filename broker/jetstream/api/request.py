@@ -17,6 +17,7 @@ from broker.jetstream.wire.errors import BAD_REQUEST, CONSUMER_NOT_FOUND, ApiErr
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
+    from broker.jetstream.backup.transfers import Transfers
     from broker.jetstream.bus import Source
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
@@ -35,6 +36,7 @@ class Request:
     """One request. ``tokens`` are those of its subject after ``$JS.API``; ``payload`` is its body without headers."""
 
     account: Account
+    transfers: Transfers
     tokens: list[str]
     reply: bytes
     payload: bytes

@@ -16,12 +16,12 @@ from broker.jetstream.settings import LIST_PAGE, NAMES_PAGE, SUBJECTS_PAGE
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import BAD_REQUEST, ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
-from broker.protocol.subject import collide, is_literal, is_valid
+from broker.protocol.subject import collide
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "stream_info", "stream_state"]
 
 
 @dataclass(slots=True)
@@ -44,15 +44,6 @@ class _PurgeRequest:
     keep: int = wire.uint64()
 
 
-@dataclass(slots=True)
-class _SnapshotRequest:
-    deliver_subject: str = wire.text()
-    no_consumers: bool = wire.boolean()
-    chunk_size: int = wire.integer()
-    window_size: int = wire.integer()
-    jsck: bool = wire.boolean()
-
-
 async def account_info(request: Request) -> dict[str, Any]:
     """What the account uses and may use."""
     return request.account.info()
@@ -72,7 +63,7 @@ async def create(request: Request) -> dict[str, Any]:
         raise invalid_config("stream has no mirror but does have mirror direct")
     stream = request.account.create_stream(given.config(), pedantic=given.pedantic)
     request.about = stream
-    return await _info(request, stream, dynamic=True, domain=False) | {"did_create": True}
+    return await stream_info(request, stream, dynamic=True, domain=False) | {"did_create": True}
 
 
 async def update(request: Request) -> dict[str, Any]:
@@ -84,7 +75,7 @@ async def update(request: Request) -> dict[str, Any]:
         raise ApiError(10056)
     stream = request.stream(given.name)
     await account.update_stream(stream, given.config(), pedantic=given.pedantic)
-    return await _info(request, stream, dynamic=True)
+    return await stream_info(request, stream, dynamic=True)
 
 
 async def delete(request: Request) -> dict[str, Any]:
@@ -100,8 +91,8 @@ async def info(request: Request) -> dict[str, Any]:
     asked = request.optional_body(_InfoRequest, "JSApiStreamInfoRequest")
     stream = request.stream(request.tokens[2])
     stream.log.barrier(stream)
-    shown = await _info(request, stream, dynamic=True, deleted_details=asked.deleted_details,
-                        subjects_filter=asked.subjects_filter)
+    shown = await stream_info(request, stream, dynamic=True, deleted_details=asked.deleted_details,
+                              subjects_filter=asked.subjects_filter)
     paging = {"total": 0, "offset": 0, "limit": 0}
     subjects = shown["state"].get("subjects")
     if subjects == {}:
@@ -136,7 +127,7 @@ async def list_streams(request: Request) -> dict[str, Any]:
     offset = min(max(asked.offset, 0), len(found))
     answer: dict[str, Any] = {
         "total": len(found), "offset": offset, "limit": LIST_PAGE,
-        "streams": [await _info(request, stream, dynamic=False) for stream in found[offset:offset + LIST_PAGE]]}
+        "streams": [await stream_info(request, stream, dynamic=False) for stream in found[offset:offset + LIST_PAGE]]}
     offline = {name: gone.reason for name, gone in sorted(request.account.offline.items())}
     if offline:
         answer |= {"missing": list(offline), "offline": offline}
@@ -160,23 +151,6 @@ async def purge(request: Request) -> dict[str, Any]:
     return {"success": True, "purged": purged}
 
 
-async def snapshot(request: Request) -> dict[str, Any]:
-    """Refused: streams are in the object store, and this version does not send them as an archive."""
-    request.need_body()
-    asked = request.body(_SnapshotRequest, "JSApiStreamSnapshotRequest")
-    subject = asked.deliver_subject.encode()
-    if not is_valid(subject) or not is_literal(subject):
-        raise ApiError(10015)
-    request.stream(request.tokens[2])
-    raise ApiError(10064, err="snapshots are not supported by this server yet")
-
-
-async def restore(request: Request) -> dict[str, Any]:
-    """Refused, as ``snapshot`` is."""
-    request.need_body()
-    raise ApiError(10062, err="restoring is not supported by this server yet")
-
-
 async def clustered_only(request: Request) -> dict[str, Any]:
     """Refused: requests that only make sense with Raft peers; there are none."""
     raise ApiError(10010)
@@ -191,11 +165,11 @@ def _matching(request: Request, subject_filter: str) -> list[Stream]:
     return [stream for stream in streams if any(collide(wanted, subject) for subject in stream.config.subjects_bytes)]
 
 
-async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool = True, deleted_details: bool = False,
-                subjects_filter: str = "") -> dict[str, Any]:
+async def stream_info(request: Request, stream: Stream, *, dynamic: bool, domain: bool = True,
+                      deleted_details: bool = False, subjects_filter: str = "") -> dict[str, Any]:
+    """The members of a StreamInfo."""
     account = request.account
-    state = await stream.info_state(deleted_details, subjects_filter.encode())
-    state["consumer_count"] = sum(not consumer.config.direct for consumer in account.consumers(stream).values())
+    state = await stream_state(request, stream, deleted_details, subjects_filter)
     config = stream.config.to_json()
     if dynamic:
         config["metadata"] = with_dynamic_metadata(stream.config.metadata, account.version)
@@ -204,6 +178,14 @@ async def _info(request: Request, stream: Stream, *, dynamic: bool, domain: bool
         shown["domain"] = account.domain
     shown["ts"] = format_time(account.clock.now_ns())
     return shown
+
+
+async def stream_state(request: Request, stream: Stream, deleted_details: bool = False,
+                       subjects_filter: str = "") -> dict[str, Any]:
+    """The members of a StreamState."""
+    state = await stream.info_state(deleted_details, subjects_filter.encode())
+    state["consumer_count"] = sum(not consumer.config.direct for consumer in request.account.consumers(stream).values())
+    return state
 
 
 _PAGING = {"total": 0, "offset": 0, "limit": 0}
@@ -217,8 +199,6 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("STREAM", "NAMES"): Route("stream_names_response", names, {**_PAGING, "streams": None}),
     ("STREAM", "LIST"): Route("stream_list_response", list_streams, {**_PAGING, "streams": []}),
     ("STREAM", "PURGE", "*"): Route("stream_purge_response", purge, {"purged": 0}),
-    ("STREAM", "SNAPSHOT", "*"): Route("stream_snapshot_response", snapshot),
-    ("STREAM", "RESTORE", "*"): Route("stream_restore_response", restore, {"deliver_subject": ""}),
     ("STREAM", "LEADER", "STEPDOWN", "*"): Route("stream_leader_stepdown_response", clustered_only),
     ("STREAM", "PEER", "REMOVE", "*"): Route("stream_remove_peer_response", clustered_only),
     ("STREAM", "PEER", "EVACUATE", "*"): Route("stream_evacuate_peer_response", clustered_only),

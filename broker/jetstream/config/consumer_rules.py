@@ -20,8 +20,8 @@ from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import signed_decimal
 from broker.protocol.subject import collide, is_literal, is_valid, subset
 
-__all__ = ["INACTIVE_THRESHOLD_DEFAULT_NS", "check_consumer", "check_consumer_update", "check_work_queue",
-           "check_work_queue_filters", "consumer_level", "fit_to_copy", "is_group_name", "same_consumer"]
+__all__ = ["check_consumer", "check_consumer_update", "check_work_queue", "check_work_queue_filters", "consumer_level",
+           "fill_inactive_threshold", "fit_to_copy", "is_group_name", "same_consumer"]
 
 ACK_WAIT_DEFAULT_NS = 30_000_000_000
 MAX_ACK_PENDING_DEFAULT = 1000
@@ -63,6 +63,12 @@ def check_consumer(given: ConsumerConfig, stream: StreamConfig, account: Account
     _check_start(config)
     _check_rest(config)
     return config
+
+
+def fill_inactive_threshold(config: ConsumerConfig) -> None:
+    """Consumers that are not durable are deleted some time after their last use."""
+    if not config.durable and config.inactive_threshold == 0:
+        config.inactive_threshold = INACTIVE_THRESHOLD_DEFAULT_NS
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig, listened_to: Callable[[str], bool]) -> None:

@@ -65,6 +65,7 @@ class Consumer:
     """One consumer. ``await open()`` makes it live; ``stop`` or ``delete`` end it.
 
     Attributes:
+        acks: what it has delivered and what became of it, to read.
         on_inactive: called after it was unused for ``inactive_threshold``; the owner deletes it.
     """
 
@@ -83,7 +84,7 @@ class Consumer:
         self.reply_subjects = ReplySubjects(stream.domain, stream.account, stream.name, self.name, long=long_reply_subjects)
         mono_ns = clock.monotonic_ns()
         self.events = ConsumerEvents(bus, clock, rng, stream.domain, stream.account, stream.name, self.name)
-        self._acks = AckState((), 0, 1)
+        self.acks = self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
         filters = Filters([f.encode() for f in config.filters])
@@ -236,6 +237,11 @@ class Consumer:
         return consumer_info(self.stream.name, self.name, self.created_ns, self.config, self._acks, self._cursor,
                              self._delivery.waiting, push_bound=push is not None and push.active,
                              now_ns=self._clock.now_ns())
+
+    def backlog(self) -> tuple[int, int]:
+        """How many messages are yet to be delivered for the first time, and how many are delivered and unanswered."""
+        self._cursor.count()
+        return max(0, self._cursor.pending), len(self._acks.pending)
 
     # ---- called by the stream
 

@@ -132,6 +132,11 @@ class Scheduler:
             self.close()
             self.arm()
 
+    def put(self, seq: int, due_ns: int) -> None:
+        """As ``set`` for one message of a stream that is not in use yet: its timer waits for ``arm``."""
+        self._changed[seq] = due_ns
+        self.schedules.put(seq, due_ns)
+
     def removed(self, first: int, last: int) -> None:
         """The messages first..last were removed."""
         self.schedules.remove(first, last)

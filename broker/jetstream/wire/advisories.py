@@ -3,6 +3,8 @@
     ADVISORY.API                                                                           an API answer, and its client
     ADVISORY.STREAM.CREATED   UPDATED   DELETED                     .<stream>
     ADVISORY.STREAM.BATCH_ABANDONED                                 .<stream>              an atomic batch was dropped
+    ADVISORY.STREAM.SNAPSHOT_CREATE   SNAPSHOT_COMPLETE             .<stream>              a stream is, or was, backed up
+    ADVISORY.STREAM.RESTORE_CREATE   RESTORE_COMPLETE               .<stream>              or restored
     ADVISORY.CONSUMER.CREATED   DELETED                             .<stream>.<consumer>
     ADVISORY.CONSUMER.PAUSE                                         .<stream>.<consumer>   paused or resumed
     ADVISORY.CONSUMER.PINNED   UNPINNED                             .<stream>.<consumer>   a priority group's client
@@ -81,6 +83,26 @@ class AccountEvents(_Events):
         subject = _CONSUMER + _VERBS[action] + f"{stream}.{name}".encode()
         if self._bus.interest(subject):
             log.wait(self._consumer, subject, action, stream, name)
+
+    def snapshot(self, stream: str, state: dict[str, Any], client: dict[str, Any]) -> None:
+        """A client began to back a stream up."""
+        self._send(_STREAM + b"SNAPSHOT_CREATE." + stream.encode(), "advisory.v1.snapshot_create", stream=stream, state=state,
+                   client=client)
+
+    def snapshot_over(self, stream: str, start_ns: int, client: dict[str, Any], error: str) -> None:
+        """The backup is over; ``error`` is not empty if it failed."""
+        why = {"error": error} if error else {}
+        self._send(_STREAM + b"SNAPSHOT_COMPLETE." + stream.encode(), "advisory.v1.snapshot_complete", stream=stream,
+                   start=format_time(start_ns), end=format_time(self._clock.now_ns()), client=client, **why)
+
+    def restore(self, stream: str, client: dict[str, Any]) -> None:
+        """A client began to restore a stream."""
+        self._send(_STREAM + b"RESTORE_CREATE." + stream.encode(), "advisory.v1.restore_create", stream=stream, client=client)
+
+    def restore_over(self, stream: str, start_ns: int, size: int, client: dict[str, Any]) -> None:
+        """The restore is over, after ``size`` bytes."""
+        self._send(_STREAM + b"RESTORE_COMPLETE." + stream.encode(), "advisory.v1.restore_complete", stream=stream,
+                   start=format_time(start_ns), end=format_time(self._clock.now_ns()), bytes=size, client=client)
 
     def audited(self) -> bool:
         """Whether anybody subscribes to the audit of API requests."""

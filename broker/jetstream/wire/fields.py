@@ -24,9 +24,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from broker.gojson import syntax_error, unmarshal_error
 from broker.gotime import format_time, parse_time
 from broker.jetstream.wire.errors import ApiError, invalid_json
-from broker.jetstream.wire.json import syntax_error
 from broker.jetstream.wire.numbers import INT64_MAX, INT64_MIN, UINT64_MAX
 
 __all__ = ["boolean", "choice", "dump", "duration", "durations", "int32", "int64", "integer", "load", "load_one", "read",
@@ -86,8 +86,7 @@ def load_one(data: bytes) -> object:
     try:
         return _DECODER.decode(source)
     except (ValueError, RecursionError):
-        reason = syntax_error(source, one=True).partition(" at offset ")[0]
-        raise invalid_json("unexpected end of JSON input" if reason == "unexpected EOF" else reason) from None
+        raise invalid_json(unmarshal_error(source)) from None
 
 
 def _blank(source: str, at: int) -> int:

@@ -75,7 +75,7 @@ class Follower:
             state = self._states[shard] = self._replayed(shard, self._states.pop(shard, None))
             for stream in state.streams.values():
                 # A damaged create record leaves a stream without a name; the others are still read.
-                if self._wanted(stream.account, stream.name):
+                if self._wanted(stream.account, stream.name) and not stream.restoring:
                     seen = Seen(shard, state.position, stream)
                     found[seen.name] = seen
                     if stream.offline is not None:

@@ -164,7 +164,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
         others += state.unwanted.values()
         for one in state.streams.values():
             # A damaged create record leaves a stream without a name; the others are still read.
-            if wanted(one.account, one.name):
+            if wanted(one.account, one.name) and not one.restoring:
                 found.append(snapshot_of(one, shard, state.position))
                 if not is_then:
                     bounded.append(found[-1])
@@ -319,7 +319,7 @@ def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id
     """The current state of a stream, by name and incarnation; None if it was deleted. Raises: as ``replayed``."""
     state = replayed(objects, shard, lambda of, one: (of, one) == (account, name)).state
     stream = state.streams.get(stream_id)
-    return None if stream is None else snapshot_of(stream, shard, state.position)
+    return None if stream is None or stream.restoring else snapshot_of(stream, shard, state.position)
 
 
 def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:

@@ -176,7 +176,6 @@ class Client(asyncio.Protocol):
         if self._handshake.pending and not self._handshake.may_speak(data):
             return
         size = len(data)
-        self.last_at_ns = now_ns
         try:
             self._serve(parser.feed(data), now_ns)
             while parser.held and not self.closed and not self._handshake.checking:
@@ -330,7 +329,7 @@ class Client(asyncio.Protocol):
         if len(ops) > len(marks):
             self.in_msgs += len(ops) - len(marks)
             self.in_bytes += parser.payload_bytes
-            self._keepalive.heard_at_ns = now_ns
+            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
             if not marks:
                 publish(ops, 0, len(ops), now_ns)
                 return
@@ -359,11 +358,11 @@ class Client(asyncio.Protocol):
         elif kind is Pong:
             self._keepalive.pong()
         elif kind is Sub:
-            self._keepalive.heard_at_ns = now_ns
+            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
             if self._subscribing.add(op) and self._verbose:
                 self.send_line(encoder.OK)
         elif kind is Unsub:
-            self._keepalive.heard_at_ns = now_ns
+            self.last_at_ns = self._keepalive.heard_at_ns = now_ns
             self._subscribing.end(op)
             if self._verbose:
                 self.send_line(encoder.OK)

@@ -5,20 +5,19 @@ Source: nats-server, server/monitor.go (ConnInfo, myUptime), server/events.go (C
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from broker.gotime import format_duration, format_time
 from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.connection import Client
+from broker.server.routing.route import Subscription
 
-__all__ = ["connection_row", "identity", "uptime"]
+__all__ = ["connection_row", "identity", "peer_certificates", "subscription_row", "uptime"]
 
 
-def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bool = True) -> dict[str, Any]:
-    """The /connz entry of ``client``; ``authenticated``: its user was checked, and is shown.
-
-    ``subs`` False leaves ``subscriptions_list_detail`` out: there may be a million.
-    """
+def connection_row(client: Client, now_ns: int, *, authenticated: bool) -> dict[str, Any]:
+    """The /connz entry of ``client``; ``authenticated``: its user was checked, and is shown."""
     options = client.options
     end_ns = client.stopped_at_ns or now_ns
     fields: dict[str, Any] = {
@@ -45,15 +44,33 @@ def connection_row(client: Client, now_ns: int, *, authenticated: bool, subs: bo
     if authenticated and (user or options.get("auth_token")):
         fields["authorized_user"] = user or "[REDACTED]"
     fields["account"] = client.account.name
-    if not subs:
-        return fields
-    fields["subscriptions_list_detail"] = [
-        {"account": client.account.name, "subject": sub.subject.decode("utf-8", "replace"),
-         **({"qgroup": sub.queue.decode("utf-8", "replace")} if sub.queue else {}),
-         "sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered,
-         **({"max": sub.max} if sub.max else {}), "cid": client.cid}
-        for sub in client.subs.values()]
     return fields
+
+
+def subscription_row(sub: Subscription) -> dict[str, Any]:
+    """A subscription as /connz and /subsz show it; an in-process one has the cid 0."""
+    row: dict[str, Any] = {"subject": sub.subject.decode("utf-8", "replace")}
+    if sub.queue:
+        row["qgroup"] = sub.queue.decode("utf-8", "replace")
+    row |= {"sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered}
+    if sub.max:
+        row["max"] = sub.max
+    return row | {"cid": sub.peer.cid if isinstance(sub.peer, Client) else 0}
+
+
+def peer_certificates(client: Client) -> list[dict[str, str]]:
+    """The certificate that a client was verified by, as /connz shows it; none without one."""
+    certificate = client.certificate
+    if certificate is None:
+        return []
+    # Takes 30 ms to import, and is rarely needed.
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    parsed = x509.load_der_x509_certificate(certificate)
+    key = parsed.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return [{"subject": parsed.subject.rfc4514_string(), "spki_sha256": hashlib.sha256(key).hexdigest(),
+             "cert_sha256": hashlib.sha256(certificate).hexdigest()}]
 
 
 def tls_fields(client: Client) -> dict[str, Any]:

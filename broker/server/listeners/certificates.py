@@ -11,6 +11,7 @@ import hashlib
 import os
 import ssl
 from collections import deque
+from functools import cached_property
 from typing import Any, Final
 
 from broker.config.settings import CertificateFiles, TlsSettings
@@ -35,9 +36,19 @@ class TlsParameters:
         files = settings.certificates or (CertificateFiles(settings.cert_file, settings.key_file),)
         contexts = [_context(settings, pair, self.verify) for pair in files]
         self.context = contexts[0]
+        with open(files[0].cert_file, "rb") as file:
+            self._certificate = file.read()
         if len(contexts) > 1:
             _choose_by_name(contexts, [_names(pair.cert_file) for pair in files])
         self._begun: deque[int] = deque()
+
+    @cached_property
+    def not_after_ns(self) -> int:
+        """When the first certificate expires."""
+        # Takes 30 ms to import, and is rarely needed.
+        from cryptography import x509
+
+        return int(x509.load_pem_x509_certificate(self._certificate).not_valid_after_utc.timestamp()) * 1_000_000_000
 
     def admits(self, now_ns: int) -> bool:
         """Whether another handshake may begin within ``connection_rate_limit``; counts it."""

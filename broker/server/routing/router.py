@@ -120,13 +120,14 @@ class Router:
         self._rng = rng
         self._call_soon = call_soon
         self._inward = Inward(call_soon)
-        self._subs: Sublist[Subscription] = Sublist()
+        self.subs: Sublist[Subscription] = Sublist()
         # Routes by subject; by inbox prefix (None: resolve each subject); by the head of an ack subject.
         self._routes: dict[bytes, Route] = {}
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self._family = _NO_FAMILY
+        self.lookups = self.family_hits = 0  # subjects that no route was cached for; those that shared their family's
         self._changes = 0
         self._ack_readers = 0
         self._deniers = 0
@@ -136,7 +137,12 @@ class Router:
 
     @property
     def subscription_count(self) -> int:
-        return self._subs.count
+        return self.subs.count
+
+    @property
+    def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
+        """The cached routes, by subject or family of subjects."""
+        return self._routes, self._inboxes, self._acks
 
     def route(self, ops: Sequence[Msg], start: int, end: int, source: Peer | None, now_ns: int) -> None:
         """Deliver ops[start:end], published by ``source``, as runs."""
@@ -309,7 +315,7 @@ class Router:
 
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
-        self._subs.insert(sub)
+        self.subs.insert(sub)
         if sub.denies is not None:
             self._deniers += 1
         if _reads_acks(sub.subject):
@@ -319,7 +325,7 @@ class Router:
     def remove(self, sub: Subscription) -> None:
         """Remove a subscription; an unknown one is ignored."""
         sub.ended = True
-        if self._subs.remove(sub):
+        if self.subs.remove(sub):
             if sub.denies is not None:
                 self._deniers -= 1
             if _reads_acks(sub.subject):
@@ -365,6 +371,7 @@ class Router:
         ``_family`` then identifies the other subjects with the same route: those with this head and number of dots. An
         ack with an empty number is included; its consumer will reject it.
         """
+        self.lookups += 1
         if subject[-1:] != b".":
             if subject.startswith(_INBOX):
                 head = subject.rpartition(b".")[0]
@@ -375,8 +382,9 @@ class Router:
             elif subject.startswith(_ACK) and not self._ack_readers:
                 head = subject.rsplit(b".", 5)[0]
                 route = self._acks.get(head)
+                self.family_hits += route is not None
                 if (route is None and subject.count(b".") == _ACK_TOKENS - 1
-                        and not self._denied_some(match := self._subs.match(subject))):
+                        and not self._denied_some(match := self.subs.match(subject))):
                     route = self._build(match)
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
@@ -394,18 +402,20 @@ class Router:
     def _inbox(self, prefix: bytes) -> Route | None:
         """The route of all subjects one token longer than ``prefix``, or None if they differ."""
         try:
-            return self._inboxes[prefix]
+            route = self._inboxes[prefix]
         except KeyError:
-            match = self._subs.match_prefix(prefix)
+            match = self.subs.match_prefix(prefix)
             route = self._build(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
-            return route
+        else:
+            self.family_hits += route is not None
+        return route
 
     def _match(self, subject: bytes) -> Match[Subscription]:
         """The subscriptions of a literal subject whose clients may receive it."""
-        match = self._subs.match(subject)
+        match = self.subs.match(subject)
         if self._deniers:
             match.plain = [sub for sub in match.plain if sub.denies is None or not sub.denies(subject)]
             permitted = {name: [sub for sub in group if sub.denies is None or not sub.denies(subject)]
@@ -444,8 +454,7 @@ class Router:
             lead.append(token)
         prefix = b".".join(lead)
         dotted = prefix + b"."
-        caches: tuple[dict[bytes, Route] | dict[bytes, Route | None], ...] = (self._routes, self._inboxes, self._acks)
-        for cache in caches:
+        for cache in self.caches:
             if not prefix or len(cache) > _SCAN_MAX:
                 cache.clear()
             else:

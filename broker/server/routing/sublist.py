@@ -11,6 +11,7 @@ Source: nats-server, server/sublist.go (Insert, Match).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Listener", "Match", "Sublist"]
@@ -62,6 +63,18 @@ class Sublist(Generic[S]):
     def __init__(self) -> None:
         self._root: _Node[S] = _Node()
         self.count = 0
+        self.inserts = 0
+        self.removes = 0
+
+    def __iter__(self) -> Iterator[S]:
+        """All subscriptions, while none is inserted or removed."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            yield from node.plain
+            for members in node.groups.values():
+                yield from members
+            nodes += [child for child in (*node.children.values(), node.star, node.rest) if child is not None]
 
     def insert(self, sub: S) -> None:
         node = self._root
@@ -84,6 +97,7 @@ class Sublist(Generic[S]):
         else:
             node.plain[sub] = None
         self.count += 1
+        self.inserts += 1
 
     def remove(self, sub: S) -> bool:
         """Remove ``sub`` and any branch that becomes empty. Returns: whether it was found."""
@@ -102,6 +116,7 @@ class Sublist(Generic[S]):
         if sub.queue and not members:
             del node.groups[sub.queue]
         self.count -= 1
+        self.removes += 1
         for parent, token in reversed(path):
             if not node.empty:
                 break

@@ -79,10 +79,12 @@ class Events:
         """An account has another number of connections, or this number is repeated."""
         if account.name == DEFAULT_ACCOUNT:
             return
-        for subject in (f"$SYS.SERVER.ACCOUNT.{account.name}.CONNS".encode(),
-                        f"$SYS.ACCOUNT.{account.name}.SERVER.CONNS".encode()):
-            if self._router.interest(subject):
-                self._put(self._router, subject, self.connections(account))
+        subjects = (f"$SYS.SERVER.ACCOUNT.{account.name}.CONNS".encode(),
+                    f"$SYS.ACCOUNT.{account.name}.SERVER.CONNS".encode())
+        if heard := [subject for subject in subjects if self._router.interest(subject)]:
+            event = self.connections(account)
+            for subject in heard:
+                self._put(self._router, subject, event)
 
     def connections(self, account: Account) -> dict[str, Any]:
         """The event about an account's connections."""

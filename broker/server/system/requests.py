@@ -27,6 +27,9 @@ __all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Una
 
 log = logging.getLogger(__name__)
 
+_WAITING_MAX: Final = 1000
+"""Past so many, what comes from no client is dropped."""
+
 BAD_REQUEST: Final = 400
 FAILED: Final = 500
 
@@ -43,7 +46,7 @@ class Unanswered(Exception):
     """The request gets no answer: it is for other servers, or there is nothing to say."""
 
 
-class _Sender(Protocol):
+class Sender(Protocol):
     """The client that published a request."""
 
     def hold(self) -> None: ...
@@ -52,12 +55,13 @@ class _Sender(Protocol):
 
 
 class Request:
-    """One request; ``reply`` b"" means that no answer is wanted."""
+    """One request; ``reply`` b"" means that no answer is wanted, ``source`` None that the broker itself sent it."""
 
-    __slots__ = ("_requests", "_router", "body", "header", "reply", "subject")
+    __slots__ = ("_requests", "_router", "body", "header", "reply", "source", "subject")
 
-    def __init__(self, requests: Requests, router: Router, msg: Msg) -> None:
+    def __init__(self, requests: Requests, router: Router, msg: Msg, source: Sender | None) -> None:
         subject, self.reply, hlen, body = msg
+        self.source = source
         self._requests = requests
         self._router = router
         self.subject = subject.decode("utf-8", "replace")
@@ -68,14 +72,14 @@ class Request:
         """One token of the subject."""
         return self.subject.split(".")[index]
 
-    def members(self) -> dict[str, Any]:
-        """The request's options by their lower-case names.
+    def members(self, go_type: str = "EventFilterOptions") -> dict[str, Any]:
+        """The request's options by their lower-case names; errors call their type ``go_type``.
 
         Raises: RequestError if they cannot be decoded; Unanswered when they select other servers.
         """
         try:
-            members = members_of(self.body)
-            selected = self._requests.selection().includes(members)
+            members = members_of(self.body, go_type)
+            selected = self._requests.selection().includes(members, go_type)
         except ValueError as error:
             raise RequestError(str(error), BAD_REQUEST) from None
         if not selected:
@@ -118,13 +122,17 @@ class Requests:
         self._identity = identity
         self.selection = selection
         self._call_soon = call_soon
-        self._queue: deque[tuple[Handler, Request, _Sender | None]] = deque()
+        self._queue: deque[tuple[Handler, Request]] = deque()
 
-    def serve(self, router: Router, subject: str, handler: Handler) -> None:
-        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account."""
-        def take(ops: Sequence[Msg], start: int, end: int, source: _Sender | None, now_ns: int) -> None:
+    def serve(self, router: Router, subject: str, handler: Handler, *, unanswered: bool = False) -> None:
+        """Have ``handler`` serve the requests to ``subject``, which may have wildcards, in one account.
+
+        ``unanswered``: also those that want no answer.
+        """
+        def take(ops: Sequence[Msg], start: int, end: int, source: Sender | None, now_ns: int) -> None:
             for i in range(start, end):
-                self._put(handler, Request(self, router, ops[i]), source)
+                if ops[i][1] or unanswered:
+                    self._put(handler, Request(self, router, ops[i], source))
 
         router.subscribe(subject.encode(), take)
 
@@ -132,16 +140,19 @@ class Requests:
         """An answer: ``fields`` beside the server."""
         return compact({"server": self._identity(), **fields})
 
-    def _put(self, handler: Handler, request: Request, source: _Sender | None) -> None:
+    def _put(self, handler: Handler, request: Request) -> None:
         # A request may list a million subscriptions: others have their turn in between, and who asks must wait.
-        if source is not None:
-            source.hold()
+        if request.source is not None:
+            request.source.hold()
+        elif len(self._queue) >= _WAITING_MAX:
+            # A consumer may deliver to such a subject, and does not wait.
+            return
         if not self._queue:
             self._call_soon(self._turn)
-        self._queue.append((handler, request, source))
+        self._queue.append((handler, request))
 
     def _turn(self) -> None:
-        handler, request, source = self._queue.popleft()
+        handler, request = self._queue.popleft()
         if self._queue:
             self._call_soon(self._turn)
         try:
@@ -154,8 +165,8 @@ class Requests:
             log.exception("the request %s failed", request.subject)
             request.refuse("internal error")
         finally:
-            if source is not None:
-                source.release()
+            if request.source is not None:
+                request.source.release()
 
 
 def compact(value: object) -> bytes:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.gojson import unmarshal_error
+
 __all__ = ["Selection", "members_of"]
 
 _TEXTS: Final = ("server_name", "host", "cluster")
@@ -17,18 +19,18 @@ _TYPES: Final[Mapping[str, tuple[type, str]]] = {
 _JSON_NAMES: Final = {str: "string", bool: "bool", list: "array", dict: "object"}
 
 
-def members_of(body: bytes) -> dict[str, Any]:
-    """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError."""
+def members_of(body: bytes, go_type: str) -> dict[str, Any]:
+    """A request's options by their lower-case names, without nulls; b"" has none. Raises: ValueError that names their
+    Go type."""
+    source = body.decode("utf-8", "replace")
     try:
-        decoded = json.loads(body) if body else {}
-    except RecursionError:  # brackets nested a thousand deep
-        raise ValueError("exceeded max depth") from None
-    except ValueError as error:
-        raise ValueError(f"invalid JSON: {error}") from None
+        decoded = json.loads(source, parse_constant=_refuse) if source else {}
+    except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
+        raise ValueError(unmarshal_error(source)) from None
     if decoded is None:
         return {}
     if not isinstance(decoded, dict):
-        raise ValueError(f"json: cannot unmarshal {_described(decoded)} into Go value of type server.EventFilterOptions")
+        raise ValueError(f"json: cannot unmarshal {_described(decoded)} into Go value of type server.{go_type}")
     return {name.lower(): value for name, value in decoded.items() if value is not None}
 
 
@@ -41,13 +43,13 @@ class Selection(NamedTuple):
     tags: frozenset[str] = frozenset()
     domain: str = ""
 
-    def includes(self, members: Mapping[str, Any]) -> bool:
+    def includes(self, members: Mapping[str, Any], go_type: str) -> bool:
         """Whether a request with these options is for this server. Raises: ValueError for one of a wrong type."""
-        for name, (wanted, go_type) in _TYPES.items():
+        for name, (wanted, wanted_go_type) in _TYPES.items():
             value = members.get(name)
             if value is not None and not (type(value) is wanted and _has_only_texts(value)):
                 raise ValueError(f"json: cannot unmarshal {_described(value)} into Go struct field "
-                                 f"EventFilterOptions.{name} of type {go_type}")
+                                 f"{go_type}.{name} of type {wanted_go_type}")
         exact = members.get("exact_match", False)
         for name in _TEXTS:
             value, own = members.get(name, ""), getattr(self, name)
@@ -56,9 +58,13 @@ class Selection(NamedTuple):
         return self.tags.issuperset(members.get("tags", ())) and members.get("domain", "") in ("", self.domain)
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _has_only_texts(value: object) -> bool:
     return not isinstance(value, list) or all(isinstance(one, str) for one in value)
 
 
 def _described(value: object) -> str:
-    return _JSON_NAMES.get(type(value)) or f"number {value}"
+    return _JSON_NAMES.get(type(value), "number")

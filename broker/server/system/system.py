@@ -37,6 +37,7 @@ Page = Callable[[dict[str, Any]], object]
 AccountPage = Callable[[str, dict[str, Any]], object]
 """The same, about one account."""
 
+_GO_NAMES: Final = {"INFO": "AccInfo", "STATZ": "AccountStatz"}
 _CONNECTIONS_SECONDS: Final = 30.0
 
 
@@ -58,7 +59,7 @@ class Host(Protocol):
 
 
 class System:
-    """``account`` is the system account. Requests are served at once; events are published from ``start`` on."""
+    """``account`` is the system account. Requests are served at once; statistics are published from ``start`` on."""
 
     def __init__(self, host: Host, account: Account, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._host = host
@@ -79,12 +80,12 @@ class System:
         """Serve these pages by their names. ``reload`` reads the settings again. Raises: RequestError."""
         self._account_pages = account_pages
         for name, page in pages.items():
-            self._serve_server(name, partial(_show, page))
+            self._serve_server(name, partial(_show, page, _go_type(name)))
         for name, account_page in account_pages.items():
-            self._serve(f"$SYS.REQ.ACCOUNT.*.{name}", partial(_show_account, account_page))
+            self._serve(f"$SYS.REQ.ACCOUNT.*.{name}", partial(_show_account, account_page, _go_type(name)))
         self._statsz = statsz.Statsz(self._account.router, self._host.server_id, lambda: self._figures(pages["VARZ"]))
-        self._serve_server("STATSZ", self._stats)
-        self._serve("$SYS.REQ.SERVER.PING", self._stats)
+        self._serve_server("STATSZ", self._stats, unanswered=True)
+        self._serve("$SYS.REQ.SERVER.PING", self._stats, unanswered=True)
         self._serve(f"$SYS.REQ.SERVER.{self._host.server_id}.RELOAD", lambda request: self._reload(request, reload))
         for account in self._host.accounts:
             self._serve_account(account)
@@ -103,12 +104,12 @@ class System:
 
     # Requests
 
-    def _serve(self, subject: str, handler: Callable[[Request], None]) -> None:
-        self.requests.serve(self._account.router, subject, handler)
+    def _serve(self, subject: str, handler: Callable[[Request], None], *, unanswered: bool = False) -> None:
+        self.requests.serve(self._account.router, subject, handler, unanswered=unanswered)
 
-    def _serve_server(self, name: str, handler: Callable[[Request], None]) -> None:
+    def _serve_server(self, name: str, handler: Callable[[Request], None], *, unanswered: bool = False) -> None:
         for which in ("PING", self._host.server_id):
-            self._serve(f"$SYS.REQ.SERVER.{which}.{name}", handler)
+            self._serve(f"$SYS.REQ.SERVER.{which}.{name}", handler, unanswered=unanswered)
 
     def _selection(self) -> Selection:
         settings = self._host.settings
@@ -122,7 +123,7 @@ class System:
 
     def _stats(self, request: Request) -> None:
         assert self._statsz is not None
-        request.members()
+        request.members(_go_type("STATSZ"))
         if request.reply:
             request.send(self._statsz.message())
         else:
@@ -179,7 +180,7 @@ class System:
         for subject, name in (("$SYS.REQ.ACCOUNT.PING.CONNZ", "CONNZ"), ("$SYS.REQ.SERVER.PING.CONNZ", "CONNZ"),
                               ("$SYS.REQ.ACCOUNT.PING.STATZ", "STATZ")):
             self.requests.serve(account.router, subject,
-                                partial(_show, partial(self._account_pages[name], account.name)))
+                                partial(_show, partial(self._account_pages[name], account.name), _go_type(name)))
 
     def _repeat_connections(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(_CONNECTIONS_SECONDS, self._repeat_connections, loop)
@@ -195,10 +196,15 @@ class System:
             self._timer = None
 
 
-def _show(page: Page, request: Request) -> None:
-    request.answer(page(request.members()))
+def _show(page: Page, go_type: str, request: Request) -> None:
+    request.answer(page(request.members(go_type)))
 
 
-def _show_account(page: AccountPage, request: Request) -> None:
+def _show_account(page: AccountPage, go_type: str, request: Request) -> None:
     """The account is the one that the subject names."""
-    request.answer(page(request.token(3), request.members()))
+    request.answer(page(request.token(3), request.members(go_type)))
+
+
+def _go_type(page: str) -> str:
+    """What nats-server calls the options of a page, in errors."""
+    return f"{_GO_NAMES.get(page) or page.capitalize()}EventOptions"

@@ -140,6 +140,11 @@ class Checkpointer(LogListener):
         return (self._segments >= settings.segments or self._head_bytes >= settings.head_bytes
                 or self._empty >= settings.empty_segments)
 
+    @property
+    def segments_since(self) -> int:
+        """Segments with blocks of streams that were persisted since the last round began."""
+        return self._segments
+
     def cut_soon(self) -> None:
         """Cut a checkpoint though none is due: freed objects are deleted only once three roots are beyond them."""
         self._wake.set()

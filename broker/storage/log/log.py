@@ -114,7 +114,8 @@ class Log:
         Call it when the stream's state is consistent: at twice a segment's bounds it cuts, asking owners for outcomes.
         """
         opened, settings = self._open, self.settings
-        opened.urgent = True
+        if not opened.urgent:
+            opened.urgent, opened.urgent_ns = True, self._clock.monotonic_ns()
         # Not opened.full(): this is called for every publish.
         if opened.tally.bytes >= settings.segment_bytes or opened.tally.count >= settings.segment_count:
             if opened.full(settings, 2) and self.failure is None:
@@ -319,6 +320,7 @@ class Log:
             return
         self._timers.clear_lazy()
         waiters = self._waiters.take()
+        urgent_ns = self._open.urgent_ns
         self._open = OpenSegment(self._open.lazy)
         self._schedule.cut()
         if self._open.lazy:
@@ -328,7 +330,7 @@ class Log:
                 self._waiters.release(args)
                 self.wait(fn, *args, of=of)
             return
-        self._segments.close(said, waiters)
+        self._segments.close(said, waiters, urgent_ns)
 
     def _take_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
         """Store nothing of ``owner`` from segment ``number`` on, and answer nothing that depends on it since.

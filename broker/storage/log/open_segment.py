@@ -22,10 +22,10 @@ class OpenSegment:
             to the next.
         content: whether there is something to put although every block is empty: lazy news that was made urgent,
             or a proof of the lease.
-        urgent: something waits for what is in here. overdue: lazy news has waited long enough.
+        urgent: something waits for what is in here, since ``urgent_ns``. overdue: lazy news has waited long enough.
     """
 
-    __slots__ = ("blocks", "content", "lazy", "overdue", "tally", "urgent")
+    __slots__ = ("blocks", "content", "lazy", "overdue", "tally", "urgent", "urgent_ns")
 
     def __init__(self, lazy: dict[int, BlockOwner] | None = None) -> None:
         self.blocks: dict[int, OpenBlock[Any]] = {}
@@ -33,6 +33,7 @@ class OpenSegment:
         self.lazy: dict[int, BlockOwner] = {} if lazy is None else lazy
         self.content = False
         self.urgent = False
+        self.urgent_ns = 0
         self.overdue = False
 
     def add_block(self, owner: BlockOwner) -> OpenBlock[Any]:

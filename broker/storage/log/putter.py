@@ -39,7 +39,7 @@ class Segment:
     """A closed segment: its contents are fixed, and so are its bytes once ``data`` is set."""
 
     __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "landed", "on_encoded", "position",
-                 "proved_ns", "raw_bytes", "sealed", "waiters", "whole")
+                 "proved_ns", "raw_bytes", "sealed", "urgent_ns", "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -58,6 +58,8 @@ class Segment:
         self.before: Segment | None = None
         """The segment before it, while that may not be encoded yet."""
         self.landed = False
+        self.urgent_ns = 0
+        """Since when something waits for it, by the monotonic clock; 0: nothing does."""
         self.began_ns = 0
         self.proved_ns = 0
         """Once it landed: when its put began, and the shard was still ours."""

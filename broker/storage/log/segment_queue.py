@@ -47,10 +47,11 @@ class SegmentQueue:
             return self.closed[-1]
         return self.in_flight[-1] if self.in_flight else None
 
-    def close(self, blocks: list[OpenBlock[Any]], waiters: list[Waiter]) -> None:
+    def close(self, blocks: list[OpenBlock[Any]], waiters: list[Waiter], urgent_ns: int = 0) -> None:
         """Add a segment: its contents and its position are fixed."""
         raw_bytes = sum(block.raw_bytes for block in blocks)
         segment = Segment(self.next, blocks, waiters, raw_bytes)
+        segment.urgent_ns = urgent_ns
         if self._last is not None and not self._last.encoded:
             segment.before = self._last
         self._last = segment

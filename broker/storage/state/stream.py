@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
+from broker.storage.format.records.stream_create import RESTORING
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries
 from broker.storage.state.table import BlockTable
@@ -57,6 +58,11 @@ class StreamState:
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.first_seq, self.last_seq, self.msgs, self.bytes, self.first_time_ns)
+
+    @property
+    def restoring(self) -> bool:
+        """Whether its restore from a backup has not been completed: then it does not exist yet."""
+        return bool(self.extra.get(RESTORING))
 
     def __repr__(self) -> str:
         return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "

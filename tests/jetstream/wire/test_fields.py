@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.gojson import syntax_error
 from broker.gotime import ZERO_TIME, ZERO_TIME_NS, format_duration, format_time, parse_time
 from broker.jetstream.api.messages import GetRequest
 from broker.jetstream.config.types import (
@@ -23,7 +24,6 @@ from broker.jetstream.config.types import (
 )
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.json import syntax_error
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
                     | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 
 from broker.pipeline.errors import BadOption, Damaged, DataLoss, Newer, NoStore, NoStream
+from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.plan import tasks
 from broker.pipeline.plan.schema import requested
 from broker.pipeline.plan.selection import Selection
@@ -22,6 +23,7 @@ from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import Unpackable, pack_value, unpack_value
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
+from broker.storage.format.records.kinds import RecordKind
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.objectstore.url import open_store
@@ -143,6 +145,32 @@ async def test_streams_that_come_and_go_after_the_checkpoint() -> None:
     assert [(m.name, m.last_seq) for m in read_store(objects)] == [("a", 2), ("b", 2), ("d", 0)]
     with pytest.raises(NoStream):
         read_store(objects, stream="c")
+    await owner.kill()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_a_stream_that_is_being_restored_does_not_exist(checkpoint: bool) -> None:
+    """Until a record says that it is complete."""
+    store = MemoryStore()
+    owner = Owner(store)
+    await owner.start()
+    await owner.make("a")
+    stream = await owner.make("b", restoring=True)
+    stream.append([(b"x", b"", b"1")])
+    await owner.log.persisted()
+    if checkpoint:
+        await owner.round()
+    objects, follow = MemoryObjectClient(store), Follower(MemoryObjectClient(store), "$G", "*")
+    assert [m.name for m in read_store(objects)] == ["a"]
+    assert list(follow.look()) == ["$G/a"]
+    with pytest.raises(NoStream):
+        read_store(objects, stream="b")
+    assert newest(objects, 0, "$G", "b", stream.stream_id) is None
+    owner.log.block(stream).add_record(RecordKind.STREAM_UPDATE, {"config": {"name": "b", "subjects": ["b"]}, "restoring": None})
+    owner.log.urgent()
+    await owner.log.persisted()
+    assert [(m.name, m.last_seq) for m in read_store(objects)] == [("a", 0), ("b", 1)]
+    assert list(follow.look()) == ["$G/a", "$G/b"]
     await owner.kill()
 
 

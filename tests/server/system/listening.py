@@ -44,8 +44,9 @@ class Listener:
         return json.loads(msg.data)
 
     async def ask(self, subject: str, request: object = None, **how: Any) -> Any:
-        """The answer's JSON."""
-        return json.loads((await self.ask_raw(subject, b"" if request is None else json.dumps(request).encode(), **how)).data)
+        """The answer's JSON. ``request``: None, a JSON value, or bytes as they are."""
+        body = b"" if request is None else request if isinstance(request, bytes) else json.dumps(request).encode()
+        return json.loads((await self.ask_raw(subject, body, **how)).data)
 
     async def ask_raw(self, subject: str, body: bytes = b"", **how: Any) -> Msg:
         return await self.client.request(subject, body, timeout=SECONDS, **how)

@@ -98,7 +98,7 @@ async def test_connections_of_an_account(server: Server) -> None:
             new = await listener.next("$SYS.ACCOUNT.B.SERVER.CONNS")
             assert (old["acc"], old["name"], old["conns"], old["total_conns"], old["leafnodes"]) == ("B", "B", 1, 1, 0)
             assert old["type"] == "io.nats.server.advisory.v1.account_connections"
-            assert new["conns"] == 1
+            assert (new["conns"], new["id"]) == (1, old["id"])
             asked = await listener.ask("$SYS.REQ.ACCOUNT.B.CONNS", {"acc": "B"})
             assert asked["received"] == {"msgs": 1, "bytes": 2, **NOWHERE}
             assert asked["sent"] == {"msgs": 0, "bytes": 0, **NOWHERE}
@@ -160,6 +160,19 @@ async def test_shutdown() -> None:
         await server.close()
         ended = await listener.next(f"$SYS.SERVER.{server.server_id}.SHUTDOWN")
         assert (ended["name"], ended["id"], ended["host"]) == (server.server_name, server.server_id, "127.0.0.1")
+
+
+async def test_a_server_that_serves_again(server: Server) -> None:
+    """As an owner that lost the store and won it back: its end is announced each time, and so are the clients between."""
+    for _ in range(2):
+        async with Listener(url(server), "$SYS.>") as listener:
+            async with Wire(server.port) as wire:
+                wire.send(connect("a"))
+                await wire.settled()
+                assert (await listener.next("$SYS.ACCOUNT.A.SERVER.CONNS"))["conns"] == 1
+            await server.close()
+            assert (await listener.next(f"$SYS.SERVER.{server.server_id}.SHUTDOWN"))["id"] == server.server_id
+        await server.start()
 
 
 async def test_nothing_is_built_for_nobody(server: Server) -> None:

@@ -162,3 +162,30 @@ async def test_many_requests_leave_time_for_others(server: Server, system: Liste
         assert served == [b"%04d" % i for i in range(2000)]
         assert others >= 1000
         assert (await wire.until(b'"data":2000}\r\n')).count(b"MSG in 1 ") == 2000
+
+
+async def test_requests_that_want_no_answer(server: Server, system: Listener) -> None:
+    """They are not served, unless the handler wants them."""
+    assert server.system is not None
+    assert server.accounts.system is not None
+    served: list[str] = []
+    router = server.accounts.system.router
+    server.system.requests.serve(router, "test.answer", lambda request: served.append(request.subject))
+    server.system.requests.serve(router, "test.act", lambda request: served.append(request.subject), unanswered=True)
+    for subject in ("test.answer", "test.act"):
+        await system.client.publish(subject, b"")
+    await system.ask("$SYS.REQ.SERVER.PING.IDZ")
+    assert served == ["test.act"]
+
+
+async def test_requests_from_no_client_are_bounded(server: Server, system: Listener) -> None:
+    """What a consumer delivers to a request's subject faster than it is served is dropped; clients are still served."""
+    assert server.system is not None
+    assert server.accounts.system is not None
+    served: list[str] = []
+    router = server.accounts.system.router
+    server.system.requests.serve(router, "test.slow", lambda request: served.append(request.subject))
+    for _ in range(5000):
+        router.publish(b"test.slow", b"reply", 0, b"")
+    assert (await system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"] == server.server_id
+    assert 1000 <= len(served) < 4000

@@ -34,10 +34,10 @@ class StagedPending(Pending):
     """The messages of a batch whose checks have passed, numbered as if they were in the stream.
 
     Attributes: ``subjects``: the number of messages of each; ``lasts``: subjects' last sequences before the batch, as
-        far as looked up.
+        far as looked up; ``rollups``: the subjects that it rolls up.
     """
 
-    __slots__ = ("_last_of", "_schedules", "batch", "lasts", "subjects")
+    __slots__ = ("_last_of", "_schedules", "batch", "lasts", "rollups", "subjects")
     batched = True
 
     def __init__(self, batch: Batch, first_seq: int, source: Source | None, time_ns: int) -> None:
@@ -45,6 +45,7 @@ class StagedPending(Pending):
         self.batch = batch
         self.subjects: Counter[bytes] = Counter()
         self.lasts: dict[bytes, int] = {}
+        self.rollups: list[bytes] = []
         self._last_of: dict[bytes, int] = {}
         self._schedules: dict[bytes, tuple[int, int]] = {}
 
@@ -186,16 +187,16 @@ def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:
-    """Refuses nothing: finds what the roll-up removes, which was all stored before the batch."""
+    """Refuses nothing: what roll-ups remove, all stored before the batch, is found when all messages are checked
+    (``Batching``), for all of them together."""
     rollups = context.rollups
 
     def check(candidate: Candidate) -> None:
         if candidate.rollup == b"all":
             candidate.after = rollups.plan(None)
         elif candidate.rollup:
-            # Kept while the commit waits for other roll-ups: a search keeps its result for one roll-up only.
-            plans, subject = _staged(candidate).batch.plans, candidate.subject
-            if subject not in plans:
-                plans[subject] = rollups.plan(subject)
-            candidate.after = plans[subject]
+            staged, subject = _staged(candidate), candidate.subject
+            staged.rollups.append(subject)
+            plans = staged.batch.plans
+            candidate.after = lambda: plans[subject]()
     return check

@@ -138,6 +138,8 @@ class Batching:
                 check(candidate)
             staged.accept(candidate)
             found.append(candidate)
+        if staged.rollups:
+            self._context.rollups.plan_all(staged.rollups, batch.plans)
         return found
 
     # --- fast ingest --------------------------------------------------------------------------------------------------

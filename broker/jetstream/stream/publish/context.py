@@ -31,6 +31,7 @@ class Rollups(Protocol):
     """What roll-ups remove."""
 
     def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]: ...
+    def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None: ...
 
 
 class Scheduler(Protocol):

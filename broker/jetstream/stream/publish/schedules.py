@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "firing",
+__all__ = ["HEADERS", "PATTERN", "PURGE", "SCHEDULER", "SOURCE", "TARGET", "TIME_ZONE", "firing",
            "plan", "produced", "valid", "zone_of"]
 
 PATTERN: Final = b"Nats-Schedule"
@@ -38,12 +38,12 @@ TARGET: Final = b"Nats-Schedule-Target"
 SOURCE: Final = b"Nats-Schedule-Source"
 _TTL: Final = b"Nats-Schedule-TTL"
 _ROLLUP: Final = b"Nats-Schedule-Rollup"
-_TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
+TIME_ZONE: Final = b"Nats-Schedule-Time-Zone"
 _NEXT: Final = b"Nats-Schedule-Next"
 
 PURGE: Final = b"purge"
 
-HEADERS: Final = (PATTERN, _TIME_ZONE, _NEXT, SCHEDULER, TARGET, SOURCE, _TTL, _ROLLUP)
+HEADERS: Final = (PATTERN, TIME_ZONE, _NEXT, SCHEDULER, TARGET, SOURCE, _TTL, _ROLLUP)
 
 _NOT_PASSED_ON: Final = (b"Nats-Msg-Id", b"Nats-TTL", ROLLUP)
 _FAMILIES_NOT_PASSED_ON: Final = (b"Nats-Schedule", b"Nats-Expected-")
@@ -66,7 +66,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
             return
         following = get(_NEXT, b"")
         try:
-            found = firing(get(PATTERN, b""), get(_TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
+            found = firing(get(PATTERN, b""), get(TIME_ZONE), candidate.pending.time_ns, candidate.pending.time_ns)
         except ApiError:
             if not config.allow_msg_schedules:
                 raise ApiError(10188) from None
@@ -175,4 +175,4 @@ def produced(schedule: bytes, subject: bytes, content: bytes, following: bytes) 
 
 def zone_of(schedule: bytes) -> bytes | None:
     """The name of the time zone in a schedule's headers."""
-    return header_block.get(schedule, _TIME_ZONE)
+    return header_block.get(schedule, TIME_ZONE)

@@ -106,6 +106,10 @@ class Enforcement:
         return StreamCreate(owner.account, owner.name, owner.config.to_json(), owner.created_ns,
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
+    def doubt(self) -> None:
+        """Messages come to which no limit is applied: ``begin`` when all are there."""
+        self._most = 0
+
     def update_record(self, config: StreamConfig) -> StreamUpdate:
         """The record of an update to ``config`` that is not enforced yet."""
         limit = _limit(config)

@@ -116,8 +116,10 @@ class Retention:
 
     def configure(self, config: StreamConfig) -> None:
         """Take the limits of ``config``; ``Enforcement`` then applies them to what is there."""
-        self._max_msgs = config.max_msgs if config.max_msgs > 0 else 0
-        self._max_bytes = config.max_bytes if config.max_bytes > 0 else 0
+        # A stream that discards new messages keeps what it has, even if it is more than its limits allow.
+        keeps = config.discard == "new"
+        self._max_msgs = 0 if keeps else max(config.max_msgs, 0)
+        self._max_bytes = 0 if keeps else max(config.max_bytes, 0)
         self._max_age_ns = config.max_age if config.max_age > 0 else 0
         self._per_subject = config.max_msgs_per_subject if config.max_msgs_per_subject > 0 else 0
         self.close()

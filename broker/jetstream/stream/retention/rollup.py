@@ -9,13 +9,17 @@ The index says how many messages there are to find, so the search goes back from
 of them. What it found is kept until the plan is carried out, with the sequence up to which it is complete: when a
 roll-up that was refused because the search took too long is retried, only what came since has to be searched.
 
+Where blocks are in memory a plan looks at them at once, but all plans of one turn of the loop at ``_BLOCKS_A_TURN`` of them:
+beyond that they are searched too, with turns in between. The roll-ups of an atomic batch are planned together, by one search.
+
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +38,13 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.subject_state import SubjectState
 
 __all__ = ["Rollups"]
+
+
+_BLOCKS_A_TURN = 512
+"""Blocks in memory that plans look at in one turn of the loop: about 5 ms."""
+
+_SEARCHES_MAX = 1000
+"""As many as a batch may have roll-ups."""
 
 
 class _Found(NamedTuple):
@@ -57,9 +68,8 @@ class Rollup(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """All that matches ``filters`` up to ``upto_seq``."""
+    """All that matches a filter, up to ``upto_seq``."""
 
-    filters: Filters
     upto_seq: int
     found: list[_Found]
 
@@ -72,7 +82,23 @@ class Rollups:
         self._heads = heads
         self._subjects = subjects
         self._retention = retention
-        self._searched: _Search | None = None
+        self._searched: dict[bytes, _Search] = {}
+        """By subject of the roll-up, until one is carried out: the roll-ups of a batch are carried out together."""
+        self._looked_at = 0
+        """Blocks that plans have looked at in this turn of the loop."""
+
+    def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None:
+        """``plan`` for the roll-ups of a batch, of different subjects, into ``plans``. Raises: NotLoaded."""
+        for at, subject in enumerate(subjects):
+            if subject in plans:
+                continue
+            try:
+                plans[subject] = self.plan(subject)
+            except NotLoaded as not_loaded:
+                left = tuple(one for one in subjects[at:] if one not in plans)
+                if not_loaded.work is None or len(left) == 1 or not Filters(left).literal:
+                    raise
+                raise NotLoaded("what the roll-ups of a batch take out", work=partial(self._search, left), mark=len(left)) from None
 
     def plan(self, subject: bytes | None, staged: tuple[int, int] | None = None) -> Callable[[], None]:
         """Find what a roll-up of ``subject`` (None: of all) would remove if it were stored next.
@@ -98,9 +124,9 @@ class Rollups:
         for block in self._blocks(index, filters, wanted, start):
             if left <= 0:
                 break
-            rows = live.resident(block)
+            rows = live.resident(block) if self._may_look() else None
             if rows is None:
-                raise NotLoaded(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters))
+                raise NotLoaded(f"what a roll-up of {subject!r} takes out", work=partial(self._search, filters.subjects))
             if (some := self._in(block, rows, filters, start)) is not None:
                 found.append(some)
                 left -= len(some.seqs)
@@ -112,7 +138,7 @@ class Rollups:
         if staged is not None and (open_block := live.find(staged[0])) is not None:
             seq, size = staged
             plan.found.append(_Found(open_block, array("Q", [seq]), list(plan.filters.subjects), array("Q", [size])))
-        self._searched = None
+        self._searched.clear()
         retention = self._retention
         if plan.filters.all:
             retention.remove_front(live.last_seq, record=True, purged=True)
@@ -151,8 +177,9 @@ class Rollups:
 
     def _known(self, index: SubjectIndex, filters: Filters, wanted: list[bytes]) -> tuple[int, list[_Found], int]:
         """(first sequence that was not searched, what was found below it, how many messages are left to find)."""
-        searched, start, found = self._searched, 0, list[_Found]()
-        if searched is not None and searched.filters.subjects == filters.subjects:
+        start, found = 0, list[_Found]()
+        [subject] = filters.subjects
+        if (searched := self._searched.get(subject)) is not None:
             start = searched.upto_seq + 1
             found = [some for some in map(self._still, searched.found) if some.seqs]
         first_seq = self._live.first_seq
@@ -171,20 +198,39 @@ class Rollups:
         end = live.last_seq if None in lasts else max(last or 0 for last in lasts)
         return candidates(blocks_back(live, end, start), filters)
 
-    async def _search(self, filters: Filters) -> None:
-        """Find all that matches; what is published meanwhile is for ``plan`` to add."""
+    def _may_look(self) -> bool:
+        """Whether a plan may look at one more block in this turn of the loop."""
+        if not self._looked_at:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._looked_at += 1
+        return self._looked_at <= _BLOCKS_A_TURN
+
+    def _next_turn(self) -> None:
+        self._looked_at = 0
+
+    async def _search(self, names: tuple[bytes, ...]) -> None:
+        """Find all that matches each of ``names``, of which several have no wildcards; what is published meanwhile is for
+        ``plan`` to add."""
+        filters = Filters(names)
         index = await self._subjects.build()
         wanted = self._wanted(index, filters)
         upto_seq = self._live.last_seq
-        start, found, left = self._known(index, filters, wanted)
+        start, found, left = 0, {name: list[_Found]() for name in names}, 0
+        if len(names) == 1:
+            start, found[names[0]], left = self._known(index, filters, wanted)
+        else:
+            left = sum(index.count(name, self._live.first_seq) for name in wanted)
         async with aclosing(self._heads.each(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
             async for block, rows in walk:
-                if (some := self._in(block, rows, filters, start, upto_seq)) is not None:
-                    found.append(some)
-                    left -= len(some.seqs)
                 if left <= 0:
                     break
-        self._searched = _Search(filters, upto_seq, found)
+                if (some := self._in(block, rows, filters, start, upto_seq)) is not None:
+                    left -= len(some.seqs)
+                    for name, part in ((names[0], some),) if len(names) == 1 else _by_subject(some):
+                        found[name].append(part)
+        if len(self._searched) + len(names) > _SEARCHES_MAX:  # left over from roll-ups that were refused
+            self._searched.clear()
+        self._searched.update((name, _Search(upto_seq, parts)) for name, parts in found.items())
 
     def _in(self, block: LiveBlock, rows: Rows, filters: Filters, start: int, end: int = 1 << 64) -> _Found | None:
         is_live = self._live.is_live
@@ -205,3 +251,16 @@ class Rollups:
             return some
         return _Found(block, array("Q", [some.seqs[i] for i in alive]), [some.subjects[i] for i in alive],
                       array("Q", [some.sizes[i] for i in alive]))
+
+
+def _by_subject(some: _Found) -> Iterator[tuple[bytes, _Found]]:
+    """What was found of each subject."""
+    parts: dict[bytes, _Found] = {}
+    for seq, subject, size in zip(some.seqs, some.subjects, some.sizes, strict=True):
+        part = parts.get(subject)
+        if part is None:
+            part = parts[subject] = _Found(some.block, array("Q"), [], array("Q"))
+        part.seqs.append(seq)
+        part.subjects.append(subject)
+        part.sizes.append(size)
+    return iter(parts.items())

@@ -37,6 +37,8 @@ __all__ = ["SubjectState"]
 _DEBTS_MAX = 64
 _ROWS_AT_ONCE = 4096
 """Merged in one go: about 2 ms of the loop."""
+_COUNTED_UNASKED_MAX = 10_000
+"""Messages, or subjects, that may be counted for a page of which nobody may have asked for the count."""
 _LOOKED_AT_ONCE = 64
 """Blocks examined at once for heads to load side by side."""
 _VAIN_MAX = 16
@@ -184,6 +186,21 @@ class SubjectState:
         if self.tracked and index.swept_seq < self._live.first_seq:
             return len(await self.matching(Filters()))
         return len(index)
+
+    def known_count(self) -> int | None:
+        """How many subjects have live messages; None if that is not known without loading or much counting."""
+        index = self._index
+        if index is None and self._live.msgs > _COUNTED_UNASKED_MAX:
+            return None
+        found = self._go_on()
+        if not isinstance(found, SubjectIndex):
+            return None
+        first_seq = self._live.first_seq
+        if not self.tracked or found.swept_seq >= first_seq:
+            return len(found)
+        if len(found) > _COUNTED_UNASKED_MAX:
+            return None
+        return sum(1 for subject in list(found) if found.count(subject, first_seq))
 
     def _find_last(self, subject: bytes) -> int:
         """Look through the blocks from the end. Raises: NotLoaded."""

@@ -8,10 +8,14 @@ from typing import Any, ClassVar, Final
 from broker.storage.format.records.body import RecordBody, as_map, optional, required, unlisted
 from broker.storage.format.records.kinds import RecordKind
 
-__all__ = ["PER_SUBJECT", "StreamCreate"]
+__all__ = ["PER_SUBJECT", "RESTORING", "StreamCreate"]
 
 PER_SUBJECT: Final = "per_subject"
 """Key of ``extra``: the most messages that any subject of the stream can have. Missing: not known."""
+
+RESTORING: Final = "restoring"
+"""Key of ``extra``: true while the stream is filled from a backup. Until an update removes it, the stream does not exist
+for anybody else; an owner that finds one at its start deletes it."""
 
 _LISTED: Final = frozenset(("account", "name", "config", "created_ns", "ceiling"))
 

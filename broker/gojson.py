@@ -6,7 +6,7 @@ The scanner is the grammar as a table of states; nothing is decoded.
 
 from __future__ import annotations
 
-__all__ = ["syntax_error"]
+__all__ = ["syntax_error", "unmarshal_error"]
 
 _SPACE = " \t\r\n"
 _DEPTH_MAX = 10_000
@@ -55,6 +55,12 @@ def syntax_error(source: str, *, one: bool = False) -> str:
         if place == "exceeded max depth":
             return f"exceeded max depth at offset {offset + 1}"
         return f"invalid character {_quote(source[offset])} {place} at offset {_bytes(source, offset) + 1}"
+
+
+def unmarshal_error(source: str) -> str:
+    """The message of Unmarshal, which takes exactly one value and gives no offset."""
+    reason = syntax_error(source, one=True).partition(" at offset ")[0]
+    return "unexpected end of JSON input" if reason == "unexpected EOF" else reason
 
 
 def _bytes(source: str, end: int) -> int:

@@ -1,0 +1,167 @@
+"""Streams that are being restored from an archive: from the request until they are there, or are dropped.
+
+    reserve ── the name ──> begin ── hidden, in the log ──┬── complete: one block makes it a stream, with its consumers
+                                                          └── drop, or found at a start: deleted
+
+Nobody sees a stream before it is complete: it is no stream of the account, its subjects are not subscribed to, and its
+record in the log says that it is being restored (``RESTORING``). All that makes it one is in a single block, so a crash
+leaves the whole stream or none.
+
+Does not own: reading archives and the transfer (backup), the messages (stream.refill).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from broker.jetstream.config.consumer_rules import check_consumer, fill_inactive_threshold
+from broker.jetstream.config.stream_rules import check_stream, required_level, with_static_metadata
+from broker.jetstream.stream.stream import Stream
+from broker.jetstream.wire.errors import STREAM_OFFLINE, ApiError
+from broker.storage.format.records.consumer_create import ConsumerCreate
+from broker.storage.format.records.stream_create import RESTORING
+from broker.storage.format.records.stream_delete import StreamDelete
+from broker.storage.format.records.stream_update import StreamUpdate
+from broker.storage.state.consumer import ConsumerState
+
+if TYPE_CHECKING:
+    from broker.config.settings import AccountLimits, JetStreamSettings
+    from broker.jetstream.account.restore import OfflineStream
+    from broker.jetstream.config.consumer import ConsumerConfig
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.wire.advisories import AccountEvents
+
+__all__ = ["Incoming", "NewConsumer", "Parts"]
+
+
+class NewConsumer(NamedTuple):
+    """A consumer to be added, with the state that it starts with."""
+
+    config: ConsumerConfig
+    record: ConsumerCreate
+
+
+class Owner(Protocol):
+    """What this module needs of the account."""
+
+    settings: JetStreamSettings
+    events: AccountEvents
+
+    @property
+    def streams(self) -> Mapping[str, Stream]: ...
+    @property
+    def offline(self) -> Mapping[str, OfflineStream]: ...
+    @property
+    def limits(self) -> AccountLimits: ...
+
+
+class Parts(NamedTuple):
+    """What the account does for a stream of its own."""
+
+    configs: Callable[[], dict[str, StreamConfig]]
+    check_new: Callable[[StreamConfig, dict[str, StreamConfig]], None]
+    check_consumer: Callable[[ConsumerConfig, StreamConfig, Collection[ConsumerConfig]], None]
+    make: Callable[[StreamConfig], Stream]
+    forget: Callable[[Stream], None]
+    add: Callable[[Stream], None]
+    attach: Callable[[Stream, ConsumerConfig, ConsumerState], asyncio.Task[None]]
+
+
+class Incoming:
+    """The streams of one account that are being restored.
+
+    Attributes: ``names``: those that are taken by them; ``streams``: those that have begun, by name.
+    """
+
+    def __init__(self, account: Owner, parts: Parts) -> None:
+        self._account = account
+        self._parts = parts
+        self.names: set[str] = set()
+        self.streams: dict[str, Stream] = {}
+
+    def reserve(self, given: StreamConfig) -> StreamConfig:
+        """Check a configuration and take its name until ``drop`` or ``complete``.
+
+        Returns: the configuration with its defaults. Raises: ApiError 10130, or the rule that it breaks.
+        """
+        account = self._account
+        config = check_stream(given, self._parts.configs(), account.limits, account.settings.server, pedantic=False)
+        config.metadata = with_static_metadata(config.metadata, required_level(config))
+        if config.name in account.offline:
+            raise ApiError(STREAM_OFFLINE, err=account.offline[config.name].reason)
+        if config.name in account.streams or config.name in self.names:
+            raise ApiError(10130)
+        self.names.add(config.name)
+        return config
+
+    def begin(self, config: StreamConfig) -> Stream:
+        """The stream, to be filled; ``config`` is as ``reserve`` returned it. Raises: ApiError."""
+        name = config.name
+        if config.num_replicas > 1:
+            raise ApiError(10074)
+        self.names.discard(name)
+        try:
+            self._parts.check_new(config, self._parts.configs())
+        finally:
+            self.names.add(name)
+        stream = self.streams[name] = self._parts.make(config)
+        stream.enforcement.doubt()
+        record = stream.enforcement.create_record()
+        record.extra[RESTORING] = True
+        stream.log.block(stream).add(record)
+        return stream
+
+    def check_consumer(self, given: ConsumerConfig, stream: Stream, others: Collection[ConsumerConfig]) -> ConsumerConfig:
+        """Check a consumer of ``stream``, which is to have ``others`` too.
+
+        Returns: the configuration with its defaults. Raises: ApiError.
+        """
+        account = self._account
+        config = check_consumer(given, stream.config, account.limits, account.settings.server)
+        self._parts.check_consumer(config, stream.config, others)
+        fill_inactive_threshold(config)
+        return config
+
+    def complete(self, stream: Stream, consumers: Collection[NewConsumer]) -> list[asyncio.Task[None]]:
+        """Make it a stream of the account. Returns: the openings of its consumers, each done once it serves."""
+        block = stream.log.block(stream)
+        block.add(StreamUpdate(stream.config.to_json(), {RESTORING: None}))
+        for consumer in consumers:
+            if consumer.config.stored:
+                block.add(consumer.record)
+        del self.streams[stream.name]
+        self.names.discard(stream.name)
+        openings = [self._parts.attach(stream, consumer.config, ConsumerState.created(consumer.record))
+                    for consumer in consumers]
+        stream.interest.changed()
+        self._parts.add(stream)
+        stream.log.urgent()
+        events = self._account.events
+        events.stream("create", stream.name, stream.log)
+        for consumer in consumers:
+            events.consumer("create", stream.name, consumer.record.name, stream.log)
+        return openings
+
+    def drop(self, name: str) -> None:
+        """Give the name back, and delete what has been stored of the stream."""
+        self.names.discard(name)
+        if (stream := self.streams.pop(name, None)) is not None:
+            self.discard(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Delete a stream that is not one of the account's."""
+        if stream.offline is None:
+            stream.log.block(stream).add(StreamDelete())
+            stream.log.urgent()
+        self._parts.forget(stream)
+        stream.close()
+        stream.live.let_go()
+
+    def release(self) -> None:
+        """Drop everything. Nothing is written: a start finds what has begun, and deletes it."""
+        for stream in self.streams.values():
+            stream.close()
+        self.streams.clear()
+        self.names.clear()

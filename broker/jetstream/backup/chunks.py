@@ -1,0 +1,118 @@
+"""Sending an archive in chunks: no more of them unanswered than the receiver asked for.
+
+    deliver_subject  chunk, reply $JS.SNAPSHOT.ACK.<stream>.<id>.<bytes>.<number>    until the last one, which has none
+                     an empty message with a status                                  the end
+
+Source: nats-server 2.15, server/jetstream_api.go, streamSnapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Msg, Source
+
+__all__ = ["ChunkSender", "Stopped"]
+
+_CHUNK_BYTES: Final = 128 << 10
+_CHUNK_BYTES_LEAST, _CHUNK_BYTES_MAX = 1 << 10, 1 << 20
+_WINDOW_BYTES: Final = 8 << 20
+_WINDOW_BYTES_MAX: Final = 32 << 20
+
+ACK_SECONDS: Final = 5.0
+_INTEREST_SECONDS: Final = 2.0
+"""How long a receiver may take to subscribe."""
+
+
+class Stopped(Exception):
+    """The transfer ended early. ``status``: what the receiver is told."""
+
+    def __init__(self, why: str, status: bytes) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class ChunkSender:
+    """Sends one archive to ``to``."""
+
+    def __init__(self, bus: Bus, to: bytes, ack_prefix: bytes, chunk_size: int, window_size: int) -> None:
+        self._bus = bus
+        self._to = to
+        self._ack_prefix = ack_prefix
+        self._chunk_bytes = min(max(chunk_size or _CHUNK_BYTES, _CHUNK_BYTES_LEAST), _CHUNK_BYTES_MAX)
+        window = min(max(window_size or _WINDOW_BYTES, _CHUNK_BYTES_LEAST), _WINDOW_BYTES_MAX)
+        self._slots = max(window // self._chunk_bytes, 1)
+        self._changed = asyncio.Event()
+        self._number = 0
+
+    async def send(self, archive: AsyncIterator[bytes]) -> None:
+        """Send all that ``archive`` gives, and the end, also when it fails. Raises: Stopped; whatever ``archive`` raises."""
+        acks = self._bus.subscribe(self._ack_prefix + b".>", self._on_acks)
+        self._interest = self._bus.watch_interest(self._to, b"", lambda _: self._changed.set())
+        status = b""
+        try:
+            await self._receiver()
+            rest = bytearray()
+            async for data in archive:
+                rest += data
+                at = 0
+                while len(rest) - at >= self._chunk_bytes:
+                    await self._slot()
+                    self._send(bytes(rest[at:at + self._chunk_bytes]))
+                    at += self._chunk_bytes
+                del rest[:at]
+            if rest:
+                await self._slot()
+                self._bus.publish(self._to, b"", 0, bytes(rest))
+            if self._number:
+                status = b"204"
+        except Stopped as stopped:
+            status = stopped.status
+            raise
+        except asyncio.CancelledError:
+            status = b"500 Server Shutdown"
+            raise
+        except Exception as error:
+            status = b"500 " + " ".join(str(error).split()).encode()
+            raise
+        finally:
+            self._bus.unsubscribe(acks)
+            self._interest.cancel()
+            head = b"NATS/1.0 %b\r\n\r\n" % status if status else b""
+            self._bus.publish(self._to, b"", len(head), head)
+
+    async def _receiver(self) -> None:
+        if not self._interest.interested:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(_INTEREST_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise Stopped("no interest", b"408 No Interest") from None
+
+    async def _slot(self) -> None:
+        """Wait until a chunk may be sent. Raises: Stopped."""
+        deadline = asyncio.get_running_loop().time() + ACK_SECONDS
+        while True:
+            if not self._interest.interested:
+                raise Stopped("no interest", b"408 No Interest")
+            if self._slots:
+                self._slots -= 1
+                return
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise Stopped("no flow response", b"408 No Flow Response") from None
+
+    def _send(self, chunk: bytes) -> None:
+        self._number += 1
+        self._bus.publish(self._to, b"%b.%d.%d" % (self._ack_prefix, len(chunk), self._number), 0, chunk)
+
+    def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        self._slots += end - start
+        self._changed.set()

@@ -1,0 +1,91 @@
+"""A stream as an archive, read while it goes on: its messages up to the last one at the beginning.
+
+What is removed meanwhile may be missing. One frame of messages is held at a time, and is compressed beside the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from broker.jetstream.archive.contents import ArchiveWriter
+from broker.jetstream.archive.values import ArchivedMsg, ArchivedStream
+from broker.jetstream.backup.consumers import archived
+from broker.jetstream.wire.errors import NOT_AVAILABLE, STREAM_NOT_FOUND, ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.stream.queries import Loading
+    from broker.jetstream.stream.state.live import LiveBlock
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.frame import Chunk
+    from broker.storage.state.dead import DeadSet
+
+__all__ = ["StreamReader"]
+
+
+class StreamReader:
+    """Reads ``stream`` as ``numbers`` say it is now, with these ``consumers``.
+
+    Args: ``exists``: whether it is still there.
+    """
+
+    def __init__(self, stream: Stream, numbers: ArchivedStream, consumers: Sequence[Consumer], exists: Callable[[], bool],
+                 ) -> None:
+        self._stream = stream
+        self._numbers = numbers
+        self._consumers = consumers
+        self._exists = exists
+        self._last_seq = numbers.last_seq
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The bytes of the archive. Raises: ApiError, StoreError, FormatError: it cannot be read, or not now."""
+        writer = ArchiveWriter(self._stream.clock.now_ns())
+        yield await asyncio.to_thread(writer.begin, self._numbers)
+        for consumer in self._consumers:
+            yield await asyncio.to_thread(writer.consumer, archived(consumer, self._last_seq))
+        # Messages can be read once they are stored.
+        await self._stream.log.persisted()
+        await self._stream.look()
+        seq, held = max(self._numbers.first_seq, 1), None
+        while seq <= self._last_seq and (found := self._next_chunk(seq)) is not None:
+            if not isinstance(found, tuple):
+                held = found  # keeps what it loads in memory until it is read
+                seq = max(seq, found.seq)
+                await self._ready(found.ready)
+                continue
+            held = None
+            chunk, block, place = found
+            seq = chunk.last_seq + 1
+            if msgs := self._messages(chunk, block.dead, place):
+                yield await asyncio.to_thread(writer.messages, msgs)
+        del held
+        yield writer.end()
+
+    def _next_chunk(self, seq: int) -> tuple[Chunk, LiveBlock, int] | Loading | None:
+        if self._stream.log.lease_expired:
+            raise ApiError(NOT_AVAILABLE)
+        if not self._exists():
+            raise ApiError(STREAM_NOT_FOUND)
+        return self._stream.next_chunk(seq, None)
+
+    async def _ready(self, ready: Awaitable[object]) -> None:
+        try:
+            await ready
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but what it waited for, with its stream.
+            raise ApiError(STREAM_NOT_FOUND) from None
+
+    def _messages(self, chunk: Chunk, dead: DeadSet | None, place: int) -> list[ArchivedMsg]:
+        """Those of ``chunk`` from ``place`` on that are live and were there at the beginning."""
+        msgs, hlens, last_seq = [], chunk.hlens, self._last_seq
+        for at in range(place, len(chunk)):
+            seq = chunk.seq(at)
+            if seq <= last_seq and (dead is None or seq not in dead):
+                msgs.append(ArchivedMsg(seq, chunk.times[at], chunk.subjects[at], hlens[at] if hlens is not None else 0,
+                                        chunk.bodies[at]))
+        return msgs

@@ -1,0 +1,58 @@
+"""The pages by name, for HTTP and for requests to the system account: options, and the function that makes the page.
+
+    endpoint = ENDPOINTS["CONNZ"]
+    endpoint.build(views, from_query(endpoint.options, {"acc": "A"}))         /connz?acc=A
+    endpoint.build(views, from_json(endpoint.options, {"acc": "A"}))          $SYS.REQ.SERVER.PING.CONNZ {"acc": "A"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from broker.monitor.accountz import accountz, accstatz
+from broker.monitor.clusters import gatewayz, ipqueuesz, leafz, routez
+from broker.monitor.connz import connz
+from broker.monitor.healthz import healthz
+from broker.monitor.jsz import jsz
+from broker.monitor.options import (
+    AccountzOptions,
+    AccstatzOptions,
+    ConnzOptions,
+    GatewayzOptions,
+    HealthzOptions,
+    IpqueueszOptions,
+    JszOptions,
+    LeafzOptions,
+    NoOptions,
+    RoutezOptions,
+    SubszOptions,
+)
+from broker.monitor.subsz import subsz
+from broker.monitor.varz import varz
+from broker.monitor.views import Views
+
+__all__ = ["ENDPOINTS", "Endpoint"]
+
+
+class Endpoint(NamedTuple):
+    """``build(views, options)`` makes the page from ``options``, which are of that type. Raises: BadOption."""
+
+    path: str
+    options: type
+    build: Callable[[Views, Any], dict[str, Any]]
+
+
+ENDPOINTS: Final[Mapping[str, Endpoint]] = {
+    "VARZ": Endpoint("/varz", NoOptions, varz),
+    "JSZ": Endpoint("/jsz", JszOptions, jsz),
+    "CONNZ": Endpoint("/connz", ConnzOptions, connz),
+    "ACCOUNTZ": Endpoint("/accountz", AccountzOptions, accountz),
+    "ACCSTATZ": Endpoint("/accstatz", AccstatzOptions, accstatz),
+    "SUBSZ": Endpoint("/subsz", SubszOptions, subsz),
+    "ROUTEZ": Endpoint("/routez", RoutezOptions, routez),
+    "LEAFZ": Endpoint("/leafz", LeafzOptions, leafz),
+    "GATEWAYZ": Endpoint("/gatewayz", GatewayzOptions, gatewayz),
+    "HEALTHZ": Endpoint("/healthz", HealthzOptions, healthz),
+    "IPQUEUESZ": Endpoint("/ipqueuesz", IpqueueszOptions, ipqueuesz),
+}

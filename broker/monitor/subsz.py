@@ -1,0 +1,39 @@
+"""/subsz: subscriptions, and how well their matches are cached. Source: nats-server, server/monitor.go (Subsz)."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from broker.monitor.options import LIMIT, BadOption, SubszOptions
+from broker.monitor.views import SublistFigures, Views
+from broker.protocol.subject import is_literal, is_valid
+
+__all__ = ["sublist_stats", "subsz"]
+
+
+def subsz(views: Views, options: SubszOptions) -> dict[str, Any]:
+    """The page. Raises: BadOption."""
+    test = options.test.encode(errors="replace")
+    if test and not (is_valid(test) and is_literal(test)):
+        raise BadOption(f"invalid test subject, must be valid publish subject: {options.test}")
+    figures = SublistFigures()
+    for account in views.accounts():
+        if options.account in ("", account.name):
+            figures.add(account.sublist)
+    offset, limit = max(options.offset, 0), options.limit if options.limit > 0 else LIMIT
+    page = {**views.head(), **sublist_stats(figures), "total": 0, "offset": offset, "limit": limit}
+    if options.subscriptions:
+        page["total"], subscriptions = views.subscriptions(options.account, options.test)
+        if listed := list(islice(subscriptions, offset, offset + limit)):
+            page["subscriptions_list"] = listed
+    return page
+
+
+def sublist_stats(figures: SublistFigures) -> dict[str, Any]:
+    """The figures under nats-server's names."""
+    return {"num_subscriptions": figures.subscriptions, "num_cache": figures.cached, "num_inserts": figures.inserts,
+            "num_removes": figures.removes, "num_matches": figures.matches,
+            "cache_hit_rate": figures.cache_hits / figures.matches if figures.matches else 0,
+            "max_fanout": figures.fanout_max,
+            "avg_fanout": figures.fanout_total / figures.cached if figures.cached else 0}

@@ -1,0 +1,32 @@
+"""/varz: the server. Source: nats-server, server/monitor.go (createVarz, updateVarzRuntimeFields)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.monitor.jsz import jetstream_stats
+from broker.monitor.options import NoOptions
+from broker.monitor.views import Views
+
+__all__ = ["varz"]
+
+
+def varz(views: Views, _: NoOptions) -> dict[str, Any]:
+    """The page."""
+    view = views.varz()
+    jetstream = views.jetstream()
+    if views.system_account:
+        view["system_account"] = views.system_account
+    return {
+        **view, "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
+        "jetstream": {"config": jetstream.config, "stats": jetstream_stats(jetstream), "limits": jetstream.limits}
+        if jetstream else {},
+        "routes": 0, "remotes": 0, "leafnodes": 0,
+        # There are no routes or leaf nodes: all traffic is from and to clients.
+        **{f"{way}_client_{what}": view[f"{way}_{what}"] for way in ("in", "out") for what in ("msgs", "bytes")},
+        "http_req_stats": dict(sorted(views.requests.items())),
+        "slow_consumer_stats": {"clients": view["slow_consumers"], "routes": 0, "gateways": 0, "leafs": 0},
+        "stale_connection_stats": {"clients": view["stale_connections"], "routes": 0, "gateways": 0, "leafs": 0},
+        # No disk is written: streams are in an object store, whose waits are among jetblock's own figures.
+        "disk_io_wait_stats": {"waiters": 0, "waits": 0, "wait_time": 0, "max_wait_time": 0},
+    }

@@ -1,0 +1,134 @@
+"""The pages over HTTP: from a path and query to a status, headers and body. HTTP itself is aiohttp's.
+
+Source: nats-server, server/monitor.go (ResponseHandler, HandleRoot).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.monitor.clusters import NO_RAFT
+from broker.monitor.endpoints import ENDPOINTS, Endpoint
+from broker.monitor.options import BadOption, from_query
+from broker.monitor.stacks import stacks
+from broker.monitor.views import Sample, Views
+
+__all__ = ["http_protocol"]
+
+log = logging.getLogger(__name__)
+
+HEAD_LINE_BYTES_MAX: Final = 8 * 1024
+HEADERS_MAX: Final = 64
+_CALLBACK: Final = re.compile(r"[A-Za-z_$][\w$.]{0,127}", re.ASCII)
+_TEXT: Final = "text/plain; charset=utf-8"
+_LABELS: Final = {"/varz": "General", "/jsz": "JetStream", "/connz": "Connections", "/accountz": "Accounts",
+                  "/accstatz": "Account Stats", "/subsz": "Subscriptions", "/routez": "Routes", "/leafz": "LeafNodes",
+                  "/gatewayz": "Gateways", "/healthz": "Health Probe", "/metrics": "Metrics for Prometheus",
+                  "/stacksz": "Stacks"}
+
+
+def http_protocol(views: Views, base_path: str) -> Callable[[], web.RequestHandler]:
+    """What makes the protocol of one connection, which closes it after one answer."""
+    return web.Server(_Pages(views, base_path).answer, access_log=None, logger=_Quiet(log, {}), lingering_time=0,
+                      max_line_size=HEAD_LINE_BYTES_MAX, max_field_size=HEAD_LINE_BYTES_MAX, max_headers=HEADERS_MAX)
+
+
+class _Pages:
+    """All pages under one base path."""
+
+    def __init__(self, views: Views, base_path: str) -> None:
+        self._views = views
+        self._base = "/" + base_path.strip("/") if base_path.strip("/") else ""
+        self._json: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()} | {
+            "/subscriptionsz": ENDPOINTS["SUBSZ"]}
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """The response to any request; as in nats-server, the method does not matter."""
+        try:
+            response = await self._page(request)
+        except BadOption as error:
+            response = web.Response(status=400, body=str(error).encode(errors="replace"), headers={"Content-Type": _TEXT})
+        except Exception:
+            log.exception("a monitoring page failed")
+            response = web.Response(status=500, body=b"Internal Server Error\n", headers={"Content-Type": _TEXT})
+        response.headers.update({"X-Content-Type-Options": "nosniff", "Server": "jetblock"})
+        response.force_close()
+        return response
+
+    async def _page(self, request: web.BaseRequest) -> web.Response:
+        path = request.path
+        query: Mapping[str, str] = request.query
+        if path != self._base and not path.startswith(self._base + "/"):
+            return _not_found()
+        path = path[len(self._base):] or "/"
+        endpoint = self._json.get(path)
+        if endpoint is not None:
+            self._views.requests[endpoint.path] += 1
+            page = endpoint.build(self._views, from_query(endpoint.options, query))
+            return await _json_response(endpoint, page, query.get("callback", ""))
+        match path:
+            case "/":
+                self._views.requests[path] += 1
+                return web.Response(text=_root(self._views.server_name, self._base), content_type="text/html")
+            case "/metrics":
+                self._views.requests[path] += 1
+                body, content_type = await asyncio.to_thread(_metrics, list(self._views.samples()),
+                                                             request.headers.get("Accept", ""))
+                return web.Response(body=body, headers={"Content-Type": content_type})
+            case "/stacksz":
+                return web.Response(text=stacks(), content_type="text/plain", headers={"Access-Control-Allow-Origin": "*"})
+            case "/raftz":
+                return web.Response(status=404, text=NO_RAFT)
+        return _not_found()
+
+
+def _metrics(samples: Sequence[Sample], accept: str) -> tuple[bytes, str]:
+    # Takes 70 ms to import, and not everyone asks for it.
+    from broker.monitor.metrics import metrics_text
+
+    return metrics_text(samples, accept)
+
+
+async def _json_response(endpoint: Endpoint, page: dict[str, Any], callback: str) -> web.Response:
+    """The page as JSON; with a callback as JSONP, whose callback must be a dotted name, or a link could run any script."""
+    status = 200
+    if endpoint is ENDPOINTS["HEALTHZ"]:
+        status = page.pop("status_code")
+        # Without spaces, as nats-server writes this page: probes compare it as text.
+        text = json.dumps(page, separators=(",", ":"), ensure_ascii=False)
+    else:
+        # Beside the loop: a thousand rows take a tenth of a second. They are nobody else's, and nothing changes them.
+        text = await asyncio.to_thread(json.dumps, page, indent=2, ensure_ascii=False)
+    content_type = "application/json"
+    if callback:
+        if not _CALLBACK.fullmatch(callback):
+            raise BadOption("callback must be a JavaScript name")
+        text, content_type = f"{callback}({text})", "application/javascript"
+    return web.Response(status=status, body=text.encode(errors="replace"),
+                        headers={"Content-Type": content_type, "Access-Control-Allow-Origin": "*"})
+
+
+def _not_found() -> web.Response:
+    return web.Response(status=404, body=b"404 page not found\n", headers={"Content-Type": _TEXT})
+
+
+def _root(name: str, base: str) -> str:
+    """A page of links."""
+    links = "".join(f'<a href="{html.escape(base + path)}">{label}</a><br/>\n' for path, label in _LABELS.items())
+    name = html.escape(name)
+    return f"<!doctype html>\n<title>jetblock {name}</title>\n<h1>jetblock</h1>\n<p>{name}</p>\n{links}"
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log: what peers send wrongly is their affair, and anyone may send anything."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        self.logger.debug(msg, *args)

@@ -1,0 +1,55 @@
+"""Accounts as /accountz and /accstatz show them. Source: nats-server, server/monitor.go (ExtExport, ExtImport, MapDest)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+from broker.config.access import AccountSettings
+from broker.config.sharing import Export, Import, SubjectMapping
+from broker.monitor.views import AccountView, SublistFigures, Traffic
+from broker.server.accounts.account import Account
+from broker.server.routing.statistics import routing_statistics
+
+__all__ = ["account_view"]
+
+_RESPONSE_TYPES: Final = {"singleton": "Singleton", "stream": "Streamed", "chunked": "Chunked"}
+
+
+def account_view(account: Account, updated: str, with_jetstream: Collection[str]) -> AccountView:
+    """Args: ``with_jetstream``: names of the accounts that have it."""
+    settings: AccountSettings = account.settings
+    traffic, figures = account.traffic(), routing_statistics(account.router)
+    return AccountView(
+        account.name, is_system=account.is_system, jetstream=account.name in with_jetstream,
+        connections=account.connections, slow_consumers=account.slow_consumers, traffic=Traffic(*traffic),
+        sublist=SublistFigures(figures.subscriptions, figures.cached, figures.inserts, figures.removes, figures.lookups,
+                               figures.family_hits, figures.fanout_max, figures.fanout_total),
+        updated=updated, exports=[_export(export) for export in settings.exports],
+        imports=[_import(one) for one in settings.imports], mappings=_mappings(settings.mappings))
+
+
+def _export(export: Export) -> dict[str, Any]:
+    shown: dict[str, Any] = {"subject": export.subject, "type": export.kind}
+    if export.accounts == ():
+        shown["token_req"] = True
+    if export.kind == "service":
+        shown["response_type"] = _RESPONSE_TYPES[export.response_type]
+        if export.latency is not None:
+            shown["service_latency"] = {"sampling": export.latency.sampling, "results": export.latency.subject}
+    if export.accounts:
+        shown["approved_accounts"] = list(export.accounts)
+    return shown
+
+
+def _import(one: Import) -> dict[str, Any]:
+    local = one.to or (f"{one.prefix}.{one.subject}" if one.prefix else one.subject)
+    shown: dict[str, Any] = {"subject": one.subject, "account": one.account}
+    if one.kind == "service":
+        shown["to"] = local
+    return shown | {"local_subject": local, "type": one.kind, "invalid": False, "share": one.share, "tracking": False}
+
+
+def _mappings(mappings: Iterable[SubjectMapping]) -> dict[str, list[dict[str, Any]]]:
+    return {mapping.source: [{"subject": to.subject, "weight": to.weight, **({"cluster": to.cluster} if to.cluster else {})}
+                             for to in mapping.destinations] for mapping in mappings}

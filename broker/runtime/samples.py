@@ -1,0 +1,138 @@
+"""The values of /metrics, from the running parts' own counters when they are asked for. Names: ``monitor.metrics.FAMILIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from broker import NATS_SERVER_VERSION, __version__
+from broker.histogram import Histogram
+from broker.jetstream.account.account import Account as JetStreamAccount
+from broker.jetstream.engine import JetStream
+from broker.monitor.views import ACCOUNTS_MAX, STREAMS_MAX, Buckets, Health, JetStreamView, Sample, Views
+from broker.runtime.loop_lag import LoopLag
+from broker.runtime.shard_host import ShardHost
+from broker.server.server import Server
+from broker.storage.objectstore.instrumented import SECONDS_BOUNDS
+from broker.storage.shard import Shard
+
+__all__ = ["jetstream_samples", "server_samples", "storage_samples"]
+
+_CONSUMERS_COUNTED_MAX = 10_000
+"""Consumers whose backlog is looked up for one scrape; streams with later ones have no series of it."""
+
+
+def server_samples(server: Server, lag: LoopLag, views: Views, health: Health) -> Iterator[Sample]:
+    """The server and its accounts."""
+    yield Sample("jetblock_build_info", 1, (__version__, NATS_SERVER_VERSION, server.server_name, server.server_id))
+    yield Sample("jetblock_healthy", health.status == "ok")
+    yield Sample("jetblock_serving", health.serving)
+    yield Sample("jetblock_connections", len(server.clients))
+    yield Sample("jetblock_max_connections", server.settings.clients.max_connections)
+    yield Sample("jetblock_connections_accepted_total", server.total_connections)
+    yield Sample("jetblock_subscriptions", server.subscription_count)
+    traffic = server.accounts.traffic()
+    yield Sample("jetblock_received_messages_total", traffic.in_msgs)
+    yield Sample("jetblock_received_bytes_total", traffic.in_bytes)
+    yield Sample("jetblock_sent_messages_total", traffic.out_msgs)
+    yield Sample("jetblock_sent_bytes_total", traffic.out_bytes)
+    yield Sample("jetblock_slow_consumers_total", server.slow_consumers)
+    yield Sample("jetblock_stale_connections_total", server.stale_connections)
+    yield Sample("jetblock_stalled_clients_total", server.stalled_clients)
+    yield Sample("jetblock_route_lookups_total", sum(account.router.lookups for account in server.accounts))
+    yield Sample("jetblock_event_loop_lag_seconds", _buckets(lag.histogram))
+    for page, count in views.requests.items():
+        yield Sample("jetblock_http_requests_total", count, (page,))
+    accounts = sorted(server.accounts, key=lambda account: account.name)
+    for account in accounts[:ACCOUNTS_MAX]:
+        labels = (account.name,)
+        traffic = account.traffic()
+        yield Sample("jetblock_account_connections", account.connections, labels)
+        yield Sample("jetblock_account_subscriptions", account.subscriptions, labels)
+        yield Sample("jetblock_account_received_messages_total", traffic.in_msgs, labels)
+        yield Sample("jetblock_account_received_bytes_total", traffic.in_bytes, labels)
+        yield Sample("jetblock_account_sent_messages_total", traffic.out_msgs, labels)
+        yield Sample("jetblock_account_sent_bytes_total", traffic.out_bytes, labels)
+    yield Sample("jetblock_accounts_not_shown", max(len(accounts) - ACCOUNTS_MAX, 0))
+
+
+def jetstream_samples(js: JetStream, view: JetStreamView) -> Iterator[Sample]:
+    """JetStream and its streams."""
+    shown = view.accounts
+    yield Sample("jetblock_jetstream_streams", sum(account.streams for account in shown))
+    yield Sample("jetblock_jetstream_streams_offline", len(view.failed))
+    yield Sample("jetblock_jetstream_consumers", sum(account.consumers for account in shown))
+    yield Sample("jetblock_jetstream_messages", sum(account.messages for account in shown))
+    for storage, stored, reserved, bound in (
+            ("memory", sum(account.memory for account in shown), sum(account.reserved_memory for account in shown),
+             view.config["max_memory"]),
+            ("file", sum(account.storage for account in shown), sum(account.reserved_storage for account in shown),
+             view.config["max_storage"])):
+        yield Sample("jetblock_jetstream_stored_bytes", stored, (storage,))
+        yield Sample("jetblock_jetstream_reserved_bytes", reserved, (storage,))
+        yield Sample("jetblock_jetstream_max_bytes", bound, (storage,))
+    yield Sample("jetblock_jetstream_api_requests_total", sum(account.api_total for account in shown))
+    yield Sample("jetblock_jetstream_api_errors_total", sum(account.api_errors for account in shown))
+    yield from _streams(sorted(js.accounts.values(), key=lambda account: account.name))
+
+
+def _streams(accounts: list[JetStreamAccount]) -> Iterator[Sample]:
+    streams = ((account, name) for account in accounts for name in sorted(account.streams))
+    left = _CONSUMERS_COUNTED_MAX
+    for account, name in islice(streams, STREAMS_MAX):
+        stream, labels = account.streams[name], (account.name, name)
+        consumers = account.consumers(stream)
+        yield Sample("jetblock_stream_messages", stream.msgs, labels)
+        yield Sample("jetblock_stream_bytes", stream.size_bytes, labels)
+        yield Sample("jetblock_stream_first_sequence", stream.first_seq, labels)
+        yield Sample("jetblock_stream_last_sequence", stream.last_seq, labels)
+        yield Sample("jetblock_stream_consumers", len(consumers), labels)
+        left -= len(consumers)
+        if left >= 0:
+            backlogs = [consumer.backlog() for consumer in consumers.values()]
+            yield Sample("jetblock_stream_pending_messages", sum(pending for pending, _ in backlogs), labels)
+            yield Sample("jetblock_stream_ack_pending_messages", sum(unacked for _, unacked in backlogs), labels)
+    yield Sample("jetblock_streams_not_shown", sum(1 for _ in streams))
+
+
+def storage_samples(shard_host: ShardHost) -> Iterator[Sample]:
+    """The store, the cache and, on an owner, the log."""
+    yield Sample("jetblock_standby", shard_host.standby)
+    for name, stats in shard_host.store.operations.items():
+        labels = (name,)
+        yield Sample("jetblock_store_operation_duration_seconds",
+                     Buckets(SECONDS_BOUNDS, tuple(stats.buckets), stats.ns / 1e9), labels)
+        yield Sample("jetblock_store_operations_in_flight", stats.in_flight, labels)
+        if name in ("put", "get"):
+            yield Sample("jetblock_store_transferred_bytes_total", stats.bytes, labels)
+        for kind, count in list(stats.errors.items()):
+            yield Sample("jetblock_store_errors_total", count, (name, kind))
+    yield Sample("jetblock_store_retries_total", shard_host.retries)
+    cache = shard_host.cache
+    yield Sample("jetblock_cache_bytes", cache.bytes)
+    yield Sample("jetblock_max_cache_bytes", cache.bytes_max)
+    yield Sample("jetblock_cache_hits_total", cache.hits)
+    yield Sample("jetblock_cache_misses_total", cache.misses)
+    yield Sample("jetblock_commit_duration_seconds", _buckets(shard_host.commit_latency))
+    if shard_host.shard is not None:
+        yield Sample("jetblock_recovery_duration_seconds", shard_host.recovery_ns / 1e9)
+        yield from _shard(shard_host.shard)
+
+
+def _shard(shard: Shard) -> Iterator[Sample]:
+    log = shard.log
+    yield Sample("jetblock_recovery_segments", shard.recovered.segments)
+    yield Sample("jetblock_commits_total", log.commit_count)
+    yield Sample("jetblock_commit_bytes_total", log.commit_bytes)
+    yield Sample("jetblock_tail_bytes", log.tail_bytes)
+    yield Sample("jetblock_max_tail_bytes", log.tail_bytes_max)
+    yield Sample("jetblock_epoch", log.epoch)
+    yield Sample("jetblock_log_position", log.position.number)
+    yield Sample("jetblock_lease_valid", not log.lease_expired)
+    yield Sample("jetblock_store_up", log.store_error is None)
+    yield Sample("jetblock_checkpoint_rounds_total", shard.checkpointer.rounds)
+    yield Sample("jetblock_checkpoint_lag_segments", shard.checkpointer.segments_since)
+
+
+def _buckets(histogram: Histogram) -> Buckets:
+    return Buckets(histogram.bounds, tuple(histogram.counts), histogram.sum_s)

@@ -1,0 +1,186 @@
+"""The data of the monitoring pages, taken from the running parts when a page is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from broker import JETSTREAM_API_LEVEL, __version__
+from broker.clock import Clock
+from broker.config.settings import ServerLimits, Settings, WebSocketSettings
+from broker.gotime import format_time
+from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
+from broker.runtime import samples
+from broker.runtime.account_views import account_view
+from broker.runtime.loop_lag import LoopLag
+from broker.runtime.process_figures import Cpu, resident_bytes
+from broker.server.overview import certificates_of, connections, subscriptions_of, subsz_rows
+from broker.server.server import Server
+
+if TYPE_CHECKING:
+    from broker.jetstream.engine import JetStream
+    from broker.runtime.shard_host import ShardHost
+
+__all__ = ["Parts", "Sources"]
+
+_UNBOUNDED: Final = (1 << 63) - 1
+"""Shown where nothing bounds the bytes of streams."""
+
+
+class Parts(Protocol):
+    """The running broker, as far as it is shown."""
+
+    clock: Clock
+    settings: Settings
+    server: Server
+    lag: LoopLag
+    jetstream: JetStream | None
+    shard_host: ShardHost | None
+
+    @property
+    def serving(self) -> bool:
+        """Whether clients may connect."""
+
+    @property
+    def monitored_at(self) -> dict[str, Any]:
+        """``http_host``, ``http_port`` and ``https_port`` of /varz."""
+
+
+class Sources:
+    """``views`` are the sources of all pages."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._cpu = Cpu(parts.clock)
+        server = parts.server
+        accounts = server.accounts
+        self.views = Views(
+            server_id=server.server_id, server_name=server.server_name,
+            now=lambda: format_time(parts.clock.now_ns()), varz=self._varz, health=self._health,
+            connections=partial(connections, server), subscriptions_of=partial(subscriptions_of, server),
+            certificates_of=partial(certificates_of, server), subscriptions=partial(subsz_rows, server),
+            accounts=self._accounts, system_account=accounts.system.name if accounts.system is not None else "",
+            jetstream=self._jetstream, samples=self._samples)
+
+    def _samples(self) -> Iterator[Sample]:
+        parts = self._parts
+        yield from samples.server_samples(parts.server, parts.lag, self.views, self._health())
+        if parts.shard_host is not None:
+            yield from samples.storage_samples(parts.shard_host)
+        if parts.jetstream is not None and (view := self._jetstream()) is not None:
+            yield from samples.jetstream_samples(parts.jetstream, view)
+
+    def _varz(self) -> dict[str, Any]:
+        parts = self._parts
+        settings = parts.settings
+        page = {**parts.server.varz(), "go": f"python{sys.version_info.major}.{sys.version_info.minor}",
+                "http_base_path": "/" + settings.monitoring.base_path.strip("/") if settings.monitoring.base_path.strip("/")
+                else "", **parts.monitored_at,
+                "websocket": self._websocket(settings.websocket), "mem": resident_bytes(), "cores": os.cpu_count() or 1,
+                "gomaxprocs": 1, "cpu": self._cpu.percent(),
+                "config_load_time": format_time(parts.server.configured_at_ns), "config_digest": settings.digest}
+        if settings.server_tags:
+            page["tags"] = list(settings.server_tags)
+        if (tls := parts.server.entrance.tls) is not None:
+            page["tls_cert_not_after"] = format_time(tls.not_after_ns)
+        page["jetblock"] = self._own_figures()
+        return page
+
+    def _websocket(self, settings: WebSocketSettings) -> dict[str, Any]:
+        """The block about WebSocket; unset members are left out."""
+        listener = self._parts.server.websocket
+        if listener is None:
+            return {}
+        shown: dict[str, Any] = {
+            "host": settings.host, "port": listener.port, "no_auth_user": settings.no_auth_user,
+            "jwt_cookie": settings.jwt_cookie, "handshake_timeout": settings.handshake_timeout_ns,
+            "auth_timeout": (settings.auth_timeout_ns or 0) / 1e9, "no_tls": settings.no_tls,
+            "tls_map": settings.tls.verify_and_map, "tls_pinned_certs": list(settings.tls.pinned_certs),
+            "same_origin": settings.same_origin, "allowed_origins": list(settings.allowed_origins),
+            "compression": settings.compression}
+        if (tls := listener.entrance.tls) is not None:
+            shown["tls_cert_not_after"] = format_time(tls.not_after_ns)
+        return {name: value for name, value in shown.items() if value}
+
+    def _own_figures(self) -> dict[str, Any]:
+        """Figures that nats-server does not have: the log, the store, the cache, the loop."""
+        figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self._parts.lag.snapshot()}
+        shard_host = self._parts.shard_host
+        if shard_host is not None:
+            figures["store"] = shard_host.store.snapshot()
+            figures["cache"] = {"bytes": shard_host.cache.bytes, "hits": shard_host.cache.hits,
+                                "misses": shard_host.cache.misses}
+            figures["standby"] = shard_host.standby
+            if shard_host.shard is not None:
+                shard_log = shard_host.shard.log
+                figures["log"] = {
+                    "epoch": shard_log.epoch, "position": shard_log.position.number, "commits": shard_log.commit_count,
+                    "commit_bytes": shard_log.commit_bytes, "tail_bytes": shard_log.tail_bytes,
+                    "store_error": str(shard_log.store_error or "")}
+        return figures
+
+    def _health(self) -> Health:
+        shard_host = self._parts.shard_host
+        if shard_host is not None and shard_host.standby:
+            return Health("standby", "another broker owns the store", serving=False)
+        if not self._parts.serving:
+            return Health("unavailable", "starting, or stopping", serving=False)
+        if shard_host is not None and shard_host.shard is not None and shard_host.shard.log.lease_expired:
+            return Health("unavailable", f"the store does not answer: {shard_host.shard.log.store_error}")
+        return Health()
+
+    def _accounts(self) -> list[AccountView]:
+        server, js = self._parts.server, self._parts.jetstream
+        updated = format_time(server.configured_at_ns)
+        return [account_view(account, updated, js.accounts.keys() if js is not None else ())
+                for account in server.accounts]
+
+    def _jetstream(self) -> JetStreamView | None:
+        js, shard_host = self._parts.jetstream, self._parts.shard_host
+        if js is None or shard_host is None:
+            return None
+        from broker.jetstream import overview
+
+        accounts = []
+        for account in js.accounts.values():
+            used = account.info()
+            accounts.append(JetStreamAccount(
+                account.name, used["memory"], used["storage"], used["reserved_memory"], used["reserved_storage"],
+                account.limits.max_memory, account.limits.max_storage, account.api_total, account.api_errors,
+                used["streams"], used["consumers"], sum(stream.msgs for stream in account.streams.values()),
+                partial(overview.streams, account), account.streams.__contains__,
+                partial(overview.consumer_exists, account)))
+        told = js.settings
+        stored = sum(account.storage for account in accounts)
+        config = {"max_memory": told.server.max_memory if told.server.max_memory >= 0 else _UNBOUNDED,
+                  "max_storage": _max_storage(told.server.max_storage, shard_host.store.url, stored),
+                  "store_dir": shard_host.store.url.removeprefix("file://"),
+                  **({"domain": told.domain} if told.domain else {}), "compress_ok": True, "strict": told.strict}
+        return JetStreamView(config, _limits(told.server), JETSTREAM_API_LEVEL, accounts,
+                             [(account.name, name) for account in js.accounts.values() for name in account.offline])
+
+
+def _max_storage(configured: int, url: str, stored: int) -> int:
+    """The bytes that streams may have: the limit, or what a directory's disk can hold; an object store has no bound."""
+    if configured >= 0:
+        return configured
+    if url.startswith("file://"):
+        try:
+            return stored + shutil.disk_usage(url.removeprefix("file://")).free
+        except OSError:
+            pass
+    return _UNBOUNDED
+
+
+def _limits(limits: ServerLimits) -> dict[str, Any]:
+    """The limits that are configured, by nats-server's names."""
+    shown = {"max_request_batch": limits.max_request_batch, "max_ack_pending": limits.max_ack_pending,
+             "max_duplicate_window": limits.duplicate_window_ns,
+             "max_batch_inflight_per_stream": limits.batch_max_inflight_per_stream,
+             "max_batch_inflight_total": limits.batch_max_inflight_total, "max_batch_size": limits.batch_max_msgs,
+             "max_batch_timeout": limits.batch_timeout_ns}
+    return {name: value for name, value in shown.items() if value > 0}

@@ -1,0 +1,78 @@
+"""The server's parts as monitoring shows them, where they are too many to be shown unasked. No I/O.
+
+Source: nats-server, server/monitor.go (newSubsDetailList, makePeerCerts, Subsz).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from broker.server.connection.connection import Client
+from broker.server.connection.statistics import peer_certificates, subscription_row
+from broker.server.routing.statistics import subscriptions
+from broker.server.server import Server
+
+__all__ = ["certificates_of", "connections", "subscriptions_of", "subsz_rows"]
+
+_COLUMNS: Final[dict[str, Callable[[Client], Any]]] = {
+    "cid": attrgetter("cid"), "account": attrgetter("account.name"), "subscriptions": lambda client: len(client.subs),
+    "pending_bytes": attrgetter("pending_bytes"), "in_msgs": attrgetter("in_msgs"), "out_msgs": attrgetter("out_msgs"),
+    "in_bytes": attrgetter("in_bytes"), "out_bytes": attrgetter("out_bytes")}
+"""What rows are usually chosen and sorted by."""
+
+
+class _OpenConnection(Mapping[str, Any]):
+    """An entry of /connz that is made when it is shown: of ten thousand connections, a page shows a thousand."""
+
+    __slots__ = ("_client", "_made", "_make")
+
+    def __init__(self, client: Client, make: Callable[[Client], dict[str, Any]]) -> None:
+        self._client = client
+        self._make = make
+        self._made: dict[str, Any] | None = None
+
+    def _whole(self) -> dict[str, Any]:
+        if self._made is None:
+            self._made = self._make(self._client)
+        return self._made
+
+    def __getitem__(self, name: str) -> Any:
+        column = _COLUMNS.get(name)
+        return column(self._client) if column is not None and self._made is None else self._whole()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+
+def connections(server: Server, *, closed: bool = False) -> list[Mapping[str, Any]]:
+    """As ``Server.connections``."""
+    if closed:
+        return [*server.connections(closed=True)]
+    return [_OpenConnection(client, server.row) for client in server.clients.values()]
+
+
+def subscriptions_of(server: Server, row: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    """The subscriptions of an entry of ``Server.connections``; of a closed one, the first of them."""
+    if (closed := row.get("subscriptions_list_detail")) is not None:
+        return closed  # type: ignore[no-any-return]
+    client = server.clients.get(row["cid"])
+    return [subscription_row(sub) for sub in client.subs.values()] if client is not None else []
+
+
+def certificates_of(server: Server, row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The certificate that the client of an entry of ``Server.connections`` was verified by; none if it is closed."""
+    client = server.clients.get(row["cid"])
+    return peer_certificates(client) if client is not None else []
+
+
+def subsz_rows(server: Server, account: str = "", subject: str = "") -> tuple[int, Iterator[dict[str, Any]]]:
+    """/subsz entries of one account (""; all) that match a literal subject ("": all): how many, and each."""
+    found = [(one.name, *subscriptions(one.router, subject.encode())) for one in server.accounts
+             if account in ("", one.name)]
+    rows = ({"account": name, "account_tag": name, **subscription_row(sub)} for name, _, subs in found for sub in subs)
+    return sum(count for _, count, _ in found), rows

@@ -1,0 +1,85 @@
+"""Roll-ups over keys with several messages in many blocks: what they take out, and that the loop has turns meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.jetstream.stream.retention import rollup
+from broker.storage.log.settings import LogSettings
+from tests.jetstream.stream.world import World, everything, pub, publish
+
+KEYS = 40
+VALUES = 5
+
+
+class Looks:
+    """The most blocks that were looked at in one turn of the loop."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.most = self.all = self._now = 0
+        matching_rows = rollup.matching_rows
+
+        def counted(*args: Any) -> Any:
+            if not self._now:
+                asyncio.get_running_loop().call_soon(self._next)
+            self._now += 1
+            self.all += 1
+            self.most = max(self.most, self._now)
+            return matching_rows(*args)
+
+        monkeypatch.setattr(rollup, "matching_rows", counted)
+
+    def _next(self) -> None:
+        self._now = 0
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["singly", "in a batch"])
+async def test_many_roll_ups_at_once_leave_the_loop_its_turns(atomic: bool, monkeypatch: Any) -> None:
+    """Each of forty keys has a value in each of many blocks, all in memory, and all are rolled up at once: by publishes that one
+    read brings, or by one batch. All go but the roll-ups and what is under other keys; no turn looks at more than a few blocks
+    more than its bound, and a batch looks at each block once for all its keys."""
+    monkeypatch.setattr(rollup, "_BLOCKS_A_TURN", 30)
+    monkeypatch.setattr("broker.jetstream.stream.state.heads._ROWS_AT_ONCE", 30)
+    world = World(settings=LogSettings(segment_count=2))
+    stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)
+    for value in range(VALUES):
+        for key in range(KEYS):
+            publish(world, stream, pub(b"S.%02d" % key, b"%d" % value), pub(b"S.other", b""))
+            await world.settle(stream)
+    looks = Looks(monkeypatch)
+    if atomic:
+        rows = [{"Nats_Batch_Id": "b", "Nats_Batch_Sequence": str(i + 1)} for i in range(KEYS)]
+        rows[-1]["Nats_Batch_Commit"] = "1"
+    else:
+        rows = [{} for _ in range(KEYS)]
+    publish(world, stream, *[pub(b"S.%02d" % key, b"last", Nats_Rollup="sub", **row) for key, row in enumerate(rows)])
+    while stream.last_seq < 2 * KEYS * VALUES + KEYS:
+        await world.settle(stream)
+    left = await everything(stream)
+    assert [subject for _, subject, _ in left if subject != b"S.other"] == [b"S.%02d" % key for key in range(KEYS)]
+    assert len(left) == KEYS * VALUES + KEYS
+    assert 0 < looks.most <= 60
+    if atomic:
+        assert looks.all <= KEYS * VALUES + 60
+    await world.close()
+
+
+async def test_a_batch_of_roll_ups_waits_for_one_search(monkeypatch: Any) -> None:
+    """It finds what all keys lose; a key that has no message is no error."""
+    monkeypatch.setattr(rollup, "_BLOCKS_A_TURN", 1)
+    world = World(settings=LogSettings(segment_count=2))
+    stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)
+    for _ in range(3):
+        for key in range(4):
+            publish(world, stream, pub(b"S.%d" % key))
+            await world.settle(stream)
+    rows = [pub(b"S.%d" % key, b"last", Nats_Rollup="sub", Nats_Batch_Id="b", Nats_Batch_Sequence=str(key + 1),
+                **({"Nats_Batch_Commit": "1"} if key == 4 else {})) for key in range(5)]
+    publish(world, stream, *rows)
+    while stream.last_seq < 17:
+        await world.settle(stream)
+    assert [(seq, subject) for seq, subject, _ in await everything(stream)] == [(13 + key, b"S.%d" % key) for key in range(5)]
+    await world.close()

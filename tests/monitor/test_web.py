@@ -1,0 +1,229 @@
+"""The pages over real sockets, by HTTP and HTTPS: framing, paths, bounds on time and size, and what a bad peer gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from broker.monitor.listener import CONNECTIONS_MAX, MonitorServer
+from broker.monitor.views import Health
+from tests.certificates import Authority
+from tests.monitor.views import Server
+
+
+class Pages:
+    """The pages of a server whose figures a test can change."""
+
+    def __init__(self, *, seconds: float = 60, base_path: str = "/", tls: ssl.SSLContext | None = None) -> None:
+        self.server = Server()
+        self.monitor = MonitorServer(self.server.views, "127.0.0.1", -1, base_path=base_path, tls=tls,
+                                     exchange_seconds_max=seconds)
+
+    async def __aenter__(self) -> Pages:
+        await self.monitor.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.monitor.close()
+
+    async def connect(self, trust: ssl.SSLContext | None = None,
+                      limit: int = 1 << 16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.monitor.port, ssl=trust, limit=limit)
+
+    async def ask(self, request: bytes, trust: ssl.SSLContext | None = None) -> bytes:
+        """Everything that comes back until the server closes the connection."""
+        reader, writer = await self.connect(trust)
+        writer.write(request)
+        try:
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def get(self, target: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by their names in lower case, and body."""
+        lines = [f"GET {target} HTTP/1.1", "Host: x", *headers, "", ""]
+        head, _, body = (await self.ask("\r\n".join(lines).encode())).partition(b"\r\n\r\n")
+        first, *rest = head.decode().split("\r\n")
+        return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}, body
+
+
+@pytest_asyncio.fixture
+async def pages() -> AsyncIterator[Pages]:
+    async with Pages() as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def hasty() -> AsyncIterator[Pages]:
+    """Pages that cut off clients soon."""
+    async with Pages(seconds=0.5) as found:
+        yield found
+
+
+async def test_get(pages: Pages) -> None:
+    """One answer with its length and nats-server's headers, then the connection closes."""
+    status, headers, body = await pages.get("/varz")
+    assert status == 200
+    assert json.loads(body)["http_req_stats"] == {"/varz": 1}
+    assert (headers["content-type"], headers["access-control-allow-origin"]) == ("application/json", "*")
+    assert headers["content-length"] == str(len(body))
+    assert {"date", "connection", "x-content-type-options"} <= headers.keys()
+    assert headers["server"] == "jetblock"
+
+
+async def test_old_http_head_and_other_methods(pages: Pages) -> None:
+    """HTTP/1.0 without a Host works, HEAD gets no body, and any other method is as good as GET, as with nats-server."""
+    assert b"NID" in await pages.ask(b"GET /leafz HTTP/1.0\r\n\r\n")
+    head = await pages.ask(b"HEAD /varz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert head.endswith(b"\r\n\r\n")
+    assert b"200 OK" in head
+    post = await pages.ask(b"POST /leafz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+    assert b"200 OK" in post
+    assert b"NID" in post
+
+
+async def test_errors(pages: Pages) -> None:
+    """An unknown path and a bad parameter get their status and text; health its own status and compact JSON."""
+    assert (await pages.get("/nope"))[::2] == (404, b"404 page not found\n")
+    assert (await pages.get("/raftz"))[::2] == (404, b"No Raft nodes registered")
+    status, headers, body = await pages.get("/connz?limit=x")
+    assert (status, headers["content-type"]) == (400, "text/plain; charset=utf-8")
+    assert body == b"Error decoding int for 'limit': strconv.Atoi: parsing \"x\": invalid syntax"
+    pages.server.health = Health("standby", "another broker owns the store", serving=False)
+    assert (await pages.get("/healthz"))[::2] == (503, b'{"status":"standby","error":"another broker owns the store"}')
+    assert (await pages.get("/healthz?live=1"))[::2] == (200, b'{"status":"ok"}')
+
+
+@pytest.mark.shows("monitoring.callback")
+async def test_callback(pages: Pages) -> None:
+    """JSONP for a page, an error keeps its status; a callback that is no name could run any script."""
+    status, headers, body = await pages.get("/varz?callback=my.call")
+    assert (status, headers["content-type"]) == (200, "application/javascript")
+    assert body.startswith(b"my.call({")
+    assert body.endswith(b"})")
+    assert (await pages.get("/healthz?account=NO&callback=f"))[0] == 404
+    assert (await pages.get("/varz?callback=alert(1)//"))[::2] == (400, b"callback must be a JavaScript name")
+
+
+@pytest.mark.shows("monitoring.stacksz")
+async def test_links_and_stacks(pages: Pages) -> None:
+    """Every page that the first one links to is there; /stacksz shows this test."""
+    body = (await pages.get("/"))[2].decode()
+    targets = [part.split('"')[0] for part in body.split('<a href="')[1:]]
+    assert "/metrics" in targets
+    for target in targets:
+        assert (await pages.get(target))[0] == 200, target
+    assert b"test_links_and_stacks" in (await pages.get("/stacksz"))[2]
+
+
+@pytest.mark.shows("monitoring.base_path")
+async def test_base_path() -> None:
+    """Everything is below it, the links too."""
+    async with Pages(base_path="/nats/") as below:
+        assert (await below.get("/nats/varz"))[0] == 200
+        assert b'"/nats/varz"' in (await below.get("/nats/"))[2]
+        assert (await below.get("/nats"))[0] == 200
+        for path in ("/varz", "/", "/natsvarz", "/nats/nats/varz"):
+            assert (await below.get(path))[0] == 404, path
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), [
+    (b"INFO {}\r\nCONNECT {}\r\n\r\n", b"400"),
+    (b"\x16\x03\x01\x00\xa5\x01\x00\r\n\r\n", b"400"),
+    (b"GET /" + b"a" * 100_000, b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000, b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 100_000, b"400"),
+    (b"GET /%ff%00%zz?%ff=%zz&&&= HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+])
+async def test_bad_requests(pages: Pages, request_bytes: bytes, status: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is answered with its status and closed; none is read without end, or fills the log."""
+    assert (await pages.ask(request_bytes)).split()[1] == status
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+    assert (await pages.get("/varz"))[0] == 200
+
+
+async def test_silent_and_slow_clients_are_cut_off(hasty: Pages) -> None:
+    """A client that sends nothing, or never finishes its request, is closed when its time is over."""
+    assert await hasty.ask(b"") == b""
+    assert await hasty.ask(b"GET / HTTP/1.1\r\nHos") == b""
+
+
+async def test_client_that_does_not_read_is_cut_off(hasty: Pages) -> None:
+    """A reply that the peer does not read is dropped after a time, and the server goes on."""
+    hasty.server.views.server_name = "x" * (64 << 20)
+    reader, writer = await hasty.connect(limit=1024)
+    writer.write(b"GET /routez HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(1.0)
+    received = 0
+    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is cut off)
+        while chunk := await reader.read(1 << 20):
+            received += len(chunk)
+        raise ConnectionError("closed early")
+    assert received < 64 << 20
+    writer.close()
+    assert (await hasty.get("/varz"))[0] == 200
+
+
+async def test_many_silent_clients_keep_nobody_out(pages: Pages) -> None:
+    """More connections than the bound: the oldest are closed, and requests are answered."""
+    silent = [await pages.connect() for _ in range(CONNECTIONS_MAX + 8)]
+    assert (await pages.get("/varz"))[0] == 200
+    with pytest.raises(ConnectionError):  # noqa: PT012 (aborted)
+        if await silent[0][0].read() == b"":
+            raise ConnectionError
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_a_page_that_fails_ends_its_own_exchange_only(pages: Pages, caplog: pytest.LogCaptureFixture) -> None:
+    """The client gets 500, the log says why, the next request is served."""
+    def broken() -> str:
+        raise RuntimeError("a bug in a page")
+
+    now, pages.server.views.now = pages.server.views.now, broken
+    assert (await pages.get("/leafz"))[0] == 500
+    assert "a bug in a page" in caplog.text
+    pages.server.views.now = now
+    assert (await pages.get("/leafz"))[0] == 200
+
+
+async def test_close_ends_exchanges_in_progress(pages: Pages) -> None:
+    """Closing does not wait for silent clients."""
+    reader, writer = await pages.connect()
+    assert (await pages.get("/leafz"))[0] == 200
+    async with asyncio.timeout(20):
+        await pages.monitor.close()
+        with pytest.raises(ConnectionError):  # noqa: PT012 (aborted)
+            if await reader.read() == b"":
+                raise ConnectionError
+    writer.close()
+
+
+async def test_https(tmp_path: Path) -> None:
+    """The pages by TLS; other certificates are used for connections from then on, and plain HTTP gets no page."""
+    first, second = (Authority(path) for name in ("first", "second") if (path := tmp_path / name).mkdir() is None)
+    request = b"GET /leafz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with Pages(tls=_context(first), seconds=2) as pages:
+        assert pages.monitor.scheme == "https"
+        assert b"200 OK" in await pages.ask(request, first.trust())
+        pages.monitor.use(_context(second))
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await pages.ask(request, first.trust())
+        assert b"200 OK" in await pages.ask(request, second.trust())
+        with pytest.raises(ConnectionError):  # noqa: PT012 (closed without an answer)
+            if await pages.ask(request) == b"":
+                raise ConnectionError
+
+
+def _context(authority: Authority) -> ssl.SSLContext:
+    files = authority.server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    return context

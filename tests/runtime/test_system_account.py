@@ -1,0 +1,308 @@
+"""The system account of a whole broker beside the real nats-server's: the same requests, the same answers.
+
+Of two answers, the members and their types must be equal, and their values unless they depend on the process. What only
+one of the two has is named here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from nats.errors import NoRespondersError
+
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.server.raw_client import Wire
+from tests.server.system.listening import Listener
+
+FILE = """
+server_name: one
+server_tags: ["zone:a", ssd]
+jetstream { domain: hub, max_mem: 64MB, max_file: 1GB }
+accounts {
+  A { users [ {user: a, password: p} ], jetstream: enabled }
+  B { users [ {user: b, password: p} ] }
+  $SYS { users [ {user: sys, password: p} ] }
+}
+"""
+
+DEPENDS_ON_PROCESS = {
+    "id", "server_id", "now", "start", "time", "seq", "timestamp", "config_load_time", "update_time", "created", "ts",
+    "config_digest", "mem", "cpu", "uptime", "idle", "rtt", "last_activity", "port", "http_port", "store_dir", "git_commit",
+    "go", "gomaxprocs", "in_bytes", "out_bytes", "in_msgs", "out_msgs", "sent", "received", "sent_to_clients",
+    "received_from_clients", "subscriptions", "num_subscriptions", "in_client_msgs", "in_client_bytes", "out_client_msgs",
+    "out_client_bytes", "pending_bytes", "http_req_stats", "flags", "cid", "start_time", "num_cache", "num_inserts",
+    "num_removes", "num_matches", "cache_hit_rate", "max_fanout", "avg_fanout", "total_connections", "stop",
+    "subscriptions_list", "first_ts", "last_ts", "tls_timeout", "auth_timeout", "cores", "storage", "bytes", "api",
+    "connect_urls", "http_host", "msgs"}
+"""Values that two processes may differ in; their types still agree."""
+
+ONLY_REAL = {
+    "feature_flags": "no feature has a flag", "git_commit": "there is none", "imports": "built in, not imports",
+    "sync_interval": "no file is ever synced to disk", "compress_ok": "blocks are always compressed",
+    "default_max_consumers": "a stream's consumers are not limited by default", "cluster": "a stream has no replicas",
+    "mappings": "the domain's own prefix is no mapping"}
+ONLY_OURS = {"connect_urls": "always known here", "jetblock": "figures of our own"}
+
+SERVER_PAGES = ("VARZ", "SUBSZ", "CONNZ", "ROUTEZ", "GATEWAYZ", "LEAFZ", "ACCOUNTZ", "JSZ", "HEALTHZ", "RAFTZ")
+REQUESTS: list[tuple[str, object]] = [
+    *((f"$SYS.REQ.SERVER.PING.{page}", None) for page in SERVER_PAGES),
+    *((f"$SYS.REQ.SERVER.<id>.{page}", {}) for page in SERVER_PAGES),
+    ("$SYS.REQ.SERVER.PING.IDZ", None), ("$SYS.REQ.SERVER.<id>.IDZ", None),
+    ("$SYS.REQ.SERVER.PING", None), ("$SYS.REQ.SERVER.PING.STATSZ", None), ("$SYS.REQ.SERVER.<id>.STATSZ", {}),
+    ("$SYS.REQ.SERVER.PING.HEALTHZ", {"server_name": "on", "host": "127.0.0", "tags": ["ssd"], "domain": "hub"}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"auth": True, "subscriptions": True, "sort": "cid"}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"auth": True, "acc": "A", "subscriptions_detail": True}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"auth": True, "user": "nobody"}), ("$SYS.REQ.SERVER.PING.CONNZ", {"limit": 1}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"state": 1}), ("$SYS.REQ.SERVER.PING.CONNZ", {"offset": 99, "acc": "A"}),
+    ("$SYS.REQ.SERVER.PING.SUBSZ", {"test": "x.y"}), ("$SYS.REQ.SERVER.PING.ACCOUNTZ", {"account": "A"}),
+    ("$SYS.REQ.SERVER.PING.JSZ", {"account": "A", "streams": True, "consumer": True, "config": True}),
+    ("$SYS.REQ.SERVER.PING.JSZ", {"accounts": True, "streams": True, "consumer": True, "config": True, "raft": True,
+                                  "leader_only": True, "limit": 10}),
+    ("$SYS.REQ.SERVER.PING.JSZ", {"accounts": True}), ("$SYS.REQ.SERVER.PING.JSZ", {"account": "B"}),
+    ("$SYS.REQ.SERVER.PING.HEALTHZ", {"js-enabled-only": True}),
+    ("$SYS.REQ.SERVER.PING.HEALTHZ", {"account": "A", "stream": "S", "consumer": "C"}),
+    ("$SYS.REQ.SERVER.PING.HEALTHZ", {"account": "A", "stream": "NONE"}),
+    *((f"$SYS.REQ.ACCOUNT.{account}.{page}", None) for account in ("A", "B", "NONE")
+      for page in ("CONNZ", "LEAFZ", "INFO")),
+    ("$SYS.REQ.ACCOUNT.A.STATZ", None), ("$SYS.REQ.ACCOUNT.A.JSZ", None), ("$SYS.REQ.ACCOUNT.A.JSZ", {"streams": True}),
+    ("$SYS.REQ.ACCOUNT.B.JSZ", None), ("$SYS.REQ.ACCOUNT.NONE.JSZ", None), ("$SYS.REQ.ACCOUNT.A.CONNS", None),
+    ("$SYS.REQ.ACCOUNT.$SYS.CONNZ", {"auth": True}), ("$SYS.REQ.ACCOUNT.NONE.STATZ", {"include_unused": True}),
+    # Errors
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"limit": 1.5}), ("$SYS.REQ.SERVER.PING.CONNZ", {"cid": -1}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"user": {}}), ("$SYS.REQ.ACCOUNT.A.STATZ", {"include_unused": "yes"}),
+    ("$SYS.REQ.SERVER.PING.HEALTHZ", {"details": 0}), ("$SYS.REQ.SERVER.PING.JSZ", {"tags": "ssd"}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"limit": "many"}), ("$SYS.REQ.SERVER.PING.CONNZ", {"sort": "size"}),
+    ("$SYS.REQ.SERVER.PING.CONNZ", {"sort": "stop"}), ("$SYS.REQ.SERVER.PING.SUBSZ", {"subscriptions": 1}),
+    ("$SYS.REQ.SERVER.PING.SUBSZ", {"subscriptions": True, "test": "a.*"}), ("$SYS.REQ.SERVER.PING.VARZ", []),
+    ("$SYS.REQ.SERVER.PING.STATSZ", 7), ("$SYS.REQ.SERVER.PING.ACCOUNTZ", {"account": "NONE"}),
+    ("$SYS.REQ.SERVER.PING.VARZ", b"{x"), ("$SYS.REQ.SERVER.PING.STATSZ", b"{"), ("$SYS.REQ.ACCOUNT.A.CONNZ", b"{}{}"),
+    ("$SYS.REQ.SERVER.<id>.KICK", {"cid": 999}), ("$SYS.REQ.SERVER.<id>.LDM", {"cid": 999}),
+    ("$SYS.REQ.SERVER.<id>.RELOAD", None),
+]
+UNANSWERED: list[tuple[str, object]] = [
+    *((f"$SYS.REQ.SERVER.PING.{page}", {"server_name": "two"}) for page in ("VARZ", "STATSZ", "HEALTHZ")),
+    ("$SYS.REQ.SERVER.PING.VARZ", {"server_name": "on", "exact_match": True}), ("$SYS.REQ.SERVER.PING.VARZ", {"cluster": "x"}),
+    ("$SYS.REQ.SERVER.PING.VARZ", {"tags": ["ssd", "hdd"]}), ("$SYS.REQ.SERVER.PING.VARZ", {"domain": "hu"}),
+    ("$SYS.REQ.SERVER.PING", {"host": "10."}), ("$SYS.REQ.ACCOUNT.B.STATZ", {}), ("$SYS.REQ.ACCOUNT.NONE.CONNS", {}),
+]
+
+
+def _name(value: object) -> str:
+    return str(value).replace("'", "")[:60]
+
+
+class Broker:
+    """A process with clients in two accounts, and a stream with a consumer."""
+
+    def __init__(self, process: ServerProcess, system: Listener, user: Listener) -> None:
+        self.process = process
+        self.system = system
+        self.user = user
+        self.id = ""
+
+    async def prepare(self) -> None:
+        js = self.user.client.jetstream(domain="hub")
+        await js.add_stream(name="S", subjects=["s.>"])
+        await js.publish("s.1", b"hello")
+        await js.pull_subscribe("s.>", durable="C")
+        await self.user.client.subscribe("x.*")
+        await self.user.client.flush()
+        self.id = (await self.system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]
+
+    async def ask(self, subject: str, request: object) -> Any:
+        return await self.system.ask(subject.replace("<id>", self.id), request)
+
+
+@asynccontextmanager
+async def prepared(kind: type[ServerProcess], directory: Path) -> AsyncIterator[Broker]:
+    path = directory / f"{kind.__name__}.conf"
+    path.write_text(FILE)
+    async with (kind("-c", str(path), "-sd", str(directory / kind.__name__)) as process,
+                Listener(process.url) as system, Listener(process.url, user="a") as user):
+        broker = Broker(process, system, user)
+        await broker.prepare()
+        yield broker
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Broker, Broker]]:
+    """Ours and the real one."""
+    directory = tmp_path_factory.mktemp("system")
+    async with AsyncExitStack() as stack:
+        yield (await stack.enter_async_context(prepared(BrokerProcess, directory)),
+               await stack.enter_async_context(prepared(NatsServerProcess, directory)))
+
+
+def differences(ours: Any, real: Any, path: str = "") -> Iterator[str]:
+    """Where two answers differ, except as allowed above."""
+    name = path.rpartition(".")[2]
+    if isinstance(ours, dict) and isinstance(real, dict):
+        for only, here, allowed in ((ours.keys() - real.keys(), "ours", ONLY_OURS), (real.keys() - ours.keys(), "real", ONLY_REAL)):
+            yield from (f"{path}.{one} only in {here}" for one in sorted(only - allowed.keys()))
+        for one in sorted(ours.keys() & real.keys()):
+            yield from differences(ours[one], real[one], f"{path}.{one}")
+    elif isinstance(ours, list) and isinstance(real, list):
+        if name in DEPENDS_ON_PROCESS:
+            return
+        if len(ours) != len(real):
+            yield f"{path}: {len(ours)} and {len(real)} entries"
+        ours, real = sorted(ours, key=_place), sorted(real, key=_place)  # nats-server shows most lists in any order
+        for one, other in zip(ours, real, strict=False):
+            yield from differences(one, other, path)
+    elif _is_inbox(ours) and _is_inbox(real):
+        return
+    elif _kind(ours) != _kind(real) or (name not in DEPENDS_ON_PROCESS and ours != real):
+        yield f"{path}: {ours!r} and {real!r}"
+
+
+def _kind(value: object) -> str:
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
+def _place(entry: Any) -> tuple[str, str]:
+    """Where an entry of a list is compared: by what names it."""
+    if isinstance(entry, dict):
+        return str(entry.get("sid", "")), str(entry.get("acc", entry.get("name", "")))
+    return "", str(entry)
+
+
+def _is_inbox(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("_INBOX.")
+
+
+def _without_null(answer: dict[str, Any]) -> dict[str, Any]:
+    """nats-server puts a null beside some errors."""
+    return {name: value for name, value in answer.items() if name != "data" or value is not None}
+
+
+@pytest.mark.shows("monitoring.requests", "monitoring.account_requests", "monitoring.statsz", "accounts.system")
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("subject", "request_body"), REQUESTS, ids=_name)
+async def test_same_answers(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
+    """Members, their types, and values."""
+    ours, real = [_without_null(await broker.ask(subject, request_body)) for broker in brokers]
+    assert list(differences(ours, real)) == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("subject", "request_body"), UNANSWERED, ids=_name)
+async def test_same_silence(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
+    """For other servers, or about nothing."""
+    for broker in brokers:
+        assert await broker.system.is_unanswered(subject, request_body)
+
+
+FROM_ACCOUNT: list[tuple[str, object]] = [
+    ("$SYS.REQ.ACCOUNT.PING.CONNZ", None), ("$SYS.REQ.SERVER.PING.CONNZ", None), ("$SYS.REQ.ACCOUNT.PING.STATZ", None),
+    ("$SYS.REQ.ACCOUNT.PING.CONNZ", {"auth": True, "acc": "$SYS"}), ("$SYS.REQ.ACCOUNT.PING.CONNZ", {"sort": "wrong"}),
+    ("$SYS.REQ.ACCOUNT.PING.STATZ", {"accounts": ["$SYS"]}),
+]
+
+
+@pytest.mark.shows("monitoring.account_requests")
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("subject", "request_body"), FROM_ACCOUNT, ids=_name)
+async def test_an_account_asks_about_itself(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
+    """And learns nothing of others, whatever it asks for."""
+    ours, real = [_without_null(await broker.user.ask(subject, request_body)) for broker in brokers]
+    assert list(differences(ours, real)) == []
+    assert "$SYS" not in json.dumps(ours)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("subject", [
+    "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.IDZ", "$SYS.REQ.SERVER.PING.VARZ", "$SYS.REQ.SERVER.PING.STATSZ",
+    "$SYS.REQ.SERVER.<id>.KICK", "$SYS.REQ.SERVER.<id>.RELOAD", "$SYS.REQ.ACCOUNT.A.CONNZ", "$SYS.REQ.ACCOUNT.PING.SUBSZ",
+    "$SYS.REQ.ACCOUNT.PING.JSZ", "$SYS.REQ.ACCOUNT.A.CONNS"])
+async def test_an_account_asks_nothing_else(brokers: tuple[Broker, Broker], subject: str) -> None:
+    """There is nobody to answer."""
+    for broker in brokers:
+        with pytest.raises(NoRespondersError):
+            await broker.user.ask(subject.replace("<id>", broker.id))
+
+
+@pytest.mark.shows("monitoring.connect_events")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
+    """A client comes, publishes and goes; another one is refused: the same events with the same members."""
+    seen = []
+    for broker in brokers:
+        url, events = broker.process.url, []
+        async with Listener(url, "$SYS.>") as listener:
+            async with Listener(url, user="b") as b:
+                await b.client.publish("x", b"123")
+                await b.client.flush()
+            for subject in ("$SYS.SERVER.ACCOUNT.B.CONNS", "$SYS.ACCOUNT.B.SERVER.CONNS", "$SYS.ACCOUNT.B.CONNECT",
+                            "$SYS.SERVER.ACCOUNT.B.CONNS", "$SYS.ACCOUNT.B.SERVER.CONNS", "$SYS.ACCOUNT.B.DISCONNECT"):
+                events.append(await listener.next(subject))
+            async with Wire(broker.process.port) as wire:
+                wire.send(b'CONNECT {"user":"b","pass":"wrong","name":"guess","lang":"none","version":"1"}\r\n')
+                await wire.end()
+            events.append(await listener.next(f"$SYS.SERVER.{broker.id}.CLIENT.AUTH.ERR"))
+            await listener.client.publish("$SYS.REQ.SERVER.PING", b"")
+            events.append(await listener.next(f"$SYS.SERVER.{broker.id}.STATSZ"))
+        seen.append(events)
+    ours, real = seen
+    assert list(differences(ours, real)) == []
+    assert [event["sent"] for event in ours if "reason" in event] == [event["sent"] for event in real if "reason" in event]
+
+
+@pytest.mark.shows("monitoring.kick")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kick(brokers: tuple[Broker, Broker]) -> None:
+    """The client is gone, and the answers are the same."""
+    answers = []
+    for broker in brokers:
+        async with Listener(broker.process.url, "$SYS.ACCOUNT.B.DISCONNECT") as listener, Wire(broker.process.port) as wire:
+            wire.send(b'CONNECT {"user":"b","pass":"p","verbose":false}\r\n')
+            await wire.settled()
+            cid = json.loads(wire.info[5:])["client_id"]
+            answer = await broker.ask("$SYS.REQ.SERVER.<id>.KICK", {"cid": cid})
+            await wire.end()
+            gone = await listener.next("$SYS.ACCOUNT.B.DISCONNECT")
+            assert (gone["client"]["id"], gone["reason"]) == (cid, "Kicked")
+            answers.append(answer)
+    assert list(differences(*answers)) == []
+
+
+@pytest.mark.shows("monitoring.reload_request", "monitoring.server_events")
+@pytest.mark.parametrize("kind", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
+async def test_reload_and_shutdown(kind: type[ServerProcess], tmp_path: Path) -> None:
+    """A new user can log in; a wrong file changes nothing and is the answer; the end is announced. The system account
+    may have another name."""
+    path = tmp_path / "x.conf"
+    text = "system_account: ADMIN\naccounts { ADMIN { users [ {user: sys, password: p} ] }, A { users [ %s ] } }\n"
+    path.write_text(text % "{user: a, password: p}")
+    async with kind("-c", str(path)) as process, Listener(process.url, "$SYS.SERVER.>") as system:
+        server_id = (await system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]
+        assert (await system.ask("$SYS.REQ.SERVER.PING.ACCOUNTZ"))["data"]["system_account"] == "ADMIN"
+        path.write_text(text % "{user: a, password: p}, {user: new, password: p}")
+        assert (await system.ask(f"$SYS.REQ.SERVER.{server_id}.RELOAD")).keys() == {"server"}
+        async with Listener(process.url, user="new"):
+            pass
+        path.write_text("accounts { nonsense")
+        assert (await system.ask(f"$SYS.REQ.SERVER.{server_id}.RELOAD"))["error"]["code"] == 500
+        async with Listener(process.url, user="new"):
+            pass
+        await process.stop()
+        assert (await system.next(f"$SYS.SERVER.{server_id}.SHUTDOWN"))["id"] == server_id
+
+
+async def test_an_account_that_appears(tmp_path: Path) -> None:
+    """An account that a reload adds may ask about itself, and is heard of."""
+    path = tmp_path / "x.conf"
+    text = "accounts { $SYS { users [ {user: sys, password: p} ] } %s }\n"
+    path.write_text(text % "")
+    async with BrokerProcess("-c", str(path)) as process, Listener(process.url, "$SYS.ACCOUNT.>") as system:
+        server_id = (await system.ask("$SYS.REQ.SERVER.PING.IDZ"))["id"]
+        path.write_text(text % ", NEW { users [ {user: new, password: p} ] }")
+        assert "error" not in await system.ask(f"$SYS.REQ.SERVER.{server_id}.RELOAD")
+        async with Listener(process.url, user="new") as new:
+            assert (await new.ask("$SYS.REQ.ACCOUNT.PING.STATZ"))["data"]["account_statz"][0]["acc"] == "NEW"
+            assert (await system.next("$SYS.ACCOUNT.NEW.SERVER.CONNS"))["conns"] == 1
