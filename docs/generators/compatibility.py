@@ -40,6 +40,17 @@ real nats-server and to jetblock in every run of the tests, and all that comes b
 {count} features: {yes} yes, {no} no, {absent} that do not exist here.
 """
 
+ERROR_CODES = """
+## Error codes
+
+Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types} types of
+answers, advisories and metrics come in them too: they have the same fields, with values of the same types, as nats-server's
+(`tests/jetstream/differential/coverage.py` has both lists). These codes do not occur:
+
+| codes | why not |
+|---|---|
+"""
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -152,7 +163,15 @@ def page_of(areas: dict[str, dict[str, Feature]], tests: dict[str, list[Shown]])
     for rows in areas.values():
         out.append(f"\n## {rows[''].text}\n\n| feature | here | shown by |\n|---|---|---|\n")
         out += (_row(row, tests.get(key, [])) for key, row in rows.items() if key)
-    return "".join(out)
+    return "".join([*out, *_error_codes()])
+
+
+def _error_codes() -> Iterator[str]:
+    coverage = importlib.import_module("tests.jetstream.differential.coverage")
+    given, elsewhere, never = len(coverage.CODES), len(coverage.CODES_ELSEWHERE), coverage.CODES_NEVER_GIVEN
+    yield ERROR_CODES.format(total=given + elsewhere + sum(map(len, never.values())), given=given, elsewhere=elsewhere,
+                             types=len(coverage.TYPES) + len(coverage.TYPES_ELSEWHERE))
+    yield from (f"| {', '.join(map(str, codes))} | {reason} |\n" for reason, codes in never.items())
 
 
 def scenarios() -> int:

@@ -220,6 +220,7 @@ REFUSED: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.shows("store.sync_interval")
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_file_refused(load_with: Load, text: str, why: str) -> None:
     """Each mistake is named, with its place in the file, its key and what would be right."""

@@ -185,6 +185,52 @@ async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamC
     assert (await other.get_info("link")).is_link()
 
 
+@pytest.mark.shows("kv.mirror", "kv.republish", "copy.mirror_filter", "copy.source_options")
+async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamContext) -> None:
+    """A mirror and a bucket with sources have the keys of another bucket under their own names; it republishes changes."""
+    def of_b(name: str) -> api.StreamSource:
+        return api.StreamSource(name="KV_B", subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
+
+    listener = await nats.connect(server.url)
+    heard = await listener.subscribe("heard.>")
+    await listener.flush()
+    origin = await js.create_key_value(bucket="B", republish=api.RePublish(src="$KV.B.>", dest="heard.>"))
+    await origin.put("a", b"1")
+    message = await heard.next_msg(SECONDS)
+    assert (message.subject, message.data, message.headers["Nats-Sequence"]) == ("heard.a", b"1", "1")
+    await listener.close()
+
+    await js.add_stream(api.StreamConfig(name="KV_M", mirror=of_b("M"), max_msgs_per_subject=1, allow_direct=True))
+    await js.add_stream(api.StreamConfig(name="KV_S", subjects=["$KV.S.>"], sources=[of_b("S")], max_msgs_per_subject=1,
+                                         allow_rollup_hdrs=True, allow_direct=True))
+    watchers = [await (await js.key_value(name)).watchall() for name in "MS"]
+    await origin.put("b", b"2")
+    for watcher in watchers:
+        seen = []
+        while len(seen) < 2:
+            entry = await watcher.updates(timeout=SECONDS)
+            seen += [(entry.key, entry.value)] if entry else []
+        assert seen == [("a", b"1"), ("b", b"2")]
+    copy = await js.key_value("S")
+    await copy.put("b", b"its own")
+    assert (await copy.get("b")).value == b"its own"
+    assert (await (await js.key_value("M")).get("b")).value == b"2"
+
+
+@pytest.mark.shows("objects.bucket")
+async def test_object_buckets_come_and_go(js: JetStreamContext) -> None:
+    """A bucket's status and its limits, and nothing of it once it is deleted."""
+    store = await js.create_object_store("F", api.ObjectStoreConfig(description="files", max_bytes=CHUNK))
+    assert ((status := await store.status()).bucket, status.description, status.sealed) == ("F", "files", False)
+    await store.put("o", b"x" * 1000)
+    assert (await (await js.object_store("F")).get("o")).data == b"x" * 1000
+    with pytest.raises(errors.APIError, match="maximum bytes exceeded"):
+        await store.put("too large", b"x" * CHUNK)
+    assert await js.delete_object_store("F")
+    with pytest.raises(errors.NotFoundError):
+        await js.object_store("F")
+
+
 async def _describe(js: JetStreamContext, bucket: str, name: str, more: dict[str, Any]) -> None:
     """Write an object's description as other clients do; nats-py has no call that makes links."""
     subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"

@@ -284,6 +284,7 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
 }
 
 SHOWS: dict[str, tuple[str, ...]] = {
+    "accounts.global": ("second info once",),
     "core.info": ("second info once",),
     "core.connect": ("connect *",),
     "core.verbose": ("verbose answers each",),

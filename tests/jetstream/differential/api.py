@@ -605,6 +605,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "cluster.raft": ("clusters only",),
     "consumer.defaults": ("consumer defaults", "consumers that cannot be"),
     "consumer.deliver_policy": ("where consumers start", "where consumers cannot start"),
+    "consumer.description": ("consumer defaults", "actions"),
     "consumer.durable": ("four ways to create",),
     "consumer.ephemeral": ("four ways to create",),
     "consumer.pause_until": ("pause",),

@@ -20,9 +20,11 @@ from tests.jetstream.differential import (
     consuming,
     copying,
     counters,
+    coverage,
     fast_batches,
     priorities,
     publishing,
+    refusals,
     retention,
     schedules,
     ttls,
@@ -35,6 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCENARIOS = consuming.SCENARIOS | {f"{kind}: {name}": one
                                    for kind, found in (
                                        ("publishing", publishing),
+                                       ("refusals", refusals),
                                        ("advisories", advisories),
                                        ("batches", batches),
                                        ("fast batches", fast_batches),
@@ -74,3 +77,4 @@ async def test_all_is_as_on_nats_server(players: tuple[Player, ...], name: str) 
     for one in got:
         for (step, theirs), (_, ours) in zip(expected, one, strict=True):
             assert ours == theirs, step
+    assert not coverage.unkept(name, expected), "coverage.py says that nats-server sends this"
