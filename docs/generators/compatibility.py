@@ -43,8 +43,8 @@ real nats-server and to jetblock in every run of the tests, and all that comes b
 ERROR_CODES = """
 ## Error codes
 
-Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types} types of
-answers, advisories and metrics come in them too: they have the same fields, with values of the same types, as nats-server's
+Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types}
+types of answers, advisories and metrics come in them too: they have the same fields, with values of the same types, as nats-server's
 (`tests/jetstream/differential/coverage.py` has both lists). These codes do not occur:
 
 | codes | why not |
