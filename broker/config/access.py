@@ -13,7 +13,7 @@ from broker.config.sharing import Export, Import, SubjectMapping
 from broker.protocol.subject import is_valid
 
 __all__ = ["ANONYMOUS", "DEFAULT_ACCOUNT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits", "AccountSettings", "NkeyUser",
-           "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
+           "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User", "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
 """The account of users without one."""
@@ -112,6 +112,14 @@ NO_LIMITS: Final = AccountLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class OuterTrace:
+    """Where trace events go of messages that an outer trace (``traceparent``) samples, and how many percent of them."""
+
+    dest: str
+    sampling: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class AccountSettings:
     """A configured account. A limit of -1: none of its own."""
 
@@ -130,6 +138,7 @@ class AccountSettings:
     exports: tuple[Export, ...] = ()
     imports: tuple[Import, ...] = ()
     mappings: tuple[SubjectMapping, ...] = ()
+    outer_trace: OuterTrace | None = None
 
 
 def split_pattern(text: str) -> tuple[bytes, bytes]:

@@ -175,11 +175,8 @@ class _Meaning:
         self.found.places["accounts.configured"] = value.place
         self.identities.accounts(value)
 
-    def mappings(self, value: Value, written: str = "mappings") -> None:
-        self.identities.mappings(value, written)
-
-    def maps(self, value: Value) -> None:
-        self.mappings(value, "maps")
+    def mappings(self, value: Value) -> None:
+        self.identities.mappings(value)
 
     def jetstream(self, value: Value) -> None:
         inner = value.value
@@ -278,7 +275,7 @@ class _Meaning:
         "listen": listen, "http": http, "https": https, "authorization": authorization, "authorization.users": users,
         **dict.fromkeys(("authorization.default_permissions", "authorization.default_permission",
                          "authorization.permissions"), permissions),
-        "accounts": accounts, "mappings": mappings, "maps": maps,
+        "accounts": accounts, "mappings": mappings, "maps": mappings,
         "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from broker.protocol.subject import collide, is_literal, is_valid, subset
+from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 
-__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "mapping_problem", "sharing_problems"]
+__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "local_subject",
+           "mapping_problem", "sharing_problems"]
 
 _CYCLE_DEPTH_MAX = 1024
 
@@ -63,6 +65,8 @@ class Import:
     """Whether the service gets information about the requesting client."""
 
     allow_trace: bool = False
+    activated: bool = False
+    """Whether an activation token permits it, which was checked where the import was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,16 @@ def mapping_problem(mapping: SubjectMapping) -> str:
             return "total weight needs to be <= 100"
         if not is_valid(_without_functions(one.subject).encode()):
             return f"invalid mapping destination: {one.subject}"
+        try:
+            check_mapping(mapping.source.encode(), one.subject.encode())
+        except TransformError as error:
+            return str(error)
     return ""
+
+
+def local_subject(one: Import) -> str:
+    """The importing account's subject: a destination that the exporting account's subject fills."""
+    return one.to or (f"{one.prefix.removesuffix('.')}.{one.subject}" if one.prefix else one.subject)
 
 
 def _without_functions(subject: str) -> str:
@@ -138,7 +151,7 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
             for one in account.imports:
                 if one.kind != kind:
                     continue
-                why = _import_problem(account, one, by_name, added)
+                why = import_problem(account, one, by_name, added)
                 if why:
                     yield account.name, why
                 else:
@@ -161,13 +174,14 @@ def _export_problems(export: Export, accounts: Mapping[str, Sharer]) -> Iterator
             yield (f'Error adding service latency sampling for "{export.subject}" on subject "{results}": {why}')
 
 
-def _import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
-                    added: Mapping[str, list[Import]]) -> str:
+def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
+                   added: Mapping[str, Sequence[Import]]) -> str:
+    """Why ``account`` cannot import ``one`` beside the imports ``added`` already, by account; "": it can."""
     exporter = accounts.get(one.account)
     if exporter is None:
         return f'"{one.account}" account not defined for {one.kind} import'
     error = f'Error adding {one.kind} import "{one.subject}": '
-    here = one.to or (f"{one.prefix.rstrip('.')}.{one.subject}" if one.prefix else one.subject)
+    here = local_subject(one)
     if one.kind == "service" and not (is_valid(one.subject.encode()) and is_valid(here.encode())):
         return error + "sublist: invalid subject"
     if not _authorized(exporter, account.name, one):
@@ -184,27 +198,47 @@ def _import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer]
     if one.kind == "service" and (same := [other for other in mine if (other.to or other.subject) == here]):
         return (f'{error}duplicate service import subject "{here}", previously used in import for account '
                 f'"{one.account}", subject "{same[0].subject}"')
-    return ""
+    return error + why if (why := _transform_problem(one, here)) else ""
+
+
+def export_of(exporter: Sharer, one: Import) -> Export | None:
+    """The export that covers ``one``; one of the same subject precedes wider ones."""
+    exports = {export.subject: export for export in exporter.exports if export.kind == one.kind}
+    wider = (export for subject, export in exports.items() if subset(one.subject.encode(), subject.encode()))
+    return exports.get(one.subject) or next(wider, None)
 
 
 def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
-    """Whether the exporting account permits this import. An export of the same subject precedes wider ones."""
-    exports = {export.subject: export for export in exporter.exports if export.kind == one.kind}
-    export = exports.get(one.subject)
-    tokens: list[str] = []
-    if export is None:
-        wider = (export for subject, export in exports.items() if subset(one.subject.encode(), subject.encode()))
-        export, tokens = next(wider, None), one.subject.split(".")
+    """Whether the exporting account permits this import."""
+    export = export_of(exporter, one)
     if export is None:
         return False
     position = export.account_token_position
     if position:
+        # A wildcard in that position, as in an import of the export's own subject, is no account's name.
+        tokens = one.subject.split(".")
         return position <= len(tokens) and tokens[position - 1] == importer
-    return export.accounts is None or importer in export.accounts
+    return export.accounts is None or one.activated or importer in export.accounts
+
+
+def _transform_problem(one: Import, here: str) -> str:
+    """Why the exporting account's subject cannot become the local one, or the reverse; "": it can."""
+    source = one.subject.encode()
+    if is_literal(source) or here == one.subject:
+        return ""
+    try:
+        if one.kind == "stream":
+            SubjectTransform(source, numbered(here.encode()), strict=True)
+        else:
+            SubjectTransform(unnumbered(source), numbered(here.encode()), strict=True)
+    except TransformError as error:
+        pair = f'"{one.subject}" to "{here}"' if one.kind == "stream" else f'"{here}" to "{one.subject}"'
+        return f"failed to create mapping transform for {one.kind} import subject from {pair}: {error}"
+    return ""
 
 
 def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
-           added: Mapping[str, list[Import]]) -> bool:
+           added: Mapping[str, Sequence[Import]]) -> bool:
     """Whether the export ``subject`` of ``account`` is itself imported from one of ``visited``."""
     wanted = subject.encode()
     if len(visited) >= _CYCLE_DEPTH_MAX:
@@ -213,7 +247,7 @@ def _cycle(account: Sharer, subject: str, kind: str, visited: set[str], accounts
                                     for export in account.exports):
         return False
     for one in added.get(account.name, ()):
-        here = one.to or (f"{one.prefix.rstrip('.')}.{one.subject}" if one.prefix else one.subject)
+        here = local_subject(one)
         # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
         through = one.subject if kind == "service" else here
         if one.kind != kind or not collide(wanted, through.encode()):

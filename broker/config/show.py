@@ -145,6 +145,8 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
         shown["imports"] = [_import(one) for one in account.imports]
     if account.mappings:
         shown["mappings"] = _mappings(account)
+    if (trace := account.outer_trace) is not None:
+        shown["msg_trace"] = {"dest": _text(trace.dest), "sampling": str(trace.sampling)}
     return shown
 
 

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from broker.protocol.subject import subset
 
-__all__ = ["SubjectTransform", "TransformError", "check_mapping", "make_transform"]
+__all__ = ["SubjectTransform", "TransformError", "check_mapping", "make_transform", "numbered", "unnumbered"]
 
 _FULL: Final = b">"
 _INT32_MAX: Final = (1 << 31) - 1
@@ -79,7 +79,7 @@ class SubjectTransform:
     Raises: TransformError.
     """
 
-    __slots__ = ("_identity", "_parts", "_random", "_src_tokens", "_tail", "dest", "src")
+    __slots__ = ("_identity", "_parts", "_random", "_src_tokens", "_tail", "dest", "repeatable", "src")
 
     def __init__(self, src: bytes, dest: bytes, *, strict: bool = False, rng: random.Random | None = None) -> None:
         src = src or _FULL
@@ -93,11 +93,16 @@ class SubjectTransform:
         self._identity = src == dest == _FULL
         self._tail = len(src_tokens) - 1 if dest_tokens[-1] == _FULL else -1
         self._parts: list[bytes | _Part] = []
+        self.repeatable = True
+        """Whether the same subject always becomes the same."""
+
         used = 0
         for token in dest_tokens[:-1] if self._tail >= 0 else dest_tokens:
             call = _call(token)
             self._parts.append(token if call is None else self._part(token, call, stars, strict))
-            used += len(call.wildcards) if call is not None else 0
+            if call is not None:
+                used += len(call.wildcards)
+                self.repeatable &= call.name != "random"
         if strict and used < len(stars):
             raise _error(_UNUSED, dest)
 
@@ -138,6 +143,13 @@ class SubjectTransform:
         tokens = subject.split(b".")
         if b"" in tokens or b"*" in tokens or _FULL in tokens or not subset(subject, self.src):
             return None
+        return self._make(tokens)
+
+    def apply(self, subject: bytes) -> bytes:
+        """What ``subject``, which is known to match, becomes; it may be a pattern, as part of the source."""
+        return self._make(subject.split(b"."))
+
+    def _make(self, tokens: list[bytes]) -> bytes:
         made = [part if isinstance(part, bytes) else part(tokens) for part in self._parts]
         if self._tail >= 0:
             made += tokens[self._tail:]
@@ -170,6 +182,22 @@ class SubjectTransform:
 def make_transform(src: bytes, dest: bytes, rng: random.Random | None = None) -> SubjectTransform | None:
     """The transform; None where there is no destination, for subjects then stay as they are. Raises: TransformError."""
     return SubjectTransform(src, dest, rng=rng) if dest else None
+
+
+def numbered(pattern: bytes) -> bytes:
+    """``pattern`` as a destination: its ``*`` become ``$1``, ``$2``, … in order."""
+    tokens, stars = [], 0
+    for token in pattern.split(b"."):
+        if token == b"*":
+            stars += 1
+            token = b"$%d" % stars
+        tokens.append(token)
+    return b".".join(tokens)
+
+
+def unnumbered(dest: bytes) -> bytes:
+    """The pattern that the destination ``dest`` fills: ``$1`` and ``{{wildcard(1)}}`` become ``*``."""
+    return b".".join(b"*" if _NUMBERED.match(token) or _is_wildcard(token) else token for token in dest.split(b"."))
 
 
 def check_mapping(src: bytes, dest: bytes) -> None:
@@ -205,6 +233,14 @@ _FUNCTIONS: Final = tuple(_function(name) for name in (
     "wildcard", "partition", "splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight", "right", "left", "split",
     "random"))
 """In nats-server's order: it takes the first that occurs in a token."""
+
+_NUMBERED = re.compile(rb"\$[1-9]")
+
+
+def _is_wildcard(token: bytes) -> bool:
+    found = _FUNCTIONS[0][1].search(token)
+    return found is not None and found[1] != b"" and b"," not in found[1]
+
 
 def _tokens(subject: bytes) -> list[bytes]:
     tokens = subject.split(b".")

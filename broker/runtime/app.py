@@ -182,7 +182,7 @@ class App:
             return
         from broker.jetstream.wire.errors import ApiError
 
-        accounts = {account.name: account for account in self.server.accounts if not account.is_system}
+        accounts = {account.name: account for account in self.server.accounts if self._answers_in(account)}
         for name in js.apis.keys() - accounts.keys():
             js.remove_account(name)
         for name, account in accounts.items():
@@ -232,9 +232,14 @@ class App:
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
         for account in self.server.accounts:
-            if not account.is_system:
+            if self._answers_in(account):
                 await self._add_to_jetstream(account)
         self.jetstream.listen()
+
+    def _answers_in(self, account: Account) -> bool:
+        """Whether JetStream answers requests in the account: one without its own may import another account's."""
+        imports = self.server.accounts.exchange.imports_service(account.name, b"$JS.API.INFO")
+        return not account.is_system and (account.settings.jetstream is not None or not imports)
 
     async def _add_to_jetstream(self, account: Account) -> None:
         from broker.jetstream.wire.errors import ApiError

@@ -39,6 +39,7 @@ from broker.server.connection.statistics import connection_row, identity, subscr
 from broker.server.listeners.entrance import ClientPort, users_by_certificate
 from broker.server.listeners.opening import Opening, needs_opening
 from broker.server.routing.router import Router
+from broker.server.sharing.exchange import Exchange
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ class Server:
         self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
-        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name))
+        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
+                                 Exchange(self.rng, self._call_later, self.clock.now_ns), self.rng,
+                                 settings.jetstream.domain if settings.jetstream.enabled else "")
         self.server_id = _server_id(self.rng)
         self._event_seq = 0
         self.clients: dict[int, Client] = {}
@@ -280,6 +283,10 @@ class Server:
     def _call_soon(self, callback: Any) -> None:
         # The loop running at that time: JetStream watches subjects before the server listens.
         asyncio.get_running_loop().call_soon(callback)
+
+    @staticmethod
+    def _call_later(seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
     # For connections
 

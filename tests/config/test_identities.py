@@ -17,6 +17,7 @@ from broker.config.access import (
     AccountLimits,
     AccountSettings,
     NkeyUser,
+    OuterTrace,
     Permissions,
     ResponsePermission,
     SubjectPermission,
@@ -91,6 +92,8 @@ ACCOUNTS: list[tuple[str, list[AccountSettings]]] = [
     ("{A {jetstream {}}}", [AccountSettings("A", AccountLimits())]),
     ("{A {limits {max_conn: 5, max_subscriptions: 6, max_pay: 1KB}}}",
      [AccountSettings("A", max_connections=5, max_subscriptions=6, max_payload=1 << 10)]),
+    ("{A {msg_trace: t}, B {trace_dest: {dest: t, sampling: '5%'}}}",
+     [AccountSettings("A", outer_trace=OuterTrace("t")), AccountSettings("B", outer_trace=OuterTrace("t", 5))]),
     ("{A {exports [{stream: 'a.>'}, {service: b, accounts: [B], response: stream, threshold: '2s', allow_trace: true}, "
      "{service: c, accounts: [], latency: d}, {service: 'e.*', account_token_position: 2, "
      "latency: {subject: f, sampling: headers}}, {service: g, latency: {subject: h, sampling: '50%'}}]}, B {}}",
@@ -255,6 +258,32 @@ REFUSED: list[str] = [
     "B { exports: [ {stream: a} ], imports: [ {stream: {account: A, subject: a}} ] } }",
     "accounts { A { imports: [ {stream: {account: B, subject: a, foo: 1}} ] }, B { exports: [ {stream: a} ] } }",
     'mappings { "a..": b }',
+    'mappings { "a.*": "b.{{nope(1)}}" }',
+    'mappings { "a.*": "b.{{wildcard(2)}}" }',
+    'mappings { "a.*": "b.{{split(1)}}" }',
+    'mappings { "a.>": "b.*" }',
+    'mappings { "a": [ {destination: b, weight: 60}, {destination: c, weight: 60} ] }',
+    'mappings { "a": [ {destination: b, weight: 10}, {destination: b, weight: 10} ] }',
+    'accounts { A { mappings { "a.*": "b.{{partition()}}" } } }',
+    "accounts { A { msg_trace: 5 } }",
+    'accounts { A { msg_trace: "a.*" } }',
+    "accounts { A { trace_dest: { dest: 5 } } }",
+    'accounts { A { trace_dest: { dest: "a b" } } }',
+    "accounts { A { msg_trace: { dest: a, sampling: 0 } } }",
+    'accounts { A { msg_trace: { dest: a, sampling: "101%" } } }',
+    "accounts { A { msg_trace: { dest: a, sampling: x } } }",
+    "accounts { A { msg_trace: { dest: a, sampling: true } } }",
+    "accounts { A { msg_trace: { dest: a, foo: 1 } } }",
+    'accounts { A { imports: [ {stream: {account: B, subject: "a.*.*"}, to: "b.$1"} ] }, '
+    'B { exports: [ {stream: "a.*.*"} ] } }',
+    'accounts { A { imports: [ {stream: {account: B, subject: "a.*"}, to: "b.{{left(1,2)}}"} ] }, '
+    'B { exports: [ {stream: "a.*"} ] } }',
+    'accounts { A { imports: [ {service: {account: B, subject: "a.*.*"}, to: "b.$1"} ] }, '
+    'B { exports: [ {service: "a.*.*"} ] } }',
+    'accounts { A { imports: [ {service: {account: B, subject: "a.>"}, to: "b.*"} ] }, '
+    'B { exports: [ {service: "a.>"} ] } }',
+    'accounts { A { imports: [ {service: {account: B, subject: "a.B"}} ] }, '
+    'B { exports: [ {service: "a.*", account_token_position: 2} ] } }',
 ]
 """Refused by both, in the same words."""
 

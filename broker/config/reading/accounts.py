@@ -12,8 +12,8 @@ from typing import Any
 from broker.config import kinds
 from broker.config.access import DEFAULT_ACCOUNT, AccountLimits, AccountSettings, Permissions
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
-from broker.config.reading.refused import LATER
 from broker.config.reading.sharing import read_exports, read_imports, read_mappings
+from broker.config.reading.tracing import read_outer_trace
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.sharing import sharing_problems
 from broker.config.syntax import Value
@@ -30,9 +30,8 @@ _JETSTREAM = aliases(
     "max_consumers consumers", "max_ack_pending", "memory_max_stream_bytes mem_max_stream_bytes",
     "storage_max_stream_bytes disk_max_stream_bytes store_max_stream_bytes",
     "max_bytes_required max_stream_bytes max_bytes", "cluster_traffic")
-_SHARING: dict[str, tuple[Callable[[Value, Findings], tuple[Any, ...]], str]] = {
-    "exports": (read_exports, "accounts share nothing"), "imports": (read_imports, "accounts share nothing"),
-    "mappings": (read_mappings, "subjects are used as they are published")}
+_SHARING: dict[str, Callable[[Value, Findings], tuple[Any, ...]]] = {
+    "exports": read_exports, "imports": read_imports, "mappings": read_mappings}
 
 
 @dataclass(slots=True)
@@ -101,12 +100,9 @@ def _read_account(name: str, block: Value, found: Findings, directory: Directory
         elif key == "limits":
             parts |= _read_limits(value, found)
         elif key in _SHARING:
-            read, why = _SHARING[key]
-            parts[key] = read(value, found)
-            directory.unsupported.append((value, written, f"{LATER}: {why}"))
+            parts[key] = _SHARING[key](value, found)
         elif key == "msg_trace":
-            found.wrong(value, f'"{written}" is not supported by this version of jetblock: messages are traced by their '
-                               f"Nats-Trace-Dest header only")
+            parts["outer_trace"] = read_outer_trace(written, value, found)
         elif not isinstance(value.value, str) or not is_public_key(value.value, ACCOUNT):
             found.wrong(value, f'Not a valid public nkey for an account: "{value.value}"')
         else:

@@ -10,7 +10,6 @@ from typing import Any
 from broker.config.access import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
 from broker.config.reading.accounts import Directory, read_accounts
 from broker.config.reading.findings import Findings
-from broker.config.reading.refused import LATER
 from broker.config.reading.sharing import read_mappings
 from broker.config.reading.users import AnyUser, read_permissions, read_users, with_defaults
 from broker.config.syntax import Value
@@ -43,11 +42,10 @@ class Identities:
         self._accounts_at = value
         self._directory = read_accounts(value, self._found)
 
-    def mappings(self, value: Value, written: str) -> None:
+    def mappings(self, value: Value) -> None:
         """The default account's mappings."""
-        self._found.wrong(value, f'"{written}" {LATER}: subjects are used as they are published')
         mappings = read_mappings(value, self._found)
-        self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)]
+        self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)] if mappings else []
 
     def settings(self, *, user: str, token: str) -> dict[str, Any]:
         """Settings by path, checked against each other and the single user or token in the file."""

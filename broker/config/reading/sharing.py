@@ -196,14 +196,16 @@ def read_mappings(value: Value, found: Findings) -> tuple[SubjectMapping, ...]:
             found.wrong(inner, f'Subject "{source}" is not a valid subject')
             continue
         before = len(found.errors)
+        to = ""
         if isinstance(inner.value, str):
             destinations = [Destination(inner.value)]
+            to = f' to "{inner.value}"'
         else:
             rows = inner.value if isinstance(inner.value, list) else [inner]
             destinations = [one for row in rows if (one := _read_destination(row, found)) is not None]
         mapping = SubjectMapping(source, tuple(destinations))
         if len(found.errors) == before and (why := mapping_problem(mapping)):
-            found.wrong(inner, f'Error adding mapping for "{source}" : {why}')
+            found.wrong(inner, f'Error adding mapping for "{source}"{to} : {why}')
         mappings.append(mapping)
     return tuple(mappings)
 

@@ -5,14 +5,18 @@ Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from broker.config.access import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
 from broker.config.settings import AccountsSettings
+from broker.config.sharing import Destination, SubjectMapping
 from broker.server.accounts.account import Account, Traffic
+from broker.server.accounts.tracing import OuterTracing
 from broker.server.routing.router import Router
+from broker.server.sharing.exchange import Exchange
 
 __all__ = ["Accounts", "user_of", "wanted_accounts"]
 
@@ -20,21 +24,30 @@ AnyUser = TypeVar("AnyUser", User, NkeyUser)
 
 
 class Accounts:
-    """The directory. ``make_router(name)`` makes the subject space of an account."""
+    """The directory.
 
-    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router]) -> None:
+    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects them; ``domain``: JetStream's, if
+    it has one.
+    """
+
+    def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
+                 rng: random.Random, domain: str = "") -> None:
         self._make_router = make_router
+        self._rng = rng
+        self._domain = domain
+        self.exchange = exchange
         self._accounts: dict[str, Account] = {}
         self._deleted: set[str] = set()
         self._on_added: Callable[[Account], None] | None = None
         self._system_name = "" if settings.no_system else settings.system
         wanted = wanted_accounts(settings)
-        self.default = self.add(wanted.pop(DEFAULT_ACCOUNT))
-        self.system = self.add(wanted.pop(settings.system)) if not settings.no_system else None
+        self.default = self._add(wanted.pop(DEFAULT_ACCOUNT))
+        self.system = self._add(wanted.pop(settings.system)) if not settings.no_system else None
         """None: there is no system account."""
 
         for one in wanted.values():
-            self.add(one)
+            self._add(one)
+        self._share(*self)
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
@@ -42,8 +55,17 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def add(self, settings: AccountSettings) -> Account:
-        """Add a new account."""
+    def put(self, settings: AccountSettings) -> Account:
+        """Add an account, or change one: what it shares changes at once, what its connections may do when told."""
+        account = self._accounts.get(settings.name)
+        if account is None:
+            account = self._add(settings)
+        else:
+            account.settings = settings
+        self._share(account)
+        return account
+
+    def _add(self, settings: AccountSettings) -> Account:
         account = self._accounts[settings.name] = Account(
             settings, self._make_router(settings.name), is_system=settings.name == self._system_name)
         if self._on_added is not None:
@@ -65,13 +87,31 @@ class Accounts:
         for name, settings in wanted.items():
             account = self._accounts.get(name)
             if account is None:
-                self.add(settings)
+                self._add(settings)
             else:
                 account.settings = settings
+        self._share(*self)
+
+    def _share(self, *accounts: Account) -> None:
+        """Connect the routers of these accounts with others as their settings say."""
+        for account in accounts:
+            outer = account.settings.outer_trace
+            account.router.tracing = OuterTracing(outer, self._rng) if outer is not None else None
+        self.exchange.put(*((self._shared(account), account.router) for account in accounts))
+
+    def _shared(self, account: Account) -> AccountSettings:
+        """The account's settings with JetStream's domain among its mappings: clients may name it in their requests."""
+        settings = account.settings
+        if not self._domain or account.is_system:
+            return settings
+        own = {mapping.source for mapping in settings.mappings}
+        more = (mapping for mapping in domain_mappings(self._domain) if mapping.source not in own)
+        return replace(settings, mappings=(*settings.mappings, *more))
 
     def drop_deleted(self) -> None:
         """Delete the accounts no longer wanted, once their connections are closed."""
         for name in self._deleted:
+            self.exchange.remove(name)
             del self._accounts[name]
         self._deleted = set()
 
@@ -86,6 +126,16 @@ class Accounts:
         for account in self:
             total = total.plus(account.traffic())
         return total
+
+
+def domain_mappings(domain: str) -> list[SubjectMapping]:
+    """The subjects of JetStream under the name of its domain.
+
+    Source: nats-server, server/jetstream_api.go generateJSMappingTable.
+    """
+    api = ("STREAM.>", "CONSUMER.>", "DIRECT.>", "META.>", "SERVER.>", "ACCOUNT.>", "INFO")
+    subjects = [*((name, f"$JS.API.{name}") for name in api), ("$KV.>", "$KV.>"), ("$OBJ.>", "$OBJ.>")]
+    return [SubjectMapping(f"$JS.{domain}.API.{name}", (Destination(subject),)) for name, subject in subjects]
 
 
 def user_of(user: AnyUser, account: AccountSettings | None) -> AnyUser:

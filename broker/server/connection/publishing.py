@@ -4,6 +4,8 @@
                         ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
                         └── verbose, pedantic, traced ─────────────> Router.route, one by one
 
+Where the account maps subjects, all of this sees the mapped ones.
+
 Reply subjects reserved for servers are refused, too; the parser flags reads that may contain one.
 
 Source: nats-server, server/client.go (processInboundClientMsg).
@@ -19,7 +21,7 @@ from broker.protocol.parser import Parser
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.auth.permissions import PublishRules, ReplyPermissions
 from broker.server.connection import message_trace
-from broker.server.connection.message_trace import traced
+from broker.server.connection.message_trace import asks_for_trace, traced
 
 __all__ = ["Publishing"]
 
@@ -66,9 +68,14 @@ class Publishing:
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> None:
         """Route ops[start:end], all of them messages."""
         parser = self._parser
-        if not (self._looks or parser.odd_replies or parser.traced):
-            self._client.router.route(ops, start, end, self._client, now_ns)
-        elif parser.traced:
+        router = self._client.router
+        traced = parser.traced or (router.tracing is not None and any(
+            hlen and asks_for_trace(body[:hlen]) for _, _, hlen, body in ops[start:end]))
+        if router.mapper is not None and not traced and (mapped := router.mapper.map_run(ops, start, end)) is not None:
+            ops, start, end = mapped, 0, len(mapped)
+        if not (self._looks or parser.odd_replies or traced):
+            router.route(ops, start, end, self._client, now_ns)
+        elif traced:
             self._publish_traced(ops, start, end, now_ns)
         else:
             self._publish_checked(ops, start, end, now_ns)
@@ -78,7 +85,12 @@ class Publishing:
         client = self._client
         for at in range(start, end):
             msg = ops[at]
-            trace = traced(msg)
+            trace = traced(msg, client.router.tracing)
+            mapper = client.router.mapper
+            if mapper is not None and (mapped := mapper.map(msg[0])) != msg[0]:
+                msg = (mapped, *msg[1:])
+                if trace is not None:
+                    trace.map(mapped)
             if trace is not None and not client.router.refuses(msg[0]) and self._permits(msg[0]):
                 if trace.publishable and not self._may_trace_to(trace.dest):
                     client.refuse_publish(trace.dest)
@@ -88,7 +100,7 @@ class Publishing:
                     if self._verbose:
                         client.send_line(encoder.OK)
                     continue
-            self._publish_checked(ops, at, at + 1, now_ns)
+            self._publish_checked((msg,), 0, 1, now_ns)
 
     def _may_trace_to(self, dest: bytes) -> bool:
         """Whether the client may have trace events published to ``dest``; permission to respond there is not enough."""

@@ -3,6 +3,11 @@
 Owns: sending a run of messages to clients, queue groups and handlers. Does not own: which subscriptions a subject has, and
 how long that is cached (router).
 
+Two kinds of subscription connect accounts (broker/server/sharing):
+
+    relay     passes messages on to another account's router, at once, and says who received them: a service import
+    shadow    stands in an exporting account for a subscription of an importing one: a stream import
+
 Source: nats-server, server/client.go (processMsgResults, deliverMsg).
 """
 
@@ -10,14 +15,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.server.routing.inward import Inward
 from broker.server.routing.sublist import Match
 
-__all__ = ["BatchHandler", "Peer", "Refusal", "Route", "Subscription"]
+__all__ = ["BatchHandler", "Hop", "Peer", "Refusal", "Relay", "Route", "Subscription"]
 
 
 class Peer(Protocol):
@@ -30,6 +35,10 @@ class Peer(Protocol):
     @property
     def pending_bytes(self) -> int:
         """Unsent bytes."""
+
+    @property
+    def rtt_ns(self) -> int:
+        """Round-trip time; 0: unknown."""
 
     def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
         """Queue ``count`` messages: ``size`` bytes in all, ``body_bytes`` of bodies."""
@@ -51,17 +60,51 @@ class Peer(Protocol):
 BatchHandler = Callable[[Sequence[Msg], int, int, "Peer | None", int], None]
 
 
-class Subscription:
-    """A client's (``peer`` and ``sid``) or an in-process one (``handler``). ``max`` 0: no limit on ``delivered``.
+class Subjects(Protocol):
+    """An account's router, as a trace sees it."""
 
-    ``ended``: it was removed from the router.
+    @property
+    def name(self) -> str: ...
+
+    def receivers(self, subject: bytes, source: Peer) -> list[Subscription]:
+        """The subscriptions that would get a message from ``source``; one of each queue group, at random."""
+
+
+class Hop(NamedTuple):
+    """How a message goes on into another account: where, and under which subject; ``traceable``: its trace does, too."""
+
+    router: Subjects
+    to: bytes
+    traceable: bool
+
+
+class Relay(Protocol):
+    """Passes messages on to another account's router."""
+
+    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
+        """Returns: the number of receivers of each message. ``to``: where all are routed to; b"": each to its subject."""
+
+    def interested(self, subject: bytes) -> bool:
+        """Whether a message to the literal ``subject`` would be received."""
+
+    def pending_bytes(self, subject: bytes) -> int:
+        """Unsent bytes to the receiver of the literal ``subject`` that is furthest behind."""
+
+    def hop(self, subject: bytes) -> Hop | None:
+        """Where a message to the literal ``subject`` would go; None: nowhere."""
+
+
+class Subscription:
+    """A client's (``peer`` and ``sid``) or an in-process one (``handler`` or ``relay``).
+
+    ``max`` 0: no limit on ``delivered``. ``ended``: it was removed from the router.
     """
 
-    __slots__ = ("delivered", "denies", "ended", "handler", "hides", "max", "on_delivery", "peer", "queue", "sid", "stream",
-                 "subject")
+    __slots__ = ("account", "allow_trace", "delivered", "denies", "ended", "handler", "hides", "max", "on_delivery",
+                 "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
-                 handler: BatchHandler | None = None, stream: str = "") -> None:
+                 handler: BatchHandler | None = None, stream: str = "", relay: Relay | None = None) -> None:
         self.subject = subject
         self.queue = queue
         self.peer = peer
@@ -78,9 +121,34 @@ class Subscription:
         self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
         """Called with the messages that its client receives through it."""
 
+        self.relay = relay
+        self.original: Subscription | None = None
+        """Of a shadow: the subscription that receives, and counts."""
+
+        self.rename: Callable[[bytes], bytes] | None = None
+        """Of a shadow: the subject as the importing account knows it."""
+
+        self.account = ""
+        """Of a shadow: the importing account's name."""
+
+        self.allow_trace = False
+        """Of a shadow: whether a message's trace goes on into the importing account."""
+
         self.max = 0
         self.delivered = 0
         self.ended = False
+
+    def shadow(self, subject: bytes, rename: Callable[[bytes], bytes]) -> Subscription:
+        """A shadow of this subscription, for another account's router."""
+        shadow = Subscription(subject, self.queue, peer=self.peer, sid=self.sid)
+        shadow.original, shadow.rename, shadow.stream = self, rename, self.stream
+        if (denies := self.denies) is not None:
+            shadow.denies = lambda subject: denies(rename(subject))
+        return shadow
+
+
+_Renamed = dict[Callable[[bytes], bytes], tuple[Sequence[Msg], encoder.Run]]
+"""The messages of one run under the subjects of an import."""
 
 
 class Route:
@@ -90,12 +158,15 @@ class Route:
     """
 
     __slots__ = ("__weakref__", "_one_by_one", "_spreads", "clients", "groups", "handlers", "inside", "inward", "limited",
-                 "receivers", "rng", "sole")
+                 "receivers", "relays", "rng", "shadowed", "shadows", "sole")
 
     def __init__(self, match: Match[Subscription], receivers: tuple[Subscription, ...], rng: random.Random,
                  inward: Inward) -> None:
         self.receivers = receivers
-        self.clients = [sub for sub in match.plain if sub.peer is not None]
+        self.clients = [sub for sub in match.plain if sub.peer is not None and sub.original is None]
+        self.shadows = [sub for sub in match.plain if sub.original is not None]
+        self.shadowed = any(sub.original is not None for sub in receivers)
+        self.relays = [relay for sub in match.plain if (relay := sub.relay) is not None]
         self.inside = [sub for sub in match.plain if sub.handler is not None]
         self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
         self.groups = list(match.groups.values())
@@ -104,11 +175,12 @@ class Route:
         self.inward = inward
         # A connection with two matching sids gets its messages one by one. Members of one queue group never get the
         # same message.
-        peers = [id(sub.peer) for sub in self.clients]
+        peers = [id(sub.peer) for sub in match.plain if sub.peer is not None]
         for group in self.groups:
             peers += {id(sub.peer) for sub in group if sub.peer is not None}
         self._one_by_one = len(set(peers)) != len(peers)
-        self._spreads = bool(self.groups) or self._one_by_one or any(sub.on_delivery is not None for sub in receivers)
+        self._spreads = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
+                         or any(sub.on_delivery is not None for sub in receivers))
         self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
         """The handler, if it is the only receiver: it takes every run as it is."""
 
@@ -122,7 +194,8 @@ class Route:
         """The receivers whose clients may be shown ``subject``."""
         match: Match[Subscription] = Match()
         for sub in self.receivers:
-            if sub.hides is None or not sub.hides(subject):
+            hides = (sub.original or sub).hides
+            if hides is None or not hides(subject):
                 (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
         return match
 
@@ -155,17 +228,18 @@ class Route:
                     source.no_responders(ops[i][0], ops[i][1])
         return count * (end - start)
 
-    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int) -> list[int]:
+    def spread(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
         """``batch`` for any mixture of limits, queue groups and subscriptions with ``on_delivery``.
 
+        Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
         Returns: the number of receivers of each message.
         """
         if self._one_by_one and len(msgs) > 1:
-            return [self.spread([msg], source, now_ns)[0] for msg in msgs]
+            return [self.spread([msg], source, now_ns, to)[0] for msg in msgs]
         count = len(msgs)
         taken = [0] * count
         silent = source if source is not None and source.no_echo else None
-        run = encoder.Run(msgs)
+        run = encoder.Run(msgs) if self.clients or self.groups else _NOTHING
         for sub in self.clients:
             if sub.peer is silent and silent is not None:
                 continue
@@ -175,12 +249,28 @@ class Route:
                 _send_limited(sub, own, run if own is msgs else encoder.Run(own))
                 for i in range(room):
                     taken[i] += 1
+        renamed: _Renamed = {}
+        for sub in self.shadows:
+            if sub.peer is silent and silent is not None:
+                continue
+            room = _room(sub, count)
+            if room:
+                if room == count:
+                    self._to_shadow(sub, msgs, source, now_ns, to, renamed)
+                else:
+                    self._to_shadow(sub, msgs[:room], source, now_ns, to, {})
+                for i in range(room):
+                    taken[i] += 1
+        for relay in self.relays:
+            taken = list(map(int.__add__, taken, relay.pass_on(msgs, source, now_ns, to)))
         for group in self.groups:
             for sub, indexes in self._assign(group, count, silent):
                 for i in indexes:
                     taken[i] += 1
                 own = msgs if len(indexes) == count else [msgs[i] for i in indexes]
-                if sub.handler is not None:
+                if sub.original is not None:
+                    self._to_shadow(sub, own, source, now_ns, to, {})
+                elif sub.handler is not None:
                     if source is None:
                         self.inward.put(sub, own, 0, len(own), now_ns)
                     else:
@@ -195,6 +285,30 @@ class Route:
             for i in range(count):
                 taken[i] += 1
         return taken
+
+    def _to_shadow(self, shadow: Subscription, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes,
+                   renamed: _Renamed) -> None:
+        """Send ``msgs`` to the shadow's original, under the subjects of its account.
+
+        Args: ``renamed`` has what other shadows of the same import were sent, and gets this.
+        """
+        sub, rename = shadow.original, shadow.rename
+        assert sub is not None
+        assert rename is not None
+        known = renamed.get(rename)
+        if known is None:
+            if not to or sub.handler is not None:
+                msgs = [(rename(to or subject), reply, hlen, body) for subject, reply, hlen, body in msgs]
+            known = msgs, encoder.Run(msgs)
+            if not to:
+                renamed[rename] = known
+        msgs, run = known
+        if sub.handler is None:
+            _send_limited(sub, msgs, run)
+        elif source is None:
+            self.inward.put(sub, msgs, 0, len(msgs), now_ns)
+        else:
+            sub.handler(msgs, 0, len(msgs), source, now_ns)
 
     def _assign(self, group: list[Subscription], count: int,
                 silent: Peer | None) -> list[tuple[Subscription, list[int]]]:
@@ -221,6 +335,10 @@ class Route:
         return [(group[at], indexes) for at, indexes in chosen.items()]
 
 
+_NOTHING = encoder.Run([(b"", b"", 0, b"")])
+"""Where no client is sent anything."""
+
+
 class Refusal(Route):
     """Subjects that only servers may publish to."""
 
@@ -235,6 +353,7 @@ class Refusal(Route):
 
 def _room(sub: Subscription, count: int) -> int:
     """How many of ``count`` messages ``sub`` may still receive."""
+    sub = sub.original or sub
     return max(min(count, sub.max - sub.delivered), 0) if sub.max else count
 
 

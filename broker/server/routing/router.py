@@ -23,18 +23,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from broker.clock import Clock
 from broker.protocol import encoder
 from broker.protocol.parser import Msg
 from broker.protocol.subject import is_literal, matches
+from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
+from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
 from broker.server.routing.route import BatchHandler, Peer, Refusal, Route, Subscription
 from broker.server.routing.sublist import Match, Sublist
 
-__all__ = ["Columns", "Handle", "InterestWatch", "Router"]
+__all__ = ["Router"]
 
 ROUTES_KEPT: Final = 8192
 """Bound of each route cache, in entries; past it the older half is dropped."""
@@ -42,7 +44,9 @@ ROUTES_KEPT: Final = 8192
 _SCAN_MAX: Final = 2048
 """Up to this many cached routes are searched for those that a wildcard affects; a larger cache is cleared."""
 
-_INBOX: Final = b"_INBOX."
+_INBOXES: Final = (b"_INBOX.", b"_R_.")
+"""Beginnings of reply subjects: those of clients, and those of service imports."""
+
 _ACK: Final = b"$JS.ACK."
 _ACK_TOKENS: Final = 9
 _DOT: Final = ord(".")
@@ -50,62 +54,6 @@ _NO_FAMILY: Final = (b"", 0)
 _REFUSED: Final = (b"$NRG.", b"_GR_.")
 _SYSTEM: Final = "$SYS"
 _REFUSED_BY_SYSTEM: Final = (b"_GR_.",)
-
-
-class Handle(Protocol):
-    """The result of ``subscribe``, as JetStream knows it (``broker.jetstream.bus.Subscription``)."""
-
-    subject: bytes
-
-
-class Columns(Protocol):
-    """A batch of JetStream deliveries (``broker.jetstream.bus.Deliveries``)."""
-
-    reply_prefix: bytes
-    subjects: Sequence[bytes]
-    hlens: Sequence[int] | None
-    bodies: Sequence[bytes]
-    delivered: Sequence[int]
-    stream_seqs: Sequence[int]
-    consumer_seqs: Sequence[int]
-    times_ns: Sequence[int]
-    pendings: Sequence[int]
-
-    def __len__(self) -> int: ...
-
-
-class InterestWatch:
-    """A watch on a subject; ``interested`` is always current, ``changed`` is called on a later turn of the loop."""
-
-    __slots__ = ("_cancelled", "_router", "_scheduled", "_told", "changed", "interested", "queue", "subject")
-
-    def __init__(self, router: Router, subject: bytes, queue: bytes, changed: Callable[[bool], None],
-                 interested: bool) -> None:
-        self._router = router
-        self._cancelled = False
-        self._scheduled = False
-        self._told = interested
-        self.subject = subject
-        self.queue = queue
-        self.changed = changed
-        self.interested = interested
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._router._unwatch(self)
-
-    def _update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self.interested = interested
-        # Never within a delivery or another handler: the watcher may itself be delivering.
-        if not self._scheduled:
-            self._scheduled = True
-            call_soon(self._tell)
-
-    def _tell(self) -> None:
-        self._scheduled = False
-        if not self._cancelled and self._told != self.interested:
-            self._told = self.interested
-            self.changed(self.interested)
 
 
 class Router:
@@ -134,6 +82,12 @@ class Router:
         self._watches: dict[bytes, list[InterestWatch]] = {}
         self._nobody = Route(Match(), (), self._rng, self._inward)
         self._refusal = Refusal(Match(), (), self._rng, self._inward)
+        # What connects the account with others (broker/server/sharing); None: nothing does.
+        self.mapper: Mapper | None = None
+        self.shadows: Shadows | None = None
+        self.tracing: Tracing | None = None
+        self.on_removed: Callable[[Subscription], None] | None = None
+        """Called after a subscription has left, while responses are awaited that are measured."""
 
     @property
     def subscription_count(self) -> int:
@@ -227,15 +181,43 @@ class Router:
             b""] * count
         msgs = list(zip(batch.subjects, replies, batch.hlens or [0] * count, batch.bodies, strict=True))
         now_ns = self._clock.now_ns()
-        hidden = any(sub.hides is not None for sub in route.receivers)
-        taken = [self._show(route, msg, now_ns) for msg in msgs] if hidden else route.spread(msgs, None, now_ns)
+        hidden = any((sub.original or sub).hides is not None for sub in route.receivers)
+        taken = [self._show(route, msg, now_ns, to) for msg in msgs] if hidden else route.spread(msgs, None, now_ns, to)
         return taken.index(0) if 0 in taken else count
 
-    def _show(self, route: Route, msg: Msg, now_ns: int) -> int:
+    def _show(self, route: Route, msg: Msg, now_ns: int, to: bytes) -> int:
         """Send a message to the receivers of ``route`` that may be shown its subject; returns how many received it.
         If none may, it counts as received, since it would otherwise hold up the messages behind it."""
         match = route.shown(msg[0])
-        return self._build(match).spread([msg], None, now_ns)[0] if match.plain or match.groups else 1
+        return self._build(match).spread([msg], None, now_ns, to)[0] if match.plain or match.groups else 1
+
+    def import_msgs(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes = b"") -> list[int]:
+        """Deliver messages that came through a service import; they do not go on into stream exports.
+
+        Args: ``to`` is the subject that all are routed by, where receivers are to see another; b"": they see the same.
+        Returns: the number of receivers of each message.
+        """
+        if to or len(msgs) == 1:
+            return self._import_route(to or msgs[0][0]).spread(msgs, source, now_ns, to)
+        taken: list[int] = []
+        while len(taken) < len(msgs):
+            start = end = len(taken)
+            route = self._import_route(msgs[start][0])
+            while end < len(msgs) and self._import_route(msgs[end][0]) is route:
+                end += 1
+            # At least one, should routes that leave shadows out not be the same object twice.
+            taken += route.spread(msgs[start:max(end, start + 1)], source, now_ns)
+        return taken
+
+    def _import_route(self, subject: bytes) -> Route:
+        route = self._routes.get(subject) or self._resolve(subject)
+        if not route.shadowed:
+            return route
+        match: Match[Subscription] = Match()
+        for sub in route.receivers:
+            if sub.original is None:
+                (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
+        return self._build(match)
 
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
@@ -297,19 +279,20 @@ class Router:
         """Whether the literal ``subject`` has a subscription (in that queue group, when given)."""
         route = self._routes.get(subject) or self._resolve(subject)
         if not queue:
-            return bool(route.receivers)
+            return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
         return any(group[0].queue == queue for group in route.groups)
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
         """Call ``changed(now_interested)`` after each change from now on, on a later turn of the loop."""
-        watch = InterestWatch(self, subject, queue, changed, self.interest(subject, queue))
+        watch = InterestWatch(subject, queue, changed, self.interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
     def pending_bytes(self, subject: bytes) -> int:
         """Unsent bytes to the subscriber of ``subject`` that is furthest behind."""
         route = self._routes.get(subject) or self._resolve(subject)
-        return max((sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None), default=0)
+        behind = [sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None]
+        return max([*behind, *(relay.pending_bytes(subject) for relay in route.relays)], default=0)
 
     # For connections.
 
@@ -321,6 +304,12 @@ class Router:
         if _reads_acks(sub.subject):
             self._ack_readers += 1
         self._changed(sub.subject)
+        if self.shadows is not None:
+            self.shadows.added(sub)
+
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions, in no order."""
+        return self.subs.all()
 
     def remove(self, sub: Subscription) -> None:
         """Remove a subscription; an unknown one is ignored."""
@@ -331,6 +320,10 @@ class Router:
             if _reads_acks(sub.subject):
                 self._ack_readers -= 1
             self._changed(sub.subject)
+            if self.shadows is not None:
+                self.shadows.removed(sub)
+            if self.on_removed is not None:
+                self.on_removed(sub)
 
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
@@ -373,7 +366,7 @@ class Router:
         """
         self.lookups += 1
         if subject[-1:] != b".":
-            if subject.startswith(_INBOX):
+            if subject.startswith(_INBOXES):
                 head = subject.rpartition(b".")[0]
                 route = self._inbox(head)
                 if route is not None:
@@ -469,7 +462,7 @@ class Router:
         for watch in list(watches):
             interested = self.interest(watch.subject, watch.queue)
             if interested != watch.interested:
-                watch._update(interested, self._call_soon)
+                watch.update(interested, self._call_soon)
 
     def _unwatch(self, watch: InterestWatch) -> None:
         watches = self._watches.get(watch.subject)

@@ -129,6 +129,16 @@ class Sublist(Generic[S]):
             node = parent
         return True
 
+    def all(self) -> list[S]:
+        """Every subscription."""
+        found: Match[S] = Match()
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            self._collect(node, found)
+            nodes += [one for one in (*node.children.values(), node.star, node.rest) if one is not None]
+        return [*found.plain, *(sub for group in found.groups.values() for sub in group)]
+
     def match(self, subject: bytes) -> Match[S]:
         """The subscriptions that match a literal subject; none match one with an empty token."""
         found: Match[S] = Match()

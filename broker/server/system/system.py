@@ -3,6 +3,7 @@
     $SYS.REQ.SERVER.PING.<page>, $SYS.REQ.SERVER.<id>.<page>      IDZ STATSZ, and the pages of monitoring
     $SYS.REQ.SERVER.<id>.KICK  LDM  RELOAD                        ends or moves a connection; reads the settings again
     $SYS.REQ.ACCOUNT.<account>.<page>                             pages about one account, CONNS
+    in every account: $SYS.REQ.USER.INFO                          the user who asks
     in any other account: $SYS.REQ.ACCOUNT.PING.CONNZ  STATZ, $SYS.REQ.SERVER.PING.CONNZ, about itself
 
 Owns: which subjects are served, and the timers of what is published by itself. Does not own: the pages (monitor), which
@@ -24,7 +25,7 @@ from broker.config.settings import Settings
 from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts
 from broker.server.connection.connection import Client
-from broker.server.system import statsz
+from broker.server.system import statsz, user_info
 from broker.server.system.events import Events
 from broker.server.system.requests import Request, RequestError, Requests, compact
 from broker.server.system.selection import Selection
@@ -170,6 +171,8 @@ class System:
     def _account_added(self, account: Account) -> None:
         """An account exists from now on."""
         account.on_connections = self.events.connections_changed
+        self.requests.serve(account.router, user_info.SUBJECT, lambda request: user_info.user_info(
+            request, self._host.accounts, self._host.clock.now_ns))
         if self._account_pages:
             self._serve_account(account)
 

@@ -1,0 +1,45 @@
+"""A watch on whether anybody subscribes to a subject: the router updates it, and it tells who watches.
+
+Source: nats-server, server/sublist.go (RegisterNotification).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["InterestWatch"]
+
+
+class InterestWatch:
+    """A watch on a subject; ``interested`` is always current, ``changed`` is called on a later turn of the loop."""
+
+    __slots__ = ("_cancelled", "_scheduled", "_told", "_unwatch", "changed", "interested", "queue", "subject")
+
+    def __init__(self, subject: bytes, queue: bytes, changed: Callable[[bool], None], interested: bool,
+                 unwatch: Callable[[InterestWatch], None]) -> None:
+        self._unwatch = unwatch
+        self._cancelled = False
+        self._scheduled = False
+        self._told = interested
+        self.subject = subject
+        self.queue = queue
+        self.changed = changed
+        self.interested = interested
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._unwatch(self)
+
+    def update(self, interested: bool, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """The router's subscriptions have changed; ``call_soon`` has a function called on a later turn of the loop."""
+        self.interested = interested
+        # Never within a delivery or another handler: the watcher may itself be delivering.
+        if not self._scheduled:
+            self._scheduled = True
+            call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._scheduled = False
+        if not self._cancelled and self._told != self.interested:
+            self._told = self.interested
+            self.changed(self.interested)

@@ -1,0 +1,103 @@
+"""An account's subject mappings: a message published to one subject goes to another.
+
+    orders.*   orders.v1.{{wildcard(1)}}  80 %
+               orders.v2.{{wildcard(1)}}  20 %
+
+The first mapping whose source matches applies. Where the weights leave a share, it stays at the source; a source that is
+itself a destination has its own weight, so what is left then is dropped, which simulates loss.
+
+Source: nats-server, server/accounts.go (AddWeightedMappings, selectMappedSubject).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from broker.config.sharing import SubjectMapping
+from broker.protocol.parser import Msg
+from broker.protocol.subject import subset
+from broker.protocol.subject_transform import SubjectTransform, numbered
+
+__all__ = ["Mappings"]
+
+_KNOWN_MAX: Final = 8192
+"""Subjects remembered; past it all are forgotten."""
+
+
+class _Mapping:
+    """One mapping; ``pick`` chooses a destination by weight."""
+
+    def __init__(self, mapping: SubjectMapping, rng: random.Random) -> None:
+        self._rng = rng
+        self.source = source = mapping.source.encode()
+        # A single broker is in no cluster.
+        own = [one for one in mapping.destinations if not one.cluster]
+        found = [(one.weight, SubjectTransform(source, one.subject.encode(), rng=rng)) for one in own]
+        left = 100 - sum(one.weight for one in own)
+        if left and not any(one.subject == mapping.source for one in mapping.destinations):
+            found.append((left, SubjectTransform(source, numbered(source))))
+        total = 0
+        self._choices: list[tuple[int, SubjectTransform]] = []
+        for weight, transform in sorted(found, key=lambda choice: choice[0]):
+            total += weight
+            self._choices.append((total, transform))
+        self.sure = len(found) == 1 and total == 100 and found[0][1].repeatable
+        """Whether a subject always becomes the same."""
+
+    def matches(self, subject: bytes) -> bool:
+        return subject == self.source or subset(subject, self.source)
+
+    def map(self, subject: bytes) -> bytes:
+        chosen = self._rng.randrange(100)
+        for below, transform in self._choices:
+            if chosen < below:
+                return transform.apply(subject)
+        return b""
+
+
+class Mappings:
+    """The mappings of one account (``broker.server.routing.neighbours.Mapper``).
+
+    Raises: TransformError for a destination that its source cannot fill.
+    """
+
+    def __init__(self, mappings: Iterable[SubjectMapping], rng: random.Random) -> None:
+        self._mappings = [_Mapping(mapping, rng) for mapping in mappings]
+        # What a subject always becomes; which subjects always stay; which mapping has to choose.
+        self._sure: dict[bytes, bytes] = {}
+        self._unmapped: set[bytes] = set()
+        self._choosing: dict[bytes, _Mapping] = {}
+
+    def map(self, subject: bytes) -> bytes:
+        """Where a message to ``subject`` goes; b"": nowhere."""
+        if subject in self._unmapped:
+            return subject
+        known = self._sure.get(subject)
+        if known is not None:
+            return known
+        mapping = self._choosing.get(subject)
+        return mapping.map(subject) if mapping is not None else self._learn(subject)
+
+    def map_run(self, ops: Sequence[Msg], start: int, end: int) -> Sequence[Msg] | None:
+        """ops[start:end] under their mapped subjects; None: all of them stay as they are."""
+        if self._unmapped.issuperset([msg[0] for msg in ops[start:end]]):
+            return None
+        find = self.map
+        return [(find(subject), reply, hlen, body) for subject, reply, hlen, body in ops[start:end]]
+
+    def _learn(self, subject: bytes) -> bytes:
+        if len(self._sure) + len(self._unmapped) + len(self._choosing) >= _KNOWN_MAX:
+            self._sure.clear()
+            self._unmapped.clear()
+            self._choosing.clear()
+        mapping = next((one for one in self._mappings if one.matches(subject)), None)
+        if mapping is None:
+            self._unmapped.add(subject)
+            return subject
+        if not mapping.sure:
+            self._choosing[subject] = mapping
+            return mapping.map(subject)
+        mapped = self._sure[subject] = mapping.map(subject)
+        return mapped

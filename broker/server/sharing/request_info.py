@@ -1,0 +1,63 @@
+"""``Nats-Request-Info``: the header by which a service learns who asks.
+
+    {"acc":"B","rtt":310201}                                   always
+    {"start":…,"host":…,"id":7,"acc":"B","user":…,…}           the import shares it
+
+A request that comes through a second import keeps the first one's, and tells the account between as ``svc``.
+
+Source: nats-server, server/client.go (processServiceImport, getClientInfo).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from broker.protocol import headers
+from broker.server.routing.route import Peer
+
+__all__ = ["REQUEST_INFO", "describe", "with_info", "with_service"]
+
+REQUEST_INFO: Final = b"Nats-Request-Info"
+_SERVER: Final = ("server", "cluster")
+_ORDER: Final = ("start", "host", "id", "acc", "svc", "user", "name", "lang", "ver", "rtt", *_SERVER)
+
+
+def describe(source: Peer | None, account: str, *, share: bool) -> bytes:
+    """The header's value for a request of ``source``, a client in ``account``; None: the broker itself."""
+    if source is None:
+        return _json({"acc": account})
+    return _json(source.identity() if share else {"acc": account, "rtt": source.rtt_ns})
+
+
+def with_info(block: bytes, info: bytes) -> bytes:
+    """The header ``block`` with ``info``; one that the client sent itself is removed."""
+    if not block:
+        return b"NATS/1.0\r\nNats-Request-Info: %b\r\n\r\n" % info
+    if REQUEST_INFO in block:
+        block = headers.remove(block, REQUEST_INFO) or headers.build()
+    return b"%bNats-Request-Info: %b\r\n\r\n" % (block[:-2], info)
+
+
+def with_service(block: bytes, account: str, source: Peer, *, share: bool) -> bytes | None:
+    """The value in ``block`` after another import, of ``account``; None: there is none that can be read."""
+    try:
+        info: Any = json.loads(headers.get(block, REQUEST_INFO) or b"")
+    except ValueError:
+        return None
+    if not isinstance(info, dict):
+        return None
+    info["svc"] = account
+    if share:
+        known = source.identity()
+        info |= {name: known[name] for name in _SERVER if name in known}
+    return _json({name: info[name] for name in sorted(info, key=_place)})
+
+
+def _place(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _json(info: dict[str, Any]) -> bytes:
+    # Go's encoder writes no newline, so the value stays one line whatever a client calls itself.
+    return json.dumps(info, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

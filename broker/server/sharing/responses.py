@@ -1,0 +1,225 @@
+"""Responses on their way back to the accounts that asked: reply subjects of an exported service.
+
+    request   in the importing account   reply _INBOX.x.1
+              in the exporting account   reply _R_.4f1c09.8a2b…, remembered here
+    response  in the exporting account   to _R_.4f1c09.8a2b…   →   _INBOX.x.1 in the importing account
+
+A reply subject serves one response (singleton), or responses until an empty one (stream, chunked), and ends after the
+service's response threshold without any.
+
+Source: nats-server, server/accounts.go (addRespServiceImport, processServiceImportResponse, checkExpiredResponses).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+from broker.protocol.parser import Msg
+from broker.server.routing.route import Hop, Peer, Subscription
+from broker.server.routing.router import Router
+from broker.server.sharing.latency import Measurement
+
+__all__ = ["ACK", "CallLater", "Response", "Responses"]
+
+ACK: Final = b"$JS.ACK."
+"""Reply subjects that are passed on unchanged: consumers must find their acks."""
+
+WAITING_MAX: Final = 1_000_000
+"""Requests of one service that may wait at once; past it the oldest is forgotten, as if its time were over."""
+
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_MARGIN_S: Final = 0.001
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Timer]
+"""Calls a function after some seconds."""
+
+
+class Response:
+    """An awaited response: where it goes, and which request it answers."""
+
+    __slots__ = ("at_ns", "measurement", "reply", "router", "source", "subject")
+
+    def __init__(self, reply: bytes, router: Router, subject: bytes, source: Peer | None, at_ns: int,
+                 measurement: Measurement | None) -> None:
+        self.reply = reply
+        self.router = router
+        self.subject = subject
+        self.source = source
+        self.at_ns = at_ns
+        self.measurement = measurement
+
+
+class Responses:
+    """The awaited responses of one service in the account of ``router``, whose clients respond.
+
+    A relay on ``_R_.<six>.>``, subscribed while responses have ever been awaited.
+    """
+
+    def __init__(self, router: Router, *, single: bool, threshold_ns: int, rng: random.Random, call_later: CallLater,
+                 now_ns: Callable[[], int]) -> None:
+        self._router = router
+        self._single = single
+        self._threshold_ns = threshold_ns
+        self._rng = rng
+        self._call_later = call_later
+        self._now_ns = now_ns
+        self._prefix = b""
+        self._subscription: Subscription | None = None
+        # Oldest first.
+        self._waiting: dict[bytes, Response] = {}
+        self._timer: Timer | None = None
+        self._onward: dict[Router, Responses] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def expect(self, response: Response) -> bytes:
+        """Wait for a response. Returns: the reply subject for it in this account."""
+        waiting = self._waiting
+        if not self._prefix:
+            self._prefix = f"_R_.{''.join(self._rng.choices(_DIGITS, k=6))}.".encode()
+            self._subscription = Subscription(self._prefix + b">", b"", relay=self)
+            self._router.add(self._subscription)
+        while (reply := b"%b%012x" % (self._prefix, self._rng.getrandbits(48))) in waiting:
+            pass
+        if len(waiting) >= WAITING_MAX:
+            self._end(next(iter(waiting)), "timeout")
+        waiting[reply] = response
+        if self._timer is None:
+            self._set_timer(self._threshold_ns)
+        return reply
+
+    def undelivered(self, reply: bytes) -> Response | None:
+        """Nobody received the request. Returns: the response that does not come."""
+        return self._end(reply, "no delivery")
+
+    def lost(self, reply: bytes) -> None:
+        """Nobody waits for the response any more."""
+        self._end(reply, "interest lost")
+
+    def _end(self, reply: bytes, why: str) -> Response | None:
+        response = self._waiting.pop(reply, None)
+        if response is not None and response.measurement is not None:
+            response.measurement.failed(why)
+        return response
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for response in self._waiting.values():
+            if response.measurement is not None:
+                response.measurement.dropped()
+        self._waiting.clear()
+        if self._subscription is not None:
+            self._router.remove(self._subscription)
+            self._subscription = None
+            self._prefix = b""
+        for onward in self._onward.values():
+            onward.close()
+
+    # A relay (broker.server.routing.route.Relay).
+
+    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
+        taken = [0] * len(msgs)
+        ready: list[Msg] = []
+        places: list[int] = []
+        router: Router | None = None
+        for at, (subject, reply, hlen, body) in enumerate(msgs):
+            response = self._answered(to or subject, body, source, now_ns)
+            if response is None:
+                continue
+            if reply and not reply.startswith(ACK):
+                reply = self._back(response.router).expect(
+                    Response(reply, self._router, to or subject, source, now_ns, None))
+            if response.router is not router and ready:
+                assert router is not None
+                self._send(router, ready, places, taken, source, now_ns, msgs, to)
+                ready, places = [], []
+            router = response.router
+            target = response.reply if router.mapper is None else router.mapper.map(response.reply)
+            if to:
+                taken[at] = router.import_msgs([(subject, reply, hlen, body)], source, now_ns, target)[0]
+                self._check(to, taken[at])
+            else:
+                ready.append((target, reply, hlen, body))
+                places.append(at)
+        if router is not None and ready:
+            self._send(router, ready, places, taken, source, now_ns, msgs, to)
+        # A client is not told that its response came to nobody; a consumer takes its delivery back.
+        return taken if source is None else [1] * len(msgs)
+
+    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Peer | None, now_ns: int,
+              msgs: Sequence[Msg], to: bytes) -> None:
+        for place, count in zip(places, router.import_msgs(ready, source, now_ns), strict=True):
+            taken[place] = count
+            self._check(to or msgs[place][0], count)
+
+    def _answered(self, reply: bytes, body: bytes, source: Peer | None, now_ns: int) -> Response | None:
+        """The response that a message to ``reply`` is; None: nobody waits for it."""
+        waiting = self._waiting
+        response = waiting.get(reply)
+        if response is None:
+            return None
+        if self._single or not body:
+            del waiting[reply]
+        else:
+            # Keeps the oldest first.
+            del waiting[reply]
+            waiting[reply] = response
+            response.at_ns = now_ns
+        if response.measurement is not None:
+            response.measurement.answered(source)
+            response.measurement = None
+        return response
+
+    def _check(self, reply: bytes, count: int) -> None:
+        if not count:
+            self._waiting.pop(reply, None)
+
+    def _back(self, router: Router) -> Responses:
+        """For a response that is a request itself: the responses to it."""
+        onward = self._onward.get(router)
+        if onward is None:
+            onward = self._onward[router] = Responses(
+                router, single=self._single, threshold_ns=self._threshold_ns, rng=self._rng, call_later=self._call_later,
+                now_ns=self._now_ns)
+        return onward
+
+    def interested(self, subject: bytes) -> bool:
+        response = self._waiting.get(subject)
+        return response is not None and response.router.interest(response.reply)
+
+    def pending_bytes(self, subject: bytes) -> int:
+        response = self._waiting.get(subject)
+        return response.router.pending_bytes(response.reply) if response is not None else 0
+
+    def hop(self, subject: bytes) -> Hop | None:
+        response = self._waiting.get(subject)
+        return Hop(response.router, response.reply, False) if response is not None else None
+
+    # Expiry.
+
+    def _set_timer(self, delay_ns: int) -> None:
+        self._timer = self._call_later(max(delay_ns, 0) / 1e9 + _MARGIN_S, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        deadline_ns = self._now_ns() - self._threshold_ns
+        waiting = self._waiting
+        # A bounded number at a time, so that a million of them do not stop the loop.
+        for reply in list(islice(waiting, 10_000)):
+            if waiting[reply].at_ns > deadline_ns:
+                break
+            self._end(reply, "timeout")
+        if waiting:
+            self._set_timer(next(iter(waiting.values())).at_ns - deadline_ns)

@@ -1,0 +1,240 @@
+"""Service imports: requests to another account's service.
+
+    PUB api.users _INBOX.x.1      in the importing account, which imports req.users of A as api.users
+    MSG req.users _R_.4f1c09.…    in A, with Nats-Request-Info
+
+An import is a subscription of the importing account: a relay, which says for each request whether A received it, so that
+"no responders" crosses accounts. Requests that arrive in A may go on through an import of A's own; one that comes back to
+a service it has already passed is dropped.
+
+Source: nats-server, server/client.go (processServiceImport), server/accounts.go (addServiceImport).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from weakref import WeakValueDictionary, ref
+
+from broker.config.sharing import Export, Import, local_subject
+from broker.protocol import headers
+from broker.protocol.parser import Msg
+from broker.protocol.subject import is_literal, matches
+from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
+from broker.server.routing.route import Hop, Peer, Subscription
+from broker.server.routing.router import Router
+from broker.server.sharing.latency import Measurement, Meter
+from broker.server.sharing.lost_interest import LostInterest
+from broker.server.sharing.request_info import describe, with_info, with_service
+from broker.server.sharing.responses import ACK, CallLater, Response, Responses
+
+__all__ = ["Requester", "Service", "ServiceImport"]
+
+THRESHOLD_NS: Final = 120_000_000_000
+
+_TARGETS_MAX: Final = 4096
+"""Subjects remembered; past it all are forgotten."""
+
+_TRACE_DEST: Final = b"Nats-Trace-Dest"
+
+_DEPTH_MAX: Final = 64
+"""Accounts that a message of the broker itself may pass; clients' messages are followed by their requester."""
+
+
+class Service:
+    """An exported service, in use: what its imports share."""
+
+    def __init__(self, settings: Export, router: Router, rng: random.Random, call_later: CallLater,
+                 now_ns: Callable[[], int]) -> None:
+        self.settings = settings
+        self.router = router
+        self.responses = Responses(router, single=settings.response_type == "singleton", rng=rng, call_later=call_later,
+                                   threshold_ns=settings.response_threshold_ns or THRESHOLD_NS, now_ns=now_ns)
+        self.meter = Meter(settings.latency, router, rng, now_ns) if settings.latency is not None else None
+
+
+class Requester:
+    """A client as the exporting account sees it: its requests' "no responders" go back through the import."""
+
+    __slots__ = ("__weakref__", "_service", "_share", "source")
+
+    headers: bool = True
+    no_echo = False
+    wants_no_responders = True
+
+    def __init__(self, source: Peer, service: Service, *, share: bool) -> None:
+        self.source = source
+        self._service = service
+        self._share = share
+
+    @property
+    def pending_bytes(self) -> int:
+        return self.source.pending_bytes
+
+    @property
+    def rtt_ns(self) -> int:
+        return self.source.rtt_ns
+
+    def came_through(self, service: Service) -> bool:
+        """Whether its requests have already passed ``service``."""
+        source = self.source
+        return self._service is service or (isinstance(source, Requester) and source.came_through(service))
+
+    def send(self, buffers: list[bytes], size: int, count: int, body_bytes: int) -> None:
+        raise RuntimeError("a requester has no subscriptions")
+
+    def expire(self, sub: Subscription) -> None:
+        raise RuntimeError("a requester has no subscriptions")
+
+    def no_responders(self, subject: bytes, reply: bytes) -> None:
+        response = self._service.responses.undelivered(reply)
+        if response is not None:
+            self.source.no_responders(response.subject, response.reply)
+
+    def refuse_publish(self, subject: bytes) -> None:
+        self.source.refuse_publish(subject)
+
+    def identity(self) -> dict[str, Any]:
+        """As much as the import shares."""
+        known = self.source.identity()
+        if not self._share:
+            known = {name: known[name] for name in ("acc", "rtt", "server") if name in known}
+        return {**known, "svc": self._service.router.name}
+
+    def hold(self) -> None:
+        self.source.hold()
+
+    def release(self) -> None:
+        self.source.release()
+
+
+class ServiceImport:
+    """One import, of ``service`` into the account of ``router``; a relay. Raises: TransformError."""
+
+    def __init__(self, settings: Import, service: Service, router: Router, lost: LostInterest) -> None:
+        self._lost = lost
+        self.settings = settings
+        self.service = service
+        self._router = router
+        source, local = settings.subject.encode(), local_subject(settings).encode()
+        self._target: Callable[[bytes], bytes]
+        self.local = local
+        if is_literal(source):
+            self._target = lambda subject: source
+        elif source == local:
+            self._target = lambda subject: subject
+        else:
+            self.local = unnumbered(local)
+            self._target = SubjectTransform(unnumbered(source), numbered(local), strict=True).reverse().apply
+        self._targets: dict[bytes, bytes] = {}
+        self.subscription = Subscription(self.local, b"", relay=self)
+        self._requesters: WeakValueDictionary[int, Requester] = WeakValueDictionary()
+        self._described: tuple[Callable[[], Peer | None], int, bytes] = (lambda: None, -1, b"")
+        """The client described last, its round-trip time then, and the description."""
+
+        self._depth = 0
+
+    def start(self) -> None:
+        self._router.add(self.subscription)
+
+    def stop(self) -> None:
+        self._router.remove(self.subscription)
+
+    def covers(self, subject: bytes) -> bool:
+        """Whether it imports the literal ``subject``."""
+        return matches(self.local, subject)
+
+    def target(self, subject: bytes) -> bytes:
+        """The subject in the exporting account, after its mappings."""
+        target = self._targets.get(subject)
+        if target is None:
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[subject] = self._target(subject)
+        mapper = self.service.router.mapper
+        return target if mapper is None else mapper.map(target)
+
+    # A relay (broker.server.routing.route.Relay).
+
+    def pass_on(self, msgs: Sequence[Msg], source: Peer | None, now_ns: int, to: bytes) -> Sequence[int]:
+        service = self.service
+        again = isinstance(source, Requester) and source.came_through(service)
+        if again or self._depth >= _DEPTH_MAX:
+            return [0] * len(msgs)
+        requester = self._requester(source)
+        info = self._describe(source)
+        alone = with_info(b"", info)
+        ready: list[Msg] = []
+        replies: list[bytes] = []
+        for subject, reply, hlen, body in msgs:
+            measurement = self._measure(source, body[:hlen]) if service.meter is not None else None
+            if reply and not reply.startswith(ACK):
+                reply = self._expect(Response(reply, self._router, to or subject, source, now_ns, measurement))
+            elif measurement is not None and not reply:
+                measurement.failed("bad request")
+            block = self._block(body[:hlen], source, info) if hlen else alone
+            ready.append((subject if to else self.target(subject), reply, len(block), block + body[hlen:]))
+            replies.append(reply)
+        self._depth += 1
+        try:
+            taken = service.router.import_msgs(ready, requester, now_ns, self.target(to) if to else b"")
+        finally:
+            self._depth -= 1
+        for count, reply in zip(taken, replies, strict=True):
+            if not count and reply:
+                service.responses.undelivered(reply)
+        return taken
+
+    def _expect(self, response: Response) -> bytes:
+        expected = self.service.responses.expect(response)
+        if response.measurement is not None:
+            reply, lost = response.reply, self._lost
+            lost.watch(reply, expected, self.service.responses.lost)
+            response.measurement.on_end = lambda: lost.forget(reply, expected)
+        return expected
+
+    def interested(self, subject: bytes) -> bool:
+        return self.service.router.interest(self.target(subject))
+
+    def pending_bytes(self, subject: bytes) -> int:
+        return self.service.router.pending_bytes(self.target(subject))
+
+    def hop(self, subject: bytes) -> Hop | None:
+        return Hop(self.service.router, self.target(subject), self.service.settings.allow_trace)
+
+    def _requester(self, source: Peer | None) -> Requester | None:
+        """The same object for the same source: JetStream compares sources by identity."""
+        if source is None:
+            return None
+        requester = self._requesters.get(id(source))
+        if requester is None:
+            requester = self._requesters[id(source)] = Requester(
+                source, self.service, share=self.settings.share)
+        return requester
+
+    def _measure(self, source: Peer | None, block: bytes) -> Measurement | None:
+        meter = self.service.meter
+        assert meter is not None
+        return meter.measure(source, self._router.name, block, share=self.settings.share)
+
+    def _block(self, block: bytes, source: Peer | None, info: bytes) -> bytes:
+        """The header of a request that has one already."""
+        if isinstance(source, Requester):
+            info = with_service(block, self._router.name, source, share=self.settings.share) or info
+        block = with_info(block, info)
+        if _TRACE_DEST in block:
+            # The event is published already; nothing is to be traced into the exporting account's subjects.
+            block = headers.set(block, _TRACE_DEST, b"trace disabled")
+        return block
+
+    def _describe(self, source: Peer | None) -> bytes:
+        """The request information of ``source``, remembered for the last one."""
+        share = self.settings.share
+        if source is None:
+            return describe(None, self._router.name, share=share)
+        last, rtt_ns, info = self._described
+        if last() is not source or rtt_ns != source.rtt_ns:
+            info = describe(source, self._router.name, share=share)
+            self._described = (ref(source), source.rtt_ns, info)
+        return info

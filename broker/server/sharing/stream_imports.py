@@ -1,0 +1,109 @@
+"""An account's stream imports: what its subscriptions receive of other accounts' messages.
+
+A subscription that overlaps an import's local subjects gets a *shadow* among the exporting account's subscriptions, on
+the overlap under that account's subjects:
+
+    import  { account: A, subject: "orders.>", prefix: "a" }
+    SUB a.orders.*   in the importing account     →   shadow on orders.* in A
+    PUB orders.7     in A                         →   MSG a.orders.7
+
+So a message that nobody imports costs nothing, and A's routes are cached as ever. Imports do not chain: a shadow has no
+shadows.
+
+Source: nats-server, server/client.go (addShadowSubscriptions, addShadowSub).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from broker.config.sharing import Import, local_subject
+from broker.protocol.subject import is_literal, subset
+from broker.protocol.subject_transform import SubjectTransform, numbered, unnumbered
+from broker.server.routing.route import Subscription
+from broker.server.routing.router import Router
+
+__all__ = ["StreamImport", "StreamImports"]
+
+
+class StreamImport:
+    """One import; ``router`` is the exporting account's. Raises: TransformError."""
+
+    def __init__(self, settings: Import, router: Router) -> None:
+        self.settings = settings
+        self.router = router
+        source, local = settings.subject.encode(), local_subject(settings).encode()
+        self._source = source
+        self.rename: Callable[[bytes], bytes]
+        self._back: SubjectTransform | None = None
+        self._same = False
+        if is_literal(source):
+            self.local = local
+            self.rename = lambda subject: local
+        elif local == source:
+            self.local = local
+            self._same = True
+            self.rename = lambda subject: subject
+        else:
+            transform = SubjectTransform(source, numbered(local), strict=True)
+            self.local = unnumbered(local)
+            self._back = transform.reverse()
+            self.rename = transform.apply
+
+    def source_of(self, subject: bytes) -> bytes | None:
+        """The exporting account's subjects that a subscription to ``subject`` gets; None: none."""
+        if subject == self.local or subset(self.local, subject):
+            return self._source
+        part = subject if subset(subject, self.local) else overlap(subject, self.local)
+        if part is None:
+            return None
+        return self._back.apply(part) if self._back is not None else part if self._same else self._source
+
+
+class StreamImports:
+    """The imports of one account (``broker.server.routing.neighbours.Shadows``)."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._imports: list[StreamImport] = []
+        self._shadows: dict[Subscription, list[tuple[Router, Subscription]]] = {}
+
+    def set(self, imports: Iterable[StreamImport]) -> None:
+        """Replace all imports; subscriptions get other shadows at once."""
+        for sub in list(self._shadows):
+            self.removed(sub)
+        self._imports = list(imports)
+        self._router.shadows = self if self._imports else None
+        if self._imports:
+            for sub in self._router.subscriptions():
+                self.added(sub)
+
+    def added(self, sub: Subscription) -> None:
+        if sub.original is not None or sub.relay is not None:
+            return
+        shadows = []
+        for one in self._imports:
+            subject = one.source_of(sub.subject)
+            if subject is not None:
+                shadow = sub.shadow(subject, one.rename)
+                shadow.account, shadow.allow_trace = self._router.name, one.settings.allow_trace
+                one.router.add(shadow)
+                shadows.append((one.router, shadow))
+        if shadows:
+            self._shadows[sub] = shadows
+
+    def removed(self, sub: Subscription) -> None:
+        for router, shadow in self._shadows.pop(sub, ()):
+            router.remove(shadow)
+
+
+def overlap(subject: bytes, local: bytes) -> bytes | None:
+    """The subjects that both patterns match, as a pattern; None: there are none."""
+    tokens, wanted = subject.split(b"."), local.split(b".")
+    for at, token in enumerate(tokens[:len(wanted)]):
+        if token == b"*" and wanted[at] != b">":
+            tokens[at] = wanted[at]
+    if tokens[-1] == b">" and len(wanted) >= len(tokens):
+        tokens[-1:] = wanted[len(tokens) - 1:]
+    both = b".".join(tokens)
+    return both if both != subject and subset(both, local) else None

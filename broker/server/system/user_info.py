@@ -1,0 +1,54 @@
+"""``$SYS.REQ.USER.INFO``: in every account, what a user is told about itself.
+
+Source: nats-server, server/events.go (userInfoReq), server/client.go (publicPermissions, claimExpiration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker.config.access import Permissions, SubjectPermission
+from broker.server.accounts.directory import Accounts
+from broker.server.connection.connection import Client
+from broker.server.sharing.service_imports import Requester
+from broker.server.system.requests import BAD_REQUEST, Request, RequestError
+
+__all__ = ["SUBJECT", "user_info"]
+
+SUBJECT: Final = "$SYS.REQ.USER.INFO"
+
+
+def user_info(request: Request, accounts: Accounts, now_ns: Callable[[], int]) -> None:
+    """Answer the client that asked. Raises: RequestError when it was not a client."""
+    if not request.reply:
+        return
+    client = request.source
+    while isinstance(client, Requester):
+        client = client.source
+    if not isinstance(client, Client):
+        raise RequestError("Bad Request", BAD_REQUEST)
+    data: dict[str, Any] = {"user": client.identity().get("user", ""), "account": client.account.name}
+    if accounts.get(client.account.name) is not None:
+        data["account_name"] = client.account.name
+    login = client.login
+    if login.name_tag:
+        data["user_name"] = login.name_tag
+    if login.rules is not None:
+        data["permissions"] = _shown(login.rules.permissions)
+    if login.expires_at_ns is not None:
+        data["expires"] = (login.expires_at_ns - now_ns()) // 1_000_000_000 * 1_000_000_000
+    request.answer(data)
+
+
+def _shown(permissions: Permissions) -> dict[str, Any]:
+    shown: dict[str, Any] = {"publish": _subjects(permissions.publish), "subscribe": _subjects(permissions.subscribe)}
+    responses = permissions.allow_responses
+    if responses is not None:
+        shown["responses"] = {"max": responses.max_msgs, "ttl": responses.expires_ns}
+    return shown
+
+
+def _subjects(permission: SubjectPermission) -> dict[str, list[str]]:
+    shown = {"allow": list(permission.allow or ()), "deny": list(permission.deny)}
+    return {name: subjects for name, subjects in shown.items() if subjects}

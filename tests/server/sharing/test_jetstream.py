@@ -1,0 +1,166 @@
+"""JetStream of another account, used through imports: beside the real nats-server, with nats-py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.errors import NoRespondersError
+from nats.js.api import ConsumerConfig
+from nats.js.errors import APIError
+
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONFIG = """
+jetstream {{ max_mem: 100MB, max_file: 100MB, store_dir: "{}", domain: dom }}
+accounts {{
+  A {{ jetstream: enabled, users: [ {{user: a, password: a}} ]
+      exports: [ {{service: "$JS.API.>", response_type: stream}}, {{service: "$JS.ACK.>"}}, {{stream: "deliver.>"}}
+                 {{stream: "ev.>"}}, {{service: "ev.>"}}, {{service: "single.>"}}, {{service: "again.>"}} ]
+      mappings: {{ "single.>": "$JS.API.>" }} }}
+  B {{ users: [ {{user: b, password: b}} ]
+      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}, to: "JS.acc.API.>"}}
+                 {{service: {{account: A, subject: "$JS.ACK.>"}}}}, {{stream: {{account: A, subject: "deliver.>"}}}}
+                 {{service: {{account: A, subject: "ev.>"}}}}, {{service: {{account: A, subject: "single.>"}}}} ] }}
+  C {{ users: [ {{user: c, password: c}} ]
+      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}}}, {{service: {{account: A, subject: "$JS.ACK.>"}}}} ] }}
+  D {{ jetstream: enabled, users: [ {{user: d, password: d}} ]
+      imports: [ {{stream: {{account: A, subject: "ev.>"}}, prefix: "from.a"}} ] }}
+}}
+"""
+
+Clients = dict[str, Client]
+
+
+def _config(directory: Path) -> Path:
+    path = directory / "sharing.conf"
+    path.write_text(CONFIG.format(directory / "store"))
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["nats-server", "jetblock"])
+async def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clients]:
+    """One client of each account."""
+    path = _config(tmp_path_factory.mktemp("sharing"))
+    kind: type[ServerProcess] = NatsServerProcess if request.param == "nats-server" else BrokerProcess
+    async with kind("-c", str(path)) as server:
+        found = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{server.port}") for name in "abcd"}
+        await found["a"].jetstream().add_stream(name="S", subjects=["ev.>"])
+        await found["d"].jetstream().add_stream(name="D", subjects=["from.a.>"])
+        yield found
+        for client in found.values():
+            await client.close()
+
+
+async def _request(client: Client, subject: str, body: bytes = b"") -> Any:
+    msg = await client.request(subject, body, timeout=5)
+    return json.loads(msg.data)
+
+
+async def test_publish_and_pull_through_an_import(clients: Clients) -> None:
+    """Publishes, PubAcks, pulls of several messages, acks and consumers' figures, with a prefix for the API and without."""
+    for name, prefix in (("b", "JS.acc.API"), ("c", "$JS.API")):
+        js = clients[name].jetstream(prefix=prefix)
+        if name == "b":
+            acks = [await js.publish(f"ev.{at}", b"%d" % at) for at in range(5)]
+            assert [(ack.stream, ack.domain, ack.seq) for ack in acks] == [("S", "dom", at) for at in range(1, 6)]
+        pull = await js.pull_subscribe("ev.>", f"pull_{name}", stream="S")
+        msgs = await pull.fetch(3, timeout=5)
+        assert [(msg.subject, msg.data, msg.metadata.sequence.stream) for msg in msgs] == [
+            (f"ev.{at}", b"%d" % at, at + 1) for at in range(3)]
+        for msg in msgs:
+            await msg.ack_sync(timeout=5)
+        info = await pull.consumer_info()
+        assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (3, 0, 2)
+        assert [msg.subject for msg in await pull.fetch(5, timeout=0.5)] == ["ev.3", "ev.4"]
+
+
+async def test_push_into_another_account(clients: Clients) -> None:
+    """A consumer's delivery subject is a stream export: messages keep the stream's subjects."""
+    js = clients["b"].jetstream(prefix="JS.acc.API")
+    await js.publish("ev.push", b"1")
+    sub = await clients["b"].subscribe("deliver.x")
+    await js.add_consumer("S", ConsumerConfig(durable_name="push", deliver_subject="deliver.x", ack_policy="explicit",
+                                              filter_subject="ev.push"))
+    msg = await sub.next_msg(timeout=5)
+    assert (msg.subject, msg.data) == ("ev.push", b"1")
+    await msg.ack_sync(timeout=5)
+    assert (await js.consumer_info("S", "push")).ack_floor.consumer_seq == 1
+
+
+async def test_stream_over_an_import(clients: Clients) -> None:
+    """A stream stores what its account imports; not what reached the exporting account through a service import."""
+    await clients["a"].jetstream().publish("ev.stored", b"kept")
+    await clients["b"].jetstream(prefix="JS.acc.API").publish("ev.unstored", b"")
+    js = clients["d"].jetstream()
+    msg = await js.get_last_msg("D", "from.a.ev.stored")
+    assert msg.data == b"kept"
+    with pytest.raises(APIError):
+        await js.get_last_msg("D", "from.a.ev.unstored")
+
+
+async def test_one_response_where_the_export_says_so(clients: Clients) -> None:
+    """Of several messages for one pull, an import with single responses passes on the first; the others come again."""
+    await clients["b"].jetstream(prefix="JS.acc.API").add_consumer("S", ConsumerConfig(
+        durable_name="one", ack_policy="explicit", ack_wait=0.3))
+    inbox = await clients["b"].subscribe(clients["b"].new_inbox())
+    await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b'{"batch": 2, "expires": 1000000000}', reply=inbox.subject)
+    assert (await inbox.next_msg(timeout=5)).subject == "ev.0"
+    await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b"1", reply=inbox.subject)
+    assert (await inbox.next_msg(timeout=5)).subject.startswith("ev.")
+
+
+async def _unanswered(client: Client, subject: str, body: bytes = b"") -> bool:
+    try:
+        await client.request(subject, body, timeout=5)
+    except NoRespondersError:
+        return True
+    return False
+
+
+async def test_no_responders_of_the_api(clients: Clients) -> None:
+    """Pull requests and direct gets that nobody serves have no responders, in the importing account as in its own."""
+    assert await _unanswered(clients["a"], "$JS.API.CONSUMER.MSG.NEXT.S.no")
+    assert await _unanswered(clients["b"], "JS.acc.API.CONSUMER.MSG.NEXT.S.no")
+    assert await _unanswered(clients["b"], "JS.acc.API.DIRECT.GET.S", b'{"seq": 1}')
+    assert (await _request(clients["c"], "$JS.API.STREAM.INFO.NO"))["error"]["err_code"] == 10059
+
+
+async def test_advisories_tell_who_asked(clients: Clients) -> None:
+    """As much as the import shares: the account, the round-trip time, the server, and the service's account."""
+    audit = await clients["a"].subscribe("$JS.EVENT.ADVISORY.API")
+    await clients["a"].flush()
+    await _request(clients["b"], "JS.acc.API.STREAM.NAMES")
+    event = json.loads((await audit.next_msg(timeout=5)).data)
+    await audit.unsubscribe()
+    assert event["subject"] == "$JS.API.STREAM.NAMES"
+    assert sorted(event["client"]) == ["acc", "rtt", "server", "svc"]
+    assert (event["client"]["acc"], event["client"]["svc"]) == ("B", "A")
+
+
+async def test_domain(clients: Clients) -> None:
+    """The domain's name stands before the API's subjects, and those of buckets."""
+    js = clients["a"].jetstream(domain="dom")
+    bucket = await js.create_key_value(bucket="KB")
+    await bucket.put("k", b"v")
+    assert (await bucket.get("k")).value == b"v"
+    assert await _request(clients["a"], "$JS.dom.API.$KV.KB.k", b"w") == {"stream": "KV_KB", "domain": "dom", "seq": 2}
+    assert (await bucket.get("k")).value == b"w"
+    assert (await _request(clients["a"], "$JS.dom.API.INFO"))["domain"] == "dom"
+    assert await _unanswered(clients["a"], "$JS.other.API.INFO")
+
+
+async def test_user_info(clients: Clients) -> None:
+    """Every account's users learn their own user and account."""
+    for name in "abcd":
+        info = await _request(clients[name], "$SYS.REQ.USER.INFO")
+        assert info["data"] == {"user": name, "account": name.upper(), "account_name": name.upper()}
+        assert info["server"]["ver"]

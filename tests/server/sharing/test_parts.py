@@ -1,0 +1,201 @@
+"""The parts of sharing on their own: which subjects an import receives, weights of mappings, responses over time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.clock import SystemClock
+from broker.config.sharing import Destination, Import, SubjectMapping, mapping_problem
+from broker.protocol.parser import Msg
+from broker.protocol.subject import is_literal, matches
+from broker.server.routing.router import Router
+from broker.server.sharing import responses
+from broker.server.sharing.mapping import Mappings
+from broker.server.sharing.responses import Response, Responses
+from broker.server.sharing.stream_imports import StreamImport, StreamImports
+
+_WORD = st.sampled_from(["a", "b", "c"])
+_LITERAL = st.lists(_WORD, min_size=1, max_size=4).map(".".join)
+
+
+@st.composite
+def _patterns(draw: st.DrawFn) -> str:
+    tokens = draw(st.lists(st.one_of(_WORD, st.just("*")), min_size=0 if (rest := draw(st.booleans())) else 1, max_size=3))
+    return ".".join([*tokens, ">"] if rest else tokens)
+
+
+def _router(name: str = "A") -> Router:
+    return Router(SystemClock(), random.Random(1), lambda call: None, name)
+
+
+@st.composite
+def _imports(draw: st.DrawFn) -> Import:
+    source = draw(_patterns())
+    kind = draw(st.sampled_from(["same", "prefix", "to"]))
+    if kind == "prefix":
+        return Import("stream", "A", source, prefix=draw(_LITERAL))
+    if kind == "same" or is_literal(source.encode()):
+        return Import("stream", "A", source)
+    stars = [f"${at}" for at in range(1, source.split(".").count("*") + 1)]
+    tokens = draw(st.permutations([*stars, *draw(st.lists(_WORD, max_size=2))]))
+    return Import("stream", "A", source, to=".".join([*tokens, *([">"] if source.endswith(">") else [])]) or source)
+
+
+@given(_imports(), _patterns(), st.lists(_LITERAL, min_size=1, max_size=8))
+def test_shadows_receive_what_the_subscription_would(settings: Import, wanted: str, subjects: list[str]) -> None:
+    """A published subject matches the shadow exactly if its local name matches the subscription."""
+    one = StreamImport(settings, _router())
+    shadow = one.source_of(wanted.encode())
+    for text in subjects:
+        subject = text.encode()
+        if matches(settings.subject.encode(), subject):
+            local = one.rename(subject)
+            assert matches(one.local, local)
+            assert (shadow is not None and matches(shadow, subject)) == matches(wanted.encode(), local)
+
+
+def test_shadows_follow_their_subscriptions() -> None:
+    """Subscriptions before and after the import have shadows while both last."""
+    exporter, importer = _router(), _router("B")
+    imports = StreamImports(importer)
+    early = importer.subscribe(b"x.a", lambda *_: None)
+    imports.set([StreamImport(Import("stream", "A", "a", prefix=prefix), exporter) for prefix in ("", "x")])
+    late = importer.subscribe(b">", lambda *_: None)
+    assert sorted(sub.subject for sub in exporter.subscriptions()) == [b"a", b"a", b"a"]
+    importer.unsubscribe(late)
+    assert [(sub.subject, sub.original) for sub in exporter.subscriptions()] == [(b"a", early)]
+    imports.set([])
+    assert exporter.subscriptions() == []
+    imports.set([StreamImport(Import("stream", "A", "a", prefix="x"), exporter)])
+    importer.unsubscribe(early)
+    assert exporter.subscriptions() == []
+
+
+# Mappings
+
+def _mapped(mapping: SubjectMapping, subject: bytes, count: int = 1000) -> Counter[bytes]:
+    mappings = Mappings([mapping], random.Random(7))
+    ops: list[Msg] = [(subject, b"", 0, b"")] * count
+    taken = mappings.map_run(ops, 0, count)
+    return Counter(subject for subject, *_ in taken or ops)
+
+
+def test_weights() -> None:
+    """Each destination gets its share; the source keeps the rest, or it is lost where the source is a destination."""
+    shares = _mapped(SubjectMapping("a.*", (Destination("b.$1", 20), Destination("c.$1", 30))), b"a.x")
+    assert shares.keys() == {b"b.x", b"c.x", b"a.x"}
+    assert all(abs(shares[subject] - wanted) < 60 for subject, wanted in ((b"b.x", 200), (b"c.x", 300), (b"a.x", 500)))
+    lossy = _mapped(SubjectMapping("a", (Destination("a", 50),)), b"a")
+    assert lossy.keys() == {b"a", b""}
+    assert abs(lossy[b""] - 500) < 60
+    assert _mapped(SubjectMapping("a", (Destination("b", 100),)), b"a") == {b"b": 1000}
+    assert _mapped(SubjectMapping("a", (Destination("b", 100, "east"),)), b"a") == {b"a": 1000}
+    assert len(_mapped(SubjectMapping("a", (Destination("b.{{random(4)}}"),)), b"a")) == 4
+
+
+@given(st.lists(st.tuples(_patterns(), _LITERAL), min_size=1, max_size=4, unique_by=lambda pair: pair[0]),
+       st.lists(_LITERAL, min_size=1, max_size=30))
+def test_first_mapping_applies(pairs: list[tuple[str, str]], subjects: list[str]) -> None:
+    """Of the sources that match, the first; the same whether a subject is new or known, alone or in a run."""
+    given = [SubjectMapping(source, (Destination(to),)) for source, to in pairs]
+    usable = [one for one in given if not mapping_problem(one)]
+    mappings = Mappings(usable, random.Random(1))
+    wanted = [next((one.destinations[0].subject for one in usable if matches(one.source.encode(), subject.encode())), subject)
+              for subject in subjects]
+    ops: list[Msg] = [(subject.encode(), b"r", 0, b"x") for subject in subjects]
+    for _ in range(2):
+        taken = mappings.map_run(ops, 0, len(ops)) or ops
+        assert [subject.decode() for subject, *_ in taken] == wanted
+        assert [mappings.map(subject).decode() for subject, *_ in ops] == wanted
+
+
+# Responses
+
+class _Timers:
+    """A clock, and what is to be called later."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+        self._calls: list[tuple[int, Callable[[], None]]] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        call = (self.now_ns + int(seconds * 1e9), callback)
+        self._calls.append(call)
+        return _Timer(self._calls, call)
+
+    def go_on(self, seconds: float) -> None:
+        end_ns = self.now_ns + int(seconds * 1e9)
+        while self._calls and (call := min(self._calls, key=lambda one: one[0]))[0] <= end_ns:
+            self._calls.remove(call)
+            self.now_ns = call[0]
+            call[1]()
+        self.now_ns = end_ns
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+
+class _Timer:
+    def __init__(self, calls: list[Any], call: Any) -> None:
+        self._calls, self._call = calls, call
+
+    def cancel(self) -> None:
+        self._calls.remove(self._call)
+
+
+def _responses(timers: _Timers, *, single: bool) -> tuple[Responses, Router, Router]:
+    exporter, importer = _router(), _router("B")
+    return Responses(exporter, single=single, threshold_ns=2_000_000_000, rng=random.Random(3), call_later=timers.call_later,
+                     now_ns=lambda: timers.now_ns), exporter, importer
+
+
+def _response(router: Router, timers: _Timers) -> Response:
+    return Response(b"_INBOX.1", router, b"req", None, timers.now_ns, None)
+
+
+def test_responses_expire() -> None:
+    """After the threshold without a response, and not while a stream of them goes on."""
+    timers = _Timers()
+    for single in (True, False):
+        expected, exporter, importer = _responses(timers, single=single)
+        importer.subscribe(b"_INBOX.>", lambda *_: None)
+        reply = expected.expect(_response(importer, timers))
+        assert exporter.interest(reply)
+        timers.go_on(1.9)
+        assert len(expected) == 1
+        expected.pass_on([(reply, b"", 0, b"x")], None, timers.now_ns, b"")
+        timers.go_on(1.9)
+        assert len(expected) == (0 if single else 1)
+        timers.go_on(1)
+        assert (len(expected), len(timers), exporter.interest(reply)) == (0, 0, False)
+
+
+def test_responses_are_bounded(monkeypatch: Any) -> None:
+    """Past the bound the oldest request is forgotten; all have their own reply subject."""
+    monkeypatch.setattr(responses, "WAITING_MAX", 100)
+    timers = _Timers()
+    expected, exporter, importer = _responses(timers, single=True)
+    importer.subscribe(b"_INBOX.>", lambda *_: None)
+    replies = [expected.expect(_response(importer, timers)) for _ in range(250)]
+    assert len(set(replies)) == 250
+    assert [exporter.interest(reply) for reply in replies] == [False] * 150 + [True] * 100
+    expected.close()
+    assert (len(expected), len(timers), exporter.subscriptions()) == (0, 0, [])
+
+
+def test_a_crowd_expires_in_parts() -> None:
+    """So that it does not stop the loop."""
+    timers = _Timers()
+    expected, _, importer = _responses(timers, single=True)
+    for _ in range(25_000):
+        expected.expect(_response(importer, timers))
+    timers.go_on(2.0015)
+    assert 0 < len(expected) < 25_000
+    timers.go_on(1)
+    assert len(expected) == 0

@@ -1,0 +1,123 @@
+"""Message traces across accounts, beside the real nats-server: mappings, stream exports, service imports, outer traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.errors import TimeoutError as NoAnswer
+
+from tests.harness import BrokerProcess, NatsServerProcess
+from tests.server.sharing.dialogue import masked
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONFIG = """
+server_name: s
+jetstream {{ store_dir: "{}" }}
+accounts {{
+  A {{ users: [ {{user: a, password: a}} ], jetstream: enabled
+      exports: [ {{service: "open.*", allow_trace: true}}, {{service: "closed"}}, {{service: "mapped", allow_trace: true}}
+                 {{stream: "ev.open"}}, {{stream: "ev.closed"}}, {{service: "js.>", allow_trace: true}} ]
+      mappings: {{ mapped: target, own: "target" }} }}
+  B {{ users: [ {{user: b, password: b}} ], jetstream: enabled, msg_trace: "outer.b"
+      imports: [ {{service: {{account: A, subject: "open.*"}}, to: "local.*"}}, {{service: {{account: A, subject: "closed"}}}}
+                 {{service: {{account: A, subject: "mapped"}}}}, {{service: {{account: A, subject: "js.>"}}}}
+                 {{stream: {{account: A, subject: "ev.open"}}, allow_trace: true, to: "got.open"}}
+                 {{stream: {{account: A, subject: "ev.closed"}}, prefix: "got"}} ]
+      exports: [ {{service: "local.*", allow_trace: true}} ]
+      mappings: {{ away: "local.x" }} }}
+  C {{ users: [ {{user: c, password: c}} ]
+      imports: [ {{service: {{account: B, subject: "local.*"}}, to: "far.*"}} ] }}
+}}
+"""
+
+DEST = {"Nats-Trace-Dest": "trace.x"}
+ONLY = {**DEST, "Nats-Trace-Only": "true"}
+OUTER = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+PUBLISHES: list[tuple[str, str, dict[str, str]]] = [
+    (user, subject, headers) for user, subject in (
+        ("a", "own"), ("a", "ev.open"), ("a", "ev.closed"), ("b", "local.u"), ("b", "closed"), ("b", "mapped"), ("b", "away"),
+        ("b", "js.x"), ("c", "far.u"), ("c", "nobody")) for headers in (DEST, ONLY)] + [
+    ("b", "local.u", OUTER), ("b", "local.u", {"TraceParent": OUTER["traceparent"]}), ("a", "own", OUTER),
+    ("b", "away", {"traceparent": OUTER["traceparent"][:-1] + "0"}), ("b", "closed", {**OUTER, **ONLY})]
+
+
+def _config(directory: Path) -> Path:
+    path = directory / "sharing.conf"
+    path.write_text(CONFIG.format(directory / "store"))
+    return path
+
+
+async def _play(port: int) -> list[Any]:
+    """The event of each publish, what was received, and what came in reply."""
+    clients = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{port}", name=name) for name in "abc"}
+    await clients["a"].jetstream().add_stream(name="JS", subjects=["js.>"])
+    await clients["b"].jetstream().add_stream(name="GOT", subjects=["got.>"])
+    heard = [await clients["a"].subscribe(subject) for subject in ("open.*", "closed", "target", "ev.*")]
+    heard += [await clients["b"].subscribe("got.*", queue="q"), await clients["b"].subscribe("got.open")]
+    traces = {name: await client.subscribe("trace.*") for name, client in clients.items()}
+    traces["outer"] = await clients["b"].subscribe("outer.b")
+    for client in clients.values():
+        await client.flush()
+    played = []
+    for user, subject, headers in PUBLISHES:
+        client = clients[user]
+        inbox = await client.subscribe(client.new_inbox())
+        await client.publish(subject, b"x", headers=headers, reply=inbox.subject)
+        events = [await _event(traces["outer" if user == "b" and not headers.keys() & DEST.keys() else user])]
+        stored = [await inbox.next_msg(timeout=5)] if subject.startswith("js.") and headers == DEST else []
+        for other in clients.values():
+            await other.flush()
+        received = [[(msg.subject, msg.data) for msg in await _received(one)] for one in heard]
+        replies = [(msg.headers or {}).get("Status") for msg in [*stored, *await _received(inbox)]]
+        played.append(((user, subject, headers), events, received, replies))
+    for client in clients.values():
+        await client.close()
+    return played
+
+
+async def _event(traces: Any) -> Any:
+    try:
+        msg = await traces.next_msg(timeout=0.5)
+    except NoAnswer:
+        return None
+    event = masked(json.loads(msg.data))
+    # Without nats-server's own imports; subscriptions to the same message have no order of their own.
+    hops = [one for one in event["events"] if one.get("acc") != "$SYS"]
+    if any(one["type"] == "se" for one in hops):
+        hops.sort(key=json.dumps)
+    return {"request": event["request"], "events": hops}
+
+
+async def _received(subscription: Any) -> list[Any]:
+    return [await subscription.next_msg() for _ in range(subscription.pending_msgs)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[list[Any], list[Any]]]:
+    directory = tmp_path_factory.mktemp("traces")
+    async with NatsServerProcess("-c", str(_config(directory))) as real:
+        theirs = await _play(real.port)
+    async with BrokerProcess("-c", str(_config(tmp_path_factory.mktemp("traces")))) as mine:
+        yield theirs, await _play(mine.port)
+
+
+@pytest.mark.parametrize("at", range(len(PUBLISHES)), ids=lambda at: " ".join(map(str, PUBLISHES[at])))
+async def test_trace(at: int, played: tuple[list[Any], list[Any]]) -> None:
+    """The same event, deliveries and replies."""
+    real, ours = played
+    assert ours[at] == real[at]
+
+
+async def test_traces_are_there(played: tuple[list[Any], list[Any]]) -> None:
+    """The events tell of each kind of hop."""
+    kinds = {one["type"] for _, events, _, _ in played[0] for event in events if event for one in event["events"]}
+    assert kinds == {"in", "sm", "se", "si", "eg", "js"}
+
