@@ -44,7 +44,7 @@ ERROR_CODES = """
 ## Error codes
 
 Of nats-server's {total} error codes of JetStream, {given} come in the scenarios beside it and {elsewhere} in other tests. {types}
-types of answers, advisories and metrics come in them too: they have the same fields, with values of the same types, as nats-server's
+types of answers, advisories and metrics come in them too, with the fields that nats-server's have, and values of the same types
 (`tests/jetstream/differential/coverage.py` has both lists). These codes do not occur:
 
 | codes | why not |
