@@ -222,7 +222,6 @@ async def test_an_ephemeral_consumer_leaves_when_nobody_uses_it() -> None:
         assert (await broker.ok("CONSUMER.NAMES.S"))["consumers"] == []
 
 
-@pytest.mark.shows("publish.no_reply")
 async def test_a_request_without_reply_is_done_all_the_same() -> None:
     async with Inside() as broker:
         await broker.client.publish("$JS.API.STREAM.CREATE.S", b'{"name":"S"}')

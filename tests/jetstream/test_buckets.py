@@ -78,7 +78,7 @@ async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
     assert (entry.key, entry.value) == ("b.x", b"7")
 
 
-@pytest.mark.shows("kv.put_get", "kv.create_update", "kv.delete", "kv.keys")
+@pytest.mark.shows("kv.bucket", "kv.put_get", "kv.create_update", "kv.delete", "kv.keys")
 async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
     """Create and update only at the current revision; history is bounded; deletes are purged by age; a restart changes
     nothing."""

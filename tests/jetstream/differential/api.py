@@ -610,6 +610,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "consumer.ephemeral": ("four ways to create",),
     "consumer.pause_until": ("pause",),
     "consumer.updates": ("consumer updates", "push consumer updates"),
+    "deliver.status_503": ("nobody home",),
     "deliver.direct_statuses": ("direct get that cannot be", "direct get of batches", "direct get of several subjects"),
     "kv.bucket": ("key-value bucket",),
     "publish.pub_ack": ("publishing",),

@@ -7,6 +7,16 @@ from itertools import combinations
 __all__ = ["SCENARIOS", "SHOWS"]
 
 SCENARIOS: dict[str, str] = {
+    "without a reply subject": """stream {"max_msg_size": 60}
+        into - s.a one
+        into[Nats-Msg-Id: 1] - s.a two
+        into[Nats-Msg-Id: 1] - s.a again
+        into[Nats-Expected-Last-Sequence: 9] - s.a three
+        into - s.a too large by far, since this stream takes no message of more than sixty bytes
+        into - elsewhere four
+        pub s.b five
+        state
+        msgs S""",
     "message ids": """stream {"duplicate_window": 300ms}
         pub[Nats-Msg-Id: a] s.a 1
         pub[Nats-Msg-Id: a] s.b 2
@@ -344,6 +354,7 @@ SCENARIOS |= {
 }
 
 SHOWS: dict[str, tuple[str, ...]] = {
+    "publish.no_reply": ("without a reply subject",),
     "api.direct_get": ("direct gets after removals",),
     "publish.expected_last_msg_id": ("expected last message id",),
     "publish.expected_last_seq": ("expected last sequence",),
