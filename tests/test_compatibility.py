@@ -20,10 +20,6 @@ def test_the_page_is_up_to_date(generator: dict[str, Any]) -> None:
     assert generator["PAGE"].read_text() == generator["page"](), "run: python docs/generators/compatibility.py"
 
 
-def test_the_differential_suite_is_large(generator: dict[str, Any]) -> None:
-    assert generator["scenarios"]() >= 400
-
-
 def test_what_counts_as_shown(generator: dict[str, Any], tmp_path: Path) -> None:
     """Marks of functions, classes and modules; not of what is skipped or expected to fail."""
     (tmp_path / "part").mkdir()
@@ -57,6 +53,16 @@ def test_unknown_data_is_an_error(generator: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_an_unknown_feature_is_an_error(generator: dict[str, Any]) -> None:
-    area = {"": generator["Feature"]("Area"), "area.one": generator["Feature"]("one")}
+    area = generator["Area"]("Area", {"area.one": generator["Feature"]("one")})
     with pytest.raises(ValueError, match=r"not in compatibility.toml: area\.missing \(test_x\.py\)"):
-        generator["page_of"]({"area": area}, {"area.missing": [generator["Shown"]("test_x.py", "it")]})
+        generator["page_of"]([area], {"area.missing": [generator["Shown"]("test_x.py", "it")]})
+
+
+def test_rows(generator: dict[str, Any]) -> None:
+    """What is shown is a yes, what is not a no, and what is absent stays so, however its refusal is shown."""
+    feature, test = generator["Feature"], generator["Shown"]("a/test_x.py", "it_is")
+    rows = {"a.one": feature("one", differs="why"), "a.two": feature("two"), "a.three": feature("three", absent="because")}
+    page = generator["page_of"]([generator["Area"]("An area", rows)], {"a.one": [test], "a.three": [test]})
+    assert "| [An area](#an-area) | 1 | 1 | 1 |\n" in page
+    shown = "[a/test_x](../tests/a/test_x.py): it\\_is"
+    assert f"| one<br>why | **yes** | {shown} |\n| two | **no** |  |\n| three<br>because | **absent** | {shown} |\n" in page

@@ -11,12 +11,13 @@ import ast
 import importlib
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-__all__ = ["PAGE", "Feature", "Shown", "features", "page", "page_of", "scenarios", "shown"]
+__all__ = ["PAGE", "Area", "Feature", "Shown", "areas", "page", "page_of", "scenarios", "shown"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ROOT / "tests"
@@ -30,14 +31,15 @@ HEAD = """# Compatibility
 Made by `docs/generators/compatibility.py` from `docs/generators/compatibility.toml` and from what the tests say they show.
 
 What a client, a user or an operator of nats-server 2.15 may rely on, and whether it is here. **yes**: the tests named
-beside it show it. **no**: no test shows it, so do not rely on it. Where something works in another way, or does not exist
-here, the reason stands below it.
+beside it show it. **no**: no test shows it, so do not rely on it. **absent**: it does not exist here, for the reason below it,
+and the tests, if any, show what is said to those who ask for it. Where something works in another way, that stands below it.
 
 {scenarios} scenarios of requests, publishing and consuming, and {dialogues} dialogues of the core protocol, are played to the
 real nats-server and to jetblock in every run of the tests, and all that comes back is compared: these are the tests in
 *italics*. `*` stands for anything in a name.
 
-{count} features: {yes} yes, {no} no, {absent} that do not exist here.
+| area | yes | no | absent |
+|---|---:|---:|---:|
 """
 
 ERROR_CODES = """
@@ -61,6 +63,14 @@ class Feature:
     absent: str = ""
 
 
+@dataclass(frozen=True)
+class Area:
+    """A table of the page: features by their keys, "area.feature"."""
+
+    title: str
+    features: dict[str, Feature]
+
+
 @dataclass(frozen=True, order=True)
 class Shown:
     """A test that shows a feature: a function, a whole module (no name), or data by name."""
@@ -71,15 +81,15 @@ class Shown:
     data: bool = False
 
 
-def features() -> dict[str, dict[str, Feature]]:
-    """The features of each area, by key; the area's title is the key "" of its features."""
-    found = {}
+def areas() -> list[Area]:
+    """What compatibility.toml has."""
+    found = []
     for area, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
-        rows = {"": Feature(table["title"])}
+        rows = {}
         for key, given in table["features"].items():
             row = {"is": given} if isinstance(given, str) else dict(given)
             rows[f"{area}.{key}"] = Feature(row.pop("is"), **row)
-        found[area] = rows
+        found.append(Area(table["title"], rows))
     return found
 
 
@@ -149,20 +159,20 @@ def page() -> str:
 
     Raises: ValueError if a test names an unknown feature, or unknown data.
     """
-    return page_of(features(), shown())
+    return page_of(areas(), shown())
 
 
-def page_of(areas: dict[str, dict[str, Feature]], tests: dict[str, list[Shown]]) -> str:
-    known = {key: row for rows in areas.values() for key, row in rows.items() if key}
-    if unknown := sorted(tests.keys() - known.keys()):
+def page_of(areas: list[Area], tests: dict[str, list[Shown]]) -> str:
+    if unknown := sorted(tests.keys() - {key for area in areas for key in area.features}):
         raise ValueError(f"not in compatibility.toml: {', '.join(f'{key} ({tests[key][0].path})' for key in unknown)}")
-    absent = sum(bool(row.absent) for row in known.values())
-    yes = sum(not row.absent and key in tests for key, row in known.items())
-    out = [HEAD.format(scenarios=scenarios(), dialogues=len(_named_data("server/test_differential.py")), yes=yes,
-                       absent=absent, no=len(known) - absent - yes, count=len(known))]
-    for rows in areas.values():
-        out.append(f"\n## {rows[''].text}\n\n| feature | here | shown by |\n|---|---|---|\n")
-        out += (_row(row, tests.get(key, [])) for key, row in rows.items() if key)
+    out = [HEAD.format(scenarios=scenarios(), dialogues=len(_named_data("server/test_differential.py")))]
+    for area in areas:
+        verdicts = Counter(_verdict(row, tests.get(key, [])) for key, row in area.features.items())
+        anchor = area.title.lower().replace(" ", "-")
+        out.append(f"| [{area.title}](#{anchor}) | {verdicts['yes']} | {verdicts['no']} | {verdicts['absent']} |\n")
+    for area in areas:
+        out.append(f"\n## {area.title}\n\n| feature | here | shown by |\n|---|---|---|\n")
+        out += (_row(row, tests.get(key, [])) for key, row in area.features.items())
     return "".join([*out, *_error_codes()])
 
 
@@ -181,10 +191,13 @@ def scenarios() -> int:
     return sum(len(_named_data(path.relative_to(TESTS).as_posix())) for path in paths)
 
 
+def _verdict(row: Feature, tests: list[Shown]) -> str:
+    return "absent" if row.absent else "yes" if tests else "no"
+
+
 def _row(row: Feature, tests: list[Shown]) -> str:
-    here, because = ("no", row.absent) if row.absent else ("**yes**" if tests else "**no**", row.differs)
-    text = f"{row.text}<br>{because}" if because else row.text
-    return f"| {text} | {here} | {'; '.join(_tests(tests))} |\n"
+    text = "<br>".join(filter(None, (row.text, row.absent or row.differs)))
+    return f"| {text} | **{_verdict(row, tests)}** | {'; '.join(_tests(tests))} |\n"
 
 
 def _tests(tests: list[Shown]) -> Iterator[str]:

@@ -82,9 +82,17 @@ SCENARIOS: dict[str, str] = {
         "api CONSUMER.LIST.S", 'api CONSUMER.PAUSE.S.C {"pause_until": "2099-01-01T00:00:00Z"}',
         "api CONSUMER.PAUSE.S.C", 'pull C p {"batch": 1}', "api CONSUMER.RESET.S.C", 'api CONSUMER.RESET.S.C {"seq": x',
         'api CONSUMER.UNPIN.S.C {"group": "g"}', "api CONSUMER.DELETE.S.C", "api CONSUMER.DELETE.S.C"),
-    "audit of what has no answer": _AUDIT + "stream\ndrop audit\n" + _audited(
-        "tell STREAM.INFO.S", "tell STREAM.INFO.NONE", "tell STREAM.NO.SUCH",
-        'tell STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 7}'),
+    "audit of what has no answer": _AUDIT + """stream
+        drop audit
+        tell STREAM.INFO.S
+        get audit 1
+        tell STREAM.INFO.NONE
+        get audit 1
+        tell STREAM.NO.SUCH
+        rest audit
+        tell STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_msgs": 7}
+        get audit 1
+        rest audit""",
 }
 
 SHOWS: dict[str, tuple[str, ...]] = {

@@ -151,7 +151,7 @@ CODES: dict[int, str] = {
     10212: "schedules: begun and ended in a batch",
     10213: "refusals: origins that cannot be",
     10215: "refusals: origins that cannot be",
-    10216: "refusals: origins that cannot be",
+    10216: "refusals: two sources of one consumer",
     10218: "copying: flow control acks under a work queue's rules",
     10219: "refusals: consumers that cannot be",
     10220: "copying: flow control acks under a work queue's rules",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,16 @@ from pathlib import Path
 import pytest
 
 from broker.jetstream.wire.error_table import ERROR_TABLE
-from tests.jetstream.differential import api, coverage, test_publishing_and_consuming
+from tests.jetstream.differential import api, coverage, scenarios
 
 TESTS = Path(__file__).parent.parent.parent
-SCENARIOS = api.SCENARIOS | test_publishing_and_consuming.SCENARIOS
+SCENARIOS = api.SCENARIOS | scenarios.ALL
+
+
+def test_each_scenario_is_played() -> None:
+    """No module of scenarios is forgotten."""
+    made = runpy.run_path(str(TESTS.parent / "docs" / "generators" / "compatibility.py"))
+    assert len(SCENARIOS) == made["scenarios"]() >= 400
 
 
 def test_each_code_is_dealt_with_once() -> None:
