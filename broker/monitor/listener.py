@@ -5,7 +5,10 @@ duration of an exchange, concurrent connections (past the bound the oldest is cu
 out). Request bodies are not read.
 
 aiohttp takes 0.2 s to import: as long as all else of a start, and the first request must not cost every client that
-time. So it is imported in a thread once the port listens, and connections wait for it.
+time. So it is imported in a thread once the port listens, and connections wait for it: their time begins after it.
+
+A socket that is closed with unread bytes resets the connection, and the peer can lose the answer to a request that was too
+long to be read. So an answered connection only ends its own direction; what the peer still sends is dropped for a while.
 
 Source: nats-server, server/server.go (startMonitoring).
 """
@@ -29,7 +32,7 @@ log = logging.getLogger(__name__)
 EXCHANGE_SECONDS_MAX: Final = 10.0
 CONNECTIONS_MAX: Final = 64
 _BACKLOG: Final = 100
-_EARLY_BYTES_MAX: Final = 64 * 1024
+_LINGER_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class ReplaceableContext(ssl.SSLContext):
@@ -59,12 +62,10 @@ class MonitorServer:
         self._views = views
         self._base_path = base_path
         self._tls = ReplaceableContext.of(tls) if tls is not None else None
-        self._seconds = exchange_seconds_max
         self._bound: Bound | None = None
         self._servers: list[asyncio.Server] = []
-        self._http: Callable[[], asyncio.Protocol] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._connections: dict[_Connection, None] = {}
+        self._connections = _Connections(exchange_seconds_max)
 
     async def bind(self) -> None:
         """Reserve the port, refusing connections until ``start``. Raises: OSError if it is unavailable."""
@@ -81,8 +82,8 @@ class MonitorServer:
         loop = asyncio.get_running_loop()
         self._loading = loop.create_task(self._load(), name="load the monitoring pages")
         self._servers = [await loop.create_server(
-            self._connection, sock=listening, ssl=self._tls, backlog=_BACKLOG,
-            ssl_handshake_timeout=self._seconds if self._tls is not None else None)
+            lambda: _Connection(self._connections), sock=listening, ssl=self._tls, backlog=_BACKLOG,
+            ssl_handshake_timeout=self._connections.seconds if self._tls is not None else None)
             for listening in bound.listen(_BACKLOG)]
 
     def use(self, tls: ssl.SSLContext) -> None:
@@ -96,8 +97,7 @@ class MonitorServer:
             self._bound.close()
         for server in self._servers:
             server.close()
-        for connection in list(self._connections):
-            connection.abort()
+        self._connections.close()
         if self._loading is not None:
             self._loading.cancel()
 
@@ -106,61 +106,104 @@ class MonitorServer:
             web = await asyncio.to_thread(import_module, "broker.monitor.web")
         except Exception:
             log.exception("the monitoring pages cannot be served")
+            self._connections.close()
             return
-        self._http = web.http_protocol(self._views, self._base_path)
-        for connection in list(self._connections):
-            connection.begin(self._http())
+        self._connections.serve_by(web.http_protocol(self._views, self._base_path))
 
-    def _connection(self) -> asyncio.Protocol:
-        return _Connection(self._http() if self._http is not None else None, self._connections, self._seconds)
+
+class _Connections:
+    """What all connections share: whether and by what they are served, and which there are, the oldest first."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.present: dict[_Connection, None] = {}
+        self.protocol: Callable[[], asyncio.Protocol] | None = None
+        """Makes aiohttp's protocol of a connection; None: it is not there yet."""
+        self.closed = False
+
+    def serve_by(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Serve those who wait, and whoever comes."""
+        self.protocol = protocol
+        for connection in list(self.present):
+            connection.serve(protocol())
+
+    def close(self) -> None:
+        """Abort all, and whoever still comes."""
+        self.closed = True
+        for connection in list(self.present):
+            connection.abort()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: aiohttp's protocol (None: it is not there yet), and an end after a time, however slow the peer is."""
+    """One connection: aiohttp's protocol, and an end after a time, however slow the peer is."""
 
-    def __init__(self, inner: asyncio.Protocol | None, connections: dict[_Connection, None], seconds: float) -> None:
-        self._inner = inner
+    def __init__(self, connections: _Connections) -> None:
         self._connections = connections
-        self._seconds = seconds
+        self._inner: asyncio.Protocol | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._early = b""
-        """What arrived before there was aiohttp."""
+        """What arrived before there was aiohttp: one read, then no more is read."""
+        self._dropped_bytes = 0
+        self.lingering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         connections = self._connections
-        if len(connections) >= CONNECTIONS_MAX:
-            next(iter(connections)).abort()
-        connections[self] = None
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.abort)
-        if self._inner is not None:
-            self._inner.connection_made(transport)
+        if connections.closed:
+            self._transport.abort()
+            return
+        if len(connections.present) >= CONNECTIONS_MAX:
+            next(iter(connections.present)).abort()
+        connections.present[self] = None
+        if connections.protocol is not None:
+            self.serve(connections.protocol())
 
-    def begin(self, inner: asyncio.Protocol) -> None:
-        """Serve a connection that was waiting for aiohttp."""
+    def serve(self, inner: asyncio.Protocol) -> None:
+        """Begin the exchange."""
         self._inner = inner
-        inner.connection_made(self._transport)
+        self._timer = asyncio.get_running_loop().call_later(self._connections.seconds, self.abort)
+        inner.connection_made(_Answering(self, self._transport))
         if self._early:
+            self._transport.resume_reading()
             inner.data_received(self._early)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._timer.cancel()
-        self._connections.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connections.present.pop(self, None)
         if self._inner is not None:
             self._inner.connection_lost(error)
 
     def abort(self) -> None:
         """End it without waiting for a peer that does not read; unsent bytes are dropped."""
-        self._connections.pop(self, None)
+        self._connections.present.pop(self, None)
         self._transport.abort()
 
+    def linger(self) -> None:
+        """All was written: send it and the end, and close when the peer ends too, or its time is over.
+
+        TLS cannot end one direction alone.
+        """
+        if self.lingering or self._transport.is_closing():
+            return
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self.lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
-        if self._inner is not None:
+        if self.lingering:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _LINGER_BYTES_MAX:
+                self.abort()
+        elif self._inner is not None:
             self._inner.data_received(data)
-        elif len(self._early) + len(data) <= _EARLY_BYTES_MAX:
-            self._early += data
         else:
-            self.abort()
+            self._early += data
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received() if self._inner is not None else None
@@ -172,3 +215,33 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._inner is not None:
             self._inner.resume_writing()
+
+
+class _Answering(asyncio.Transport):
+    """The transport that aiohttp sees: to close it is to linger."""
+
+    def __init__(self, connection: _Connection, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._connection = connection
+        self._transport = transport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._connection.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.linger()
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()

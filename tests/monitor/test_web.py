@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import pytest_asyncio
 
+from broker.monitor import listener
 from broker.monitor.listener import CONNECTIONS_MAX, MonitorServer
 from broker.monitor.views import Health
 from tests.certificates import Authority
@@ -147,6 +151,57 @@ async def test_bad_requests(pages: Pages, request_bytes: bytes, status: bytes, c
     assert (await pages.ask(request_bytes)).split()[1] == status
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
     assert (await pages.get("/varz"))[0] == 200
+
+
+async def test_answer_to_a_request_that_goes_on(pages: Pages) -> None:
+    """What still arrives after the answer is dropped: closing with unread bytes would reset the connection, and the answer."""
+    reader, writer = await pages.connect()
+    async with asyncio.timeout(10):
+        writer.write(b"GET /" + b"a" * 100_000)
+        status = await reader.readline()
+        writer.write(b"a" * 1_000_000)
+        await writer.drain()
+        assert b" 400 " in status
+        assert b"Content-Type: text/plain" in await reader.read()
+        writer.write(b"a" * 100_000)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_answer_to_a_request_without_end(pages: Pages) -> None:
+    """A peer that sends on for ever is cut off."""
+    _, writer = await pages.connect()
+    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is cut off)
+        async with asyncio.timeout(10):
+            while True:
+                writer.write(b"a" * 100_000)
+                await writer.drain()
+    writer.close()
+
+
+async def test_time_begins_when_pages_can_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading the pages takes longer than an exchange may on a busy machine: who asks meanwhile gets an answer."""
+    def slow(name: str) -> ModuleType:
+        time.sleep(0.6)
+        return import_module(name)
+
+    monkeypatch.setattr(listener, "import_module", slow)
+    async with Pages(seconds=0.3) as found:
+        assert (await found.get("/leafz"))[0] == 200
+
+
+async def test_pages_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why, and clients are not kept waiting."""
+    def broken(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(listener, "import_module", broken)
+    async with Pages() as found:
+        with pytest.raises(ConnectionError):  # noqa: PT012 (closed without an answer)
+            if await found.ask(b"GET /leafz HTTP/1.1\r\nHost: x\r\n\r\n") == b"":
+                raise ConnectionError
+    assert "the monitoring pages cannot be served" in caplog.text
 
 
 async def test_silent_and_slow_clients_are_cut_off(hasty: Pages) -> None:

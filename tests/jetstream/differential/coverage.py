@@ -169,7 +169,9 @@ CODES_ELSEWHERE: dict[int, str] = {
     10023: "jetstream/test_usage.py::a_full_server_answers_as_nats_server_does",
     10027: "jetstream/test_accounts.py::limits_are_each_account_s_own_as_on_nats_server",
     10028: "jetstream/test_usage.py::a_full_server_answers_as_nats_server_does",
+    10029: "jetstream/test_upstream.py::an_origin_that_no_import_reaches_is_an_error_in_the_info",
     10039: "jetstream/test_accounts.py::limits_are_each_account_s_own_as_on_nats_server",
+    10045: "jetstream/test_upstream.py::an_origin_that_no_import_reaches_is_an_error_in_the_info",
     10047: "jetstream/test_usage.py::a_full_server_answers_as_nats_server_does",
     10062: "jetstream/backup/test_with_nats_server.py::changed_configurations",
     10064: "jetstream/backup/test_backup.py::only_so_many_at_once",
@@ -194,9 +196,9 @@ CODES_NEVER_GIVEN: dict[str, tuple[int, ...]] = {
         10016, 10078, 10087, 10103, 10105, 10106, 10114, 10126, 10132, 10134, 10181, 10182),
     "nobody answers where JetStream is off": (10076,),
     "the account's own subscription or storage of a consumer fails, which nothing that a client does can bring about": (
-        10029, 10042, 10045, 10104),
+        10042, 10104),
     "a race: the stream goes, or the same message id is on its way, while a request is served": (10096, 10158),
-    "limits by replicas (tiers) do not exist here": (10120,),
+    "claims with limits for several replicas alone: the account has no JetStream here": (10120,),
     "`source.consumer` and `mirror.consumer` do not exist here": (10214, 10217),
     "a consumer of a newer API level; here its stream is offline with it": (10195,),
 }

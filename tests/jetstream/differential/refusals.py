@@ -17,10 +17,6 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.CREATE.S.C {{"stream_name": "S", "pedantic": true, "config": {_FLOW}}}}}
         api CONSUMER.CREATE.S.C {{"stream_name": "S", "pedantic": true, "config": {{"max_batch": -1}}}}
         api CONSUMER.CREATE.S.C {{"stream_name": "S", "pedantic": true, "config": {{"max_waiting": -1}}}}""",
-    "requests for which there is no subject": """stream
-        api CONSUMER.DURABLE.CREATE.S {"stream_name": "S", "config": {"durable_name": "C"}}
-        api CONSUMER.DURABLE.CREATE.S.C.x {"stream_name": "S", "config": {"durable_name": "C"}}
-        api ACCOUNT.STREAM.MOVE.$G.S""",
     "origins that cannot be": """make O {"subjects": ["o.>"], "max_msg_size": 100}
         make M {"mirror": {"name": "O"}, "max_msg_size": 10}
         make X {"subjects": ["s.>"], "sources": [{"name": "O"}, {"name": "P", "external": {"api": "x", "deliver": "o"}}]}
@@ -38,7 +34,6 @@ SCENARIOS: dict[str, str] = {
 SHOWS: dict[str, tuple[str, ...]] = {
     "api.errors": ("*",),
     "api.restore": ("restores that cannot be",),
-    "api.unknown": ("requests for which there is no subject",),
     "consumer.defaults": ("consumers that cannot be",),
     "consumer.num_replicas": ("consumers that cannot be",),
     "copy.own_consumer": ("origins that cannot be", "two sources of one consumer"),
